@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# From an empty machine with Python 3.11 to a trained and evaluated IS2RE model.
+# PYTHON chooses the interpreter, FLT_MOL_VENV the folder of the environment; further arguments
+# are Hydra overrides for the training, e.g. training.epochs=5.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh "train"
+
+RUN="runs/quickstart-$(date +%Y%m%d-%H%M%S)"
+echo "== flt-mol train emt_small"
+flt-mol train emt_small "output=$RUN" "$@"
+echo "== flt-mol evaluate $RUN/best.ckpt"
+flt-mol evaluate "$RUN/best.ckpt"

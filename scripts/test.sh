@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Sets up an environment of its own and runs every check: ruff, mypy, doctests, the test suite.
+# PYTHON chooses the interpreter (3.11), FLT_MOL_VENV the folder of the environment.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh "test"
+
+echo "== ruff"
+ruff check .
+ruff format --check .
+echo "== mypy"
+mypy flt_mol
+echo "== doctests"
+python -m pytest --doctest-modules flt_mol -q
+echo "== tests"
+python -m pytest -q "$@"

@@ -1,0 +1,98 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flt_mol import Structures
+
+
+def make(n, sid=0, **fields):
+    generator = torch.Generator().manual_seed(n)
+    return Structures.single(
+        torch.randint(1, 119, (n,), generator=generator),
+        torch.randn(n, 3, generator=generator, dtype=torch.float32),
+        sid=sid,
+        **fields,
+    )
+
+
+def test_defaults_are_an_open_molecule():
+    water = Structures.single([8, 1, 1], [[0, 0, 0], [1, 0, 0], [0, 1, 0]], sid="water")
+    assert water.sid == ("water",)
+    assert not water.pbc.any()
+    assert not water.cell.any()
+    assert water.tags.tolist() == [0, 0, 0]
+    assert water.fixed.tolist() == [False] * 3
+    assert water.energy is None
+    assert water.positions.dtype == torch.float32
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
+@settings(deadline=None)
+def test_cat_then_index_gives_each_system_back(sizes):
+    parts = [make(n, sid=f"s{i}", energy=float(i)) for i, n in enumerate(sizes)]
+    batch = Structures.cat(parts)
+    assert len(batch) == len(sizes)
+    assert batch.natoms.tolist() == sizes
+    assert batch.system.tolist() == [b for b, n in enumerate(sizes) for _ in range(n)]
+    for part, again in zip(parts, batch, strict=True):
+        assert torch.equal(part.positions, again.positions)
+        assert torch.equal(part.atomic_numbers, again.atomic_numbers)
+        assert part.sid == again.sid
+        assert again.energy is not None
+        assert part.energy.tolist() == again.energy.tolist()
+
+
+def test_optional_fields_need_every_part_and_info_keeps_every_name():
+    with_energy = make(2, energy=1.0, info={"facet": "111", "bulk_index": 3})
+    without = make(3)
+    batch = Structures.cat([with_energy, without])
+    assert batch.energy is None
+    assert batch.info == {"facet": ("111", None), "bulk_index": (3, None)}
+    assert Structures.cat([with_energy, with_energy]).info["bulk_index"] == (3, 3)
+
+
+def test_energies_keep_all_digits_of_a_python_float():
+    assert make(1, energy=-0.4019095003604889).energy.item() == -0.4019095003604889
+
+
+def test_dtypes_do_not_follow_the_default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        single = Structures.single([1], [[0.0, 0.0, 0.0]])
+        assert single.positions.dtype == torch.float32
+        assert single.cell.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("index", [2, -3])
+def test_index_out_of_range(index):
+    with pytest.raises(IndexError, match="of 2"):
+        Structures.cat([make(1), make(2)])[index]
+
+
+def test_wrong_shapes_name_the_field():
+    water = make(3)
+    with pytest.raises(ValueError, match=r"cell has shape \(2, 3, 3\)"):
+        Structures(**{**vars(water), "cell": torch.zeros(2, 3, 3)})
+    with pytest.raises(ValueError, match="2 names for 1"):
+        Structures(**{**vars(water), "sid": (1, 2)})
+
+
+@pytest.mark.parametrize("number", [0, 119, -1])
+def test_no_element_of_that_number(number):
+    with pytest.raises(ValueError, match=f"{number}.*1 to 118"):
+        Structures.single([number], [[0.0, 0.0, 0.0]])
+
+
+def test_cat_of_nothing():
+    with pytest.raises(ValueError, match="at least one"):
+        Structures.cat([])
+
+
+def test_to_moves_every_tensor():
+    batch = make(2, energy=1.0, positions_relaxed=torch.zeros(2, 3)).to("meta")
+    assert batch.positions.device.type == "meta"
+    assert batch.energy.device.type == "meta"
+    assert batch.positions_relaxed.device.type == "meta"
