@@ -1,0 +1,49 @@
+"""Precision and random draws, the same for all functions."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or in float64 if it is float64 already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which products of `x` keep their own dtype, whatever autocast asks for."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
+
+
+def seeded_generator(generator: torch.Generator | None) -> torch.Generator:
+    """`generator` itself, or a new one on CPU seeded by one draw from torch's global one.
+
+    So `torch.manual_seed` decides what modules without a generator of their own draw.
+
+    Raises:
+        ValueError: `generator` does not live on CPU.
+    """
+    if generator is None:
+        seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
+        return torch.Generator("cpu").manual_seed(seed)
+    if generator.device.type != "cpu":
+        raise ValueError(
+            f"generator is on {generator.device}; draws are made on CPU so that they are the same "
+            "on every machine: use torch.Generator('cpu')"
+        )
+    return generator
+
+
+def draw_normal(*shape: int, generator: torch.Generator | None) -> Tensor:
+    """Standard normal draws, float32 on CPU: the same numbers for every default dtype."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def placed(x: Tensor) -> Tensor:
+    """`x` on torch's default device in torch's default dtype, as new parameters are."""
+    return x.to(device=torch.get_default_device(), dtype=torch.get_default_dtype())
