@@ -1,0 +1,123 @@
+"""What happens beside the training loop: best weights, history, a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from flt_mol.training.checkpoints import save_checkpoint
+from flt_mol.training.task import EnergyTask
+
+
+class History(Callback):
+    """Metrics of every epoch, and the weights with the lowest validation MAE as ``best.ckpt``.
+
+    Args:
+        folder: where ``best.ckpt`` and, at the end, ``last.ckpt`` go.
+        config: plain data of the run, stored in both.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.config = config
+        self.epochs: list[dict[str, float]] = []
+        self.best: dict[str, float] | None = None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation of this epoch is done by now."""
+        assert isinstance(pl_module, EnergyTask)
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if "/" in k}
+        row = {"epoch": trainer.current_epoch + 1, **metrics}
+        self.epochs.append(row)
+        if self.best is None or row["val/mae"] < self.best["val/mae"]:
+            self.best = row
+            save_checkpoint(self.folder / "best.ckpt", pl_module.model, self.config, row)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the final weights too."""
+        assert isinstance(pl_module, EnergyTask)
+        if self.epochs:
+            save_checkpoint(
+                self.folder / "last.ckpt", pl_module.model, self.config, self.epochs[-1]
+            )
+
+
+class EpochProgress(Callback):
+    """One bar over all epochs with the current MAEs; plain lines where there is no terminal.
+
+    Args:
+        console: rich's; decides whether this is a terminal.
+        history: filled by the History callback, which must come before this one.
+    """
+
+    PLAIN_LINES = 10
+
+    def __init__(self, console: Console, history: History) -> None:
+        self.console = console
+        self.history = history
+        self._progress: Progress | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the bar."""
+        if not self.console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("epochs"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self.console,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("training", total=self._total(trainer), status="")
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Move on by the share of an epoch."""
+        if self._progress is not None:
+            done = trainer.global_step / max(1, int(trainer.num_training_batches))
+            self._progress.update(self._task, completed=done)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show this epoch's errors."""
+        row = self.history.epochs[-1]
+        status = f"MAE train {row['train/mae']:.3f}  val {row['val/mae']:.3f} eV"
+        if self._progress is not None:
+            self._progress.update(self._task, completed=row["epoch"], status=status)
+            return
+        total = self._total(trainer)
+        stride = max(1, total // self.PLAIN_LINES)
+        if row["epoch"] % stride == 0 or row["epoch"] in (1, total):
+            self.console.print(f"epoch {int(row['epoch']):>4}/{total}  {status}")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: Any) -> None:
+        """Close the bar, so that the error is readable."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    @staticmethod
+    def _total(trainer: Trainer) -> int:
+        return int(trainer.max_epochs or 0)
