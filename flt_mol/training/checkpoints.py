@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import warnings
 import zipfile
@@ -15,6 +14,7 @@ from torch import Tensor
 
 import flt_mol
 from flt_mol import resources
+from flt_mol.files import temporary_path
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 
 FORMAT = "flt_mol.checkpoint"
@@ -35,7 +35,6 @@ def save_checkpoint(
     It is written to a temporary name beside `path`, then renamed.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -47,12 +46,8 @@ def save_checkpoint(
         "elements_seen": model.elements_seen.nonzero().flatten().tolist(),
         "state_dict": {k: v.detach().cpu().clone() for k, v in model.state_dict().items()},
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with temporary_path(path) as temporary:
         torch.save(content, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -166,8 +166,8 @@ def _fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=[
-            CSVLogger(history.folder, name="", version=""),
-            TensorBoardLogger(history.folder, name="", version="tensorboard"),
+            CSVLogger(history.folder, name="logs", version="csv"),
+            TensorBoardLogger(history.folder, name="logs", version="tensorboard"),
         ],
         callbacks=[history, EpochProgress(console, history)],
     )

@@ -1,0 +1,285 @@
+"""Energies of new structures: of ASE atoms, and of files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from flt_mol.evaluation.elements import check_elements, unseen_message
+from flt_mol.evaluation.splits import evaluating, predict_batch
+from flt_mol.files import temporary_path
+from flt_mol.structures import Structures
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+    from flt_mol.data import StructuresDataset
+
+__all__ = ["Prediction", "predict", "predict_files", "predict_structures", "write_predictions"]
+
+_SUMMED_UP = {"tags", "cell"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The energy of one structure of a file.
+
+    Args:
+        name: the structure's sid, as stored; of files without sids, file name and frame.
+        energy: eV.
+        file: the file that it was read from, as given.
+    """
+
+    name: str
+    energy: float
+    file: str
+
+
+def predict(
+    atoms: Atoms | Iterable[Atoms],
+    checkpoint: nn.Module | str | Path,
+    batch_size: int = 32,
+) -> NDArray[np.float64]:
+    """Energies (B,) float64, eV, of ASE atoms, in their order.
+
+    Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the atoms:
+    set them with `atoms.set_tags` and `FixAtoms`.
+
+    Args:
+        atoms: one structure, or several.
+        checkpoint: file of a checkpoint, name of a shipped model, or a module.
+        batch_size: structures per call of the model; it changes no energy beyond rounding.
+
+    Raises:
+        ValueError: something that is not an `ase.Atoms`, naming its place; an energy that is not
+            finite.
+
+    Warns:
+        UserWarning: once each for all structures: tags that are all 0, no cell, elements that the
+            model was never trained on, naming them.
+    """
+    from ase import Atoms
+
+    items = [atoms] if isinstance(atoms, Atoms) else list(atoms)
+    for place, item in enumerate(items):
+        if not isinstance(item, Atoms):
+            raise ValueError(
+                f"structure {place} is a {type(item).__name__}, expected ase.Atoms; "
+                "for files use predict_files"
+            )
+    from flt_mol.data import from_ase
+
+    structures = (from_ase(item, sid=place) for place, item in enumerate(items))
+    return predict_structures(_module(checkpoint), structures, batch_size)
+
+
+def predict_files(
+    model: nn.Module | str | Path,
+    files: str | Path | Sequence[str | Path],
+    batch_size: int = 32,
+    *,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> list[Prediction]:
+    """Energies of all structures of `files`, in order: LMDB, and whatever ASE reads.
+
+    Args:
+        model: a module, file of a checkpoint, or name of a shipped model.
+        files: one path or several; a file may hold many frames.
+        batch_size: structures per call of the model, across files.
+        progress: called with (structures done, structures in all) after each batch.
+
+    Raises:
+        ValueError: files that cannot be read, naming each of them with the reason, before
+            anything is predicted; an energy that is not finite.
+
+    Warns:
+        UserWarning: as :func:`predict`.
+    """
+    paths = [files] if isinstance(files, str | Path) else list(files)
+    datasets = _open_all(paths)
+    total = sum(len(dataset) for dataset in datasets)
+    names: list[tuple[str, str]] = []
+
+    def structures() -> Iterator[Structures]:
+        for path, dataset in zip(paths, datasets, strict=True):
+            for index in range(len(dataset)):
+                structure = dataset[index]
+                names.append((str(structure.sid[0]), str(path)))
+                yield structure
+
+    values = predict_structures(
+        _module(model),
+        structures(),
+        batch_size,
+        progress=None if progress is None else lambda done: progress(done, total),
+    )
+    return [
+        Prediction(name, energy, path)
+        for (name, path), energy in zip(names, values.tolist(), strict=True)
+    ]
+
+
+def predict_structures(
+    model: nn.Module,
+    structures: Iterable[Structures],
+    batch_size: int = 32,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> NDArray[np.float64]:
+    """Energies (B,) float64, eV, of all systems of `structures`, in order.
+
+    The model is in eval mode meanwhile and has its own flags back afterwards.
+
+    Args:
+        model: a module.
+        structures: batches of any number of systems, such as the items of a data set.
+        batch_size: systems per call of the model.
+        progress: called with the number of structures done after each batch.
+
+    Raises, warns: as :func:`predict`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    energies: list[NDArray[np.float64]] = []
+    seen = _Seen()
+    done = 0
+    with evaluating(model), torch.inference_mode():
+        for batch in _batches(structures, batch_size):
+            values = predict_batch(model, batch)
+            for sid, value in zip(batch.sid, values, strict=True):
+                if not np.isfinite(value):
+                    raise ValueError(f"the model gives {value} eV for structure {sid}")
+            energies.append(values)
+            seen.add(batch)
+            done += len(batch)
+            if progress is not None:
+                progress(done)
+    for message in seen.messages(model):
+        warnings.warn(message, UserWarning, stacklevel=3)
+    return np.concatenate(energies) if energies else np.empty(0, dtype=np.float64)
+
+
+def write_predictions(predictions: Iterable[Prediction], path: str | Path) -> Path:
+    """Write `.csv` (columns sid,energy,file) or `.json` (a list of such objects), eV.
+
+    The file appears whole, or not at all; numbers read back as the same float64.
+
+    Raises:
+        ValueError: another suffix.
+    """
+    path = Path(path)
+    rows = [{"sid": p.name, "energy": p.energy, "file": p.file} for p in predictions]
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".json"):
+        raise ValueError(f"cannot write predictions to {path}: use a name ending in .csv or .json")
+    with temporary_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as f:
+        if suffix == ".json":
+            json.dump(rows, f, indent=1, allow_nan=False)
+            f.write("\n")
+        else:
+            writer = csv.DictWriter(f, ["sid", "energy", "file"], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({**row, "energy": repr(row["energy"])} for row in rows)
+    return path
+
+
+@dataclass
+class _Seen:
+    """What the predicted structures were like, for the warnings afterwards."""
+
+    count: int = 0
+    untagged: list[int | str] = field(default_factory=list)
+    without_cell: list[int | str] = field(default_factory=list)
+    elements: set[int] = field(default_factory=set)
+
+    def add(self, batch: Structures) -> None:
+        tags, system, cell = batch.tags.cpu(), batch.system.cpu(), batch.cell.cpu()
+        tagged = torch.zeros(len(batch), dtype=torch.bool)
+        tagged[system[tags != 0]] = True
+        no_cell = ~cell.flatten(1).any(dim=1)
+        for b in torch.nonzero(~tagged & (batch.natoms.cpu() > 0)).flatten().tolist():
+            self.untagged.append(batch.sid[b])
+        for b in torch.nonzero(no_cell).flatten().tolist():
+            self.without_cell.append(batch.sid[b])
+        self.count += len(batch)
+        self.elements.update(batch.atomic_numbers.tolist())
+
+    def messages(self, model: nn.Module) -> Iterator[str]:
+        if self.untagged:
+            yield (
+                f"all tags are 0 in {self._some(self.untagged)}: the model takes every atom for "
+                "one below the surface. Set tags (0 below the surface, 1 surface, 2 adsorbate), "
+                "in ASE with atoms.set_tags(...), and save as .traj or .extxyz, which keep them"
+            )
+        if self.without_cell:
+            yield (
+                f"no cell in {self._some(self.without_cell)}: taken as not periodic. .traj and "
+                ".extxyz keep the cell and pbc"
+            )
+        unseen = check_elements(model, self.elements)
+        if unseen:
+            yield unseen_message(unseen)
+
+    def _some(self, sids: list[int | str]) -> str:
+        named = ", ".join(str(sid) for sid in sids[:3]) + (", …" if len(sids) > 3 else "")
+        return f"{len(sids)} of {self.count} structures ({named})"
+
+
+def _batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Structures]:
+    parts: list[Structures] = []
+    for structure in structures:
+        parts.append(structure)
+        if sum(len(part) for part in parts) >= batch_size:
+            yield Structures.cat(parts)
+            parts = []
+    if parts:
+        yield Structures.cat(parts)
+
+
+def _module(checkpoint: nn.Module | str | Path) -> nn.Module:
+    if isinstance(checkpoint, nn.Module):
+        return checkpoint
+    from flt_mol.training.checkpoints import load_model
+
+    model: nn.Module = load_model(checkpoint)
+    return model
+
+
+def _open_all(paths: Sequence[str | Path]) -> list[StructuresDataset]:
+    datasets, failures = [], []
+    for path in paths:
+        try:
+            datasets.append(_open(path))
+        except (OSError, ValueError) as error:
+            failures.append(f"  {path}: {error}")
+    if failures:
+        heading = f"cannot read {len(failures)} of {len(paths)} files:"
+        raise ValueError("\n".join([heading, *failures]))
+    return datasets
+
+
+def _open(path: str | Path) -> StructuresDataset:
+    """The data set, its warnings about tags and cells left to `_Seen`: once for all files."""
+    from flt_mol.data import open_dataset
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = open_dataset(path)
+    ours = bool(dataset.notes.seen) and dataset.notes.seen <= _SUMMED_UP
+    for warning in caught:
+        if not (ours and str(warning.message).startswith(f"{Path(path)}: ")):
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    dataset.notes.seen.update(_SUMMED_UP)
+    return dataset

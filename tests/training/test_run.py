@@ -1,0 +1,136 @@
+"""Training on tiny and troublesome sets of one's own."""
+
+import math
+
+import pytest
+import torch
+from ase.build import add_adsorbate, fcc111
+from ase.io import write
+from rich.console import Console
+
+from flt_mol import Structures
+from flt_mol.models.energy import EnergyConfig
+from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
+from flt_mol.training.run import build_model, split_path, train
+from flt_mol.training.task import EnergyTask, learning_rate_factor
+
+
+def slabs(path, energies):
+    frames = []
+    for i, energy in enumerate(energies):
+        slab = fcc111(("Cu", "Ag", "Au")[i % 3], (1, 1, 3), vacuum=6.0)
+        add_adsorbate(slab, "O", 1.2 + 0.1 * i, "fcc")
+        slab.set_tags([0, 0, 1, 2])
+        slab.info = {}
+        if energy is not None:
+            slab.info["y_relaxed"] = energy
+        frames.append(slab)
+    write(path, frames)
+    return str(path)
+
+
+def config(tmp_path, train_energies, validation_energies=(-1.0, 1.0), **training):
+    return RunConfig(
+        data=DataConfig(
+            paths={
+                "train": slabs(tmp_path / "train.extxyz", train_energies),
+                "val_id": slabs(tmp_path / "val.extxyz", validation_energies),
+            }
+        ),
+        model=EnergyConfig(embed_dim=8, num_heads=2, num_layers=1, ffn_dim=8, num_features=8),
+        training=TrainingConfig(**{"epochs": 2, "batch_size": 32, **training}),
+        output=str(tmp_path / "run"),
+    )
+
+
+def quiet():
+    return Console(quiet=True)
+
+
+def test_fewer_records_than_a_batch(tmp_path):
+    result = train(config(tmp_path, [-1.0, 0.0, 2.0]), console=quiet())
+    assert result.best["train/mae"] > 0
+    weights = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert weights["normalizer.mean"].item() == pytest.approx(1 / 3)
+    assert result.checkpoint in result.files
+
+
+@pytest.mark.filterwarnings("ignore:elements never trained on")
+@pytest.mark.parametrize("energies", [[1.5], [1.5, 1.5, 1.5]], ids=["one", "equal"])
+def test_targets_without_spread(tmp_path, energies):
+    with pytest.warns(UserWarning, match="std is set to 1"):
+        result = train(config(tmp_path, energies), console=quiet())
+    assert math.isfinite(result.best["train/mae"])
+
+
+def test_a_split_without_targets_is_refused(tmp_path):
+    settings = config(tmp_path, [None, None])
+    with pytest.raises(ValueError, match=r"train\.extxyz.*no targets"):
+        train(settings, console=quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_epochs_lower_the_training_error(tmp_path):
+    energies = [-1.0, 0.5, 2.0, -1.2, 0.4, 2.2]
+    result = train(config(tmp_path, energies, epochs=60, learning_rate=1e-2), console=quiet())
+    rows = (result.folder / "logs/csv/metrics.csv").read_text().splitlines()
+    column = rows[0].split(",").index("train/mae")
+    errors = [float(row.split(",")[column]) for row in rows[1:] if row.split(",")[column]]
+    assert errors[-1] < 0.3 * errors[0]
+
+
+def test_same_seed_same_weights(tmp_path):
+    weights = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        result = train(config(tmp_path / name, [-1.0, 0.0, 2.0]), console=quiet())
+        weights.append(torch.load(result.checkpoint, weights_only=True)["state_dict"])
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_max_steps(tmp_path):
+    settings = config(tmp_path, [-1.0, 0.0, 2.0], epochs=50, batch_size=1, max_steps=4)
+    result = train(settings, console=quiet())
+    assert result.best["epoch"] <= 2
+
+
+def test_progress_without_a_terminal_is_plain_lines(tmp_path, capsys):
+    train(config(tmp_path, [-1.0, 0.0, 2.0]), console=Console(force_terminal=False, width=120))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert len(lines) == 2
+    assert "\x1b" not in "".join(lines)
+    assert "MAE train" in lines[0]
+
+
+def test_a_loss_that_is_not_finite_names_the_systems():
+    system = Structures.single([1], [[0.0, 0.0, 0.0]], sid="bad-one", energy=1.0)
+    model = build_model(RunConfig(), [system, Structures.single([1], [[0, 0, 0]], energy=0.0)])
+    with torch.no_grad():
+        model.head.tag_weight.fill_(math.nan)
+    task = EnergyTask(model, TrainingConfig(), 10)
+    with pytest.raises(ValueError, match="bad-one"):
+        task.training_step(system, 0)
+
+
+def test_elements_of_training_are_noted():
+    systems = [
+        Structures.single([1, 29], [[0.0, 0, 0], [2, 0, 0]], energy=float(z)) for z in range(2)
+    ]
+    assert build_model(RunConfig(), systems).elements_seen.nonzero().flatten().tolist() == [1, 29]
+
+
+def test_schedule():
+    linear = learning_rate_factor(1000, 0.1, "linear")
+    cosine = learning_rate_factor(1000, 0.1, "cosine")
+    assert linear(0) == pytest.approx(0.01)
+    assert linear(99) == 1.0
+    assert (linear(550), cosine(550)) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert cosine(325) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+    assert linear(1000) == cosine(1000) == 0.0
+    with pytest.raises(ValueError, match="'exponential'; known: linear, cosine"):
+        learning_rate_factor(10, 0.1, "exponential")
+
+
+def test_a_split_without_a_file_says_what_to_set():
+    with pytest.raises(ValueError, match=r"data\.paths\.train"):
+        split_path(DataConfig(), "train")
