@@ -37,12 +37,10 @@ def linear_attention(
         >>> linear_attention(ones, ones, value, torch.tensor([0, 2, 3])).flatten().tolist()
         [2.0, 2.0, 7.0]
     """
-    sizes = [size for size in system_sizes(ptr, value.shape[0]) if size > 0]
+    sizes = [size for size in system_sizes(ptr, value.shape[0]) if size > 0] or [0]
     queries, keys, values = (
         at_least_float32(x).transpose(0, 1) for x in (query_features, key_features, value)
     )
-    if not sizes:
-        return torch.zeros_like(values.transpose(0, 1))
     with without_autocast(values):
         # A column of ones makes z one more column of S.
         values = torch.cat([values, values.new_ones(1).expand(*values.shape[:-1], 1)], dim=-1)
@@ -73,9 +71,10 @@ class _ReadBack(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         tensors = (*ctx.saved_tensors, grad)
         to_queries, to_keys, to_values = [], [], []
-        for q, k, v, g in zip(*(torch.split(x, ctx.sizes, dim=1) for x in tensors), strict=True):
-            to_sums = q.mT.bmm(g)
-            to_queries.append(g.bmm(v.mT.bmm(k)))
-            to_keys.append(v.bmm(to_sums.mT))
-            to_values.append(k.bmm(to_sums))
+        with without_autocast(grad):
+            for q, k, v, g in zip(*(torch.split(x, ctx.sizes, 1) for x in tensors), strict=True):
+                to_sums = q.mT.bmm(g)
+                to_queries.append(g.bmm(v.mT.bmm(k)))
+                to_keys.append(v.bmm(to_sums.mT))
+                to_values.append(k.bmm(to_sums))
         return torch.cat(to_queries, 1), torch.cat(to_keys, 1), torch.cat(to_values, 1), None

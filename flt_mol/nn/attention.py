@@ -142,7 +142,7 @@ class FLTAttention(nn.Module):
             ptr: (B + 1,), first row of each system, for packed rows.
             system: (N,), the system of each row in any order, instead of `ptr`. Without either,
                 all rows are one system.
-            num_systems: B, needed with `system` only to check its indices.
+            num_systems: B, with `system` only: indices beyond it are refused.
             position_features: of the same rows, used instead of `positions`.
 
         Returns:
@@ -175,6 +175,8 @@ class FLTAttention(nn.Module):
         rows = x.shape[0]
         if ptr is not None and system is not None:
             raise ValueError("give ptr or system, not both")
+        if system is None and num_systems is not None:
+            raise ValueError("num_systems belongs to system; ptr says it already")
         if system is not None:
             if system.shape != (rows,):
                 raise ValueError(f"system has shape {tuple(system.shape)}, expected ({rows},)")

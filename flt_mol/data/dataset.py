@@ -1,0 +1,154 @@
+"""What all data sets of this library have in common, and their warnings: one of each kind."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.utils.data import Dataset
+
+from flt_mol.data.oc20 import to_structures
+from flt_mol.structures import Structures
+
+__all__ = ["Notes", "OnError", "StructuresDataset"]
+
+OnError = Literal["raise", "skip"]
+_TRIED_FOR_TARGETS = 64
+
+
+class Notes:
+    """Warnings about one data set: of each kind only the first is issued.
+
+    Args:
+        subject: the data set, named in each warning.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.seen: set[str] = set()
+
+    def add(self, kinds: Mapping[str, str]) -> None:
+        """Warn of the kinds not seen before (kind → text), all in one warning."""
+        new = {kind: text for kind, text in kinds.items() if kind not in self.seen}
+        self.seen.update(new)
+        if new:
+            warnings.warn(f"{self.subject}: {'; '.join(new.values())}", UserWarning, stacklevel=4)
+
+
+class StructuresDataset(Dataset[Structures]):
+    """Systems read one by one: ``dataset[i]`` is a :class:`Structures` with B = 1.
+
+    Subclasses give `record` and `__len__`, and end their `__init__` with :meth:`_check`.
+
+    Args:
+        path: file or folder.
+        require_energy: systems without target are errors.
+        on_error: "raise", or "skip": read everything once now and leave bad records out.
+        notes: shared by the parts of a larger data set.
+
+    Attributes:
+        path: as given.
+        skipped: with on_error="skip", one message for each record left out.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        require_energy: bool = False,
+        on_error: OnError = "raise",
+        notes: Notes | None = None,
+    ) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'skip'")
+        self.path = Path(path)
+        self.require_energy = require_energy
+        self.on_error = on_error
+        self.notes = Notes(str(path)) if notes is None else notes
+        self.skipped: list[str] = []
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def record(self, index: int) -> Mapping[str, Any]:
+        """The stored fields of system `index`, by their stored names."""
+
+    @abstractmethod
+    def where(self, index: int) -> str:
+        """How errors name system `index`, e.g. ``data.lmdb, key 3``."""
+
+    @abstractmethod
+    def default_sid(self, index: int) -> int | str:
+        """The sid of a record that has none."""
+
+    @abstractmethod
+    def _keep(self, indices: list[int]) -> None:
+        """Reduce the data set to `indices`."""
+
+    def __getitem__(self, index: int) -> Structures:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"system {index} of {len(self)} in {self.path}")
+        index = int(index) % len(self)
+        return self.convert(index, self.record(index))
+
+    def __iter__(self) -> Iterator[Structures]:
+        return (self[i] for i in range(len(self)))
+
+    def convert(self, index: int, record: Mapping[str, Any]) -> Structures:
+        """The record of system `index` as a :class:`Structures`.
+
+        Raises:
+            ValueError: as :func:`flt_mol.data.oc20.to_structures`.
+        """
+        kinds: dict[str, str] = {}
+        structures = to_structures(
+            record,
+            where=self.where(index),
+            default_sid=self.default_sid(index),
+            require_energy=self.require_energy,
+            notes=kinds,
+        )
+        self.notes.add(kinds)
+        return structures
+
+    def _check(self) -> None:
+        """Look at the first records now, so that complaints come when the data set is opened."""
+        if self.require_energy:
+            self._refuse_without_targets()
+        if self.on_error == "skip":
+            self._keep(list(self._good(range(len(self)))))
+            if not len(self):
+                raise ValueError(f"{self.path}: every record is bad; the first: {self.skipped[0]}")
+        else:
+            # A bad first record is reported when it is asked for, like any other.
+            list(self._good(range(min(1, len(self)))))
+            self.skipped.clear()
+
+    def _good(self, indices: Iterable[int]) -> Iterator[int]:
+        for index in indices:
+            try:
+                self[index]
+            except ValueError as error:
+                self.skipped.append(str(error))
+            else:
+                yield index
+
+    def _refuse_without_targets(self) -> None:
+        readable = 0
+        for index in range(min(len(self), _TRIED_FOR_TARGETS)):
+            try:
+                if self.record(index).get("y_relaxed") is not None:
+                    return
+                readable += 1
+            except ValueError:
+                continue
+        if not readable:
+            return
+        raise ValueError(
+            f"{self.path}: this split has no targets (no record holds y_relaxed); "
+            "train and evaluate need them, predict does not"
+        )

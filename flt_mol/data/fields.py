@@ -1,0 +1,231 @@
+"""The fields of one record of the OC20 schema, each read and checked by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flt_mol.data.cells import periodicity
+
+__all__ = ["Fields", "read_sid"]
+
+# Fields with a place in Structures, and fields of the 6 Å graph or of other tasks.
+_USED = {"pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms"}
+_USED |= {"sid", "y_init", "y_relaxed"}
+_DROPPED = {"edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr"}
+_DROPPED |= {"force", "x", "y", "normal", "face"}
+_INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
+_TAGS = "0 below the surface, 1 surface, 2 adsorbate"
+
+
+def read_sid(
+    record: Mapping[str, Any], where: str, default: int | str, notes: MutableMapping[str, str]
+) -> int | str:
+    """The stored sid: int or text, out of a tensor or array of one number if need be."""
+    value = record.get("sid")
+    if value is None:
+        notes["sid"] = "no sid (the key is used)"
+        return default
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int | str):
+        raise ValueError(f"{where}: sid is {value!r}, expected a whole number or text")
+    return value
+
+
+class Fields:
+    """Fields of one record, each checked; errors name the record, its sid and the field."""
+
+    def __init__(self, record: Mapping[str, Any], where: str, sid: int | str) -> None:
+        self.record = record
+        self.where = where
+        self.sid = sid
+
+    def fail(self, field: str, message: str) -> NoReturn:
+        """Raise ValueError about a field."""
+        raise ValueError(f"{self.where}, sid {self.sid}: {field} {message}")
+
+    def array(self, field: str) -> NDArray[Any] | None:
+        """The numbers of a field, None where it is missing."""
+        value = self.record.get(field)
+        if value is None:
+            return None
+        if isinstance(value, Tensor):
+            value = value.detach().to("cpu")
+            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            self.fail(field, "is a ragged list")
+        if array.dtype.kind not in "biuf":
+            self.fail(field, f"holds {array.dtype}, expected numbers")
+        return array
+
+    def per_atom(self, field: str, n: int | None = None) -> NDArray[Any] | None:
+        """A field of one whole number per atom (N,), out of (N, 1), (1, N) too."""
+        array = self.array(field)
+        if array is None:
+            return None
+        if array.size != max(array.shape, default=1):
+            self.fail(field, f"has shape {array.shape}, expected one number per atom")
+        if n is not None and array.size != n:
+            self.fail(field, f"has {array.size} numbers for {n} atoms")
+        if array.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                whole = array.astype(np.int64)
+            if not np.array_equal(whole, array):
+                self.fail(field, "holds numbers that are not whole")
+            array = whole
+        return array.reshape(-1)
+
+    def vectors(self, field: str, n: int) -> NDArray[np.float64] | None:
+        """A field of one finite vector per atom, (N, 3) float64."""
+        array = self.array(field)
+        if array is None:
+            return None
+        if array.shape not in ((n, 3), (1, n, 3)):
+            self.fail(field, f"has shape {array.shape}, expected ({n}, 3) for {n} atomic numbers")
+        array = array.reshape(n, 3).astype(np.float64)
+        if not np.isfinite(array).all():
+            self.fail(field, f"of atom {int(np.argmin(np.isfinite(array).all(1)))} is not finite")
+        return array
+
+    def numbers(self, notes: MutableMapping[str, str]) -> NDArray[Any]:
+        """Atomic numbers (N,)."""
+        numbers = self.per_atom("atomic_numbers")
+        if numbers is None:
+            fields = ", ".join(self.record) or "none"
+            self.fail("atomic_numbers", f"is missing; fields stored: {fields}")
+        if not len(numbers):
+            self.fail("atomic_numbers", "is empty: the system has no atoms")
+        if numbers.min() < 1 or numbers.max() > 118:
+            wrong = numbers[(numbers < 1) | (numbers > 118)][0]
+            self.fail("atomic_numbers", f"holds {wrong}, expected elements 1 to 118")
+        self.check_natoms(len(numbers), notes)
+        return numbers.astype(np.int64)
+
+    def check_natoms(self, n: int, notes: MutableMapping[str, str]) -> None:
+        """A stored natoms must agree."""
+        natoms = self.array("natoms")
+        if natoms is None:
+            notes["natoms"] = "no natoms (counted)"
+            return
+        if natoms.size != 1:
+            self.fail("natoms", f"is {natoms.tolist()}: store one system per record")
+        if natoms.item() != n:
+            self.fail("natoms", f"is {natoms.item()}, but there are {n} atomic numbers")
+
+    def positions(self, n: int) -> NDArray[np.float64]:
+        """Initial positions (N, 3), Å."""
+        positions = self.vectors("pos", n)
+        if positions is None:
+            self.fail("pos", f"is missing; fields stored: {', '.join(self.record)}")
+        return positions
+
+    def relaxed(self, n: int) -> NDArray[np.float64] | None:
+        """Relaxed positions (N, 3), Å."""
+        return self.vectors("pos_relaxed", n)
+
+    def cell(
+        self, notes: MutableMapping[str, str]
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Cell (3, 3), Å, and pbc (3,)."""
+        cell, pbc = self.array("cell"), self.array("pbc")
+        if cell is not None and cell.size == 3 and cell.ndim == 1:
+            cell = np.diag(cell)
+        if cell is not None and (cell.size != 9 or cell.shape[-1] not in (3, 9)):
+            self.fail("cell", f"has shape {cell.shape}, expected (3, 3)")
+        if pbc is not None and pbc.size not in (1, 3):
+            self.fail("pbc", f"has shape {pbc.shape}, expected (3,)")
+        if cell is not None and not np.isfinite(cell).all():
+            self.fail("cell", "is not finite")
+        try:
+            cell, pbc = periodicity(cell, pbc)
+        except ValueError as error:
+            self.fail("cell", str(error))
+        if not cell.any():
+            notes["cell"] = "no cell (taken as not periodic)"
+        return cell, pbc
+
+    def tags(self, n: int, notes: MutableMapping[str, str]) -> NDArray[Any] | None:
+        """Tags (N,)."""
+        tags = self.per_atom("tags", n)
+        if tags is None:
+            notes["tags"] = f"no tags (taken as 0; set tags: {_TAGS})"
+            return None
+        if tags.min() < 0 or tags.max() > 2:
+            wrong = tags[(tags < 0) | (tags > 2)][0]
+            self.fail(
+                "tags",
+                f"holds {wrong}, expected {_TAGS} (ase.build numbers layers instead: "
+                "set them anew)",
+            )
+        if not tags.any():
+            notes["tags"] = f"all tags are 0, no atom is marked surface or adsorbate ({_TAGS})"
+        return tags
+
+    def fixed(self, n: int, notes: MutableMapping[str, str]) -> NDArray[Any] | None:
+        """Whether atoms are held fixed (N,)."""
+        fixed = self.per_atom("fixed", n)
+        if fixed is None:
+            notes["fixed"] = "no field fixed (taken as False)"
+            return None
+        return np.asarray(fixed != 0)
+
+    def energy(self, field: str, *, required: bool = False) -> float | None:
+        """A finite energy, eV."""
+        value = self.record.get(field)
+        if value is None:
+            if required:
+                self.fail(field, "is missing: the system has no target")
+            return None
+        array = None if isinstance(value, str) else self.array(field)
+        if array is None or array.size != 1 or array.dtype.kind == "b":
+            self.fail(field, f"is {_shown(value)}, expected one number in eV")
+        energy = float(array.item())
+        if not math.isfinite(energy):
+            self.fail(field, f"is {energy}, expected a finite energy in eV")
+        return energy
+
+    def info(self) -> dict[str, Any]:
+        """Further values: plain ones, and short lists of numbers."""
+        describe: Callable[[str], Any] | None = getattr(self.record, "describe", None)
+        info: dict[str, Any] = {}
+        for field in self.record:
+            if field in _USED or field in _DROPPED or field.startswith("_"):
+                continue
+            shape = describe(field)[1] if describe else np.shape(self.record[field])
+            if shape is not None and (len(shape) > 1 or math.prod(shape) > _INFO_SIZE):
+                continue
+            value = _plain(self.record[field])
+            if value is not None:
+                info[field] = value
+        return info
+
+
+def _plain(value: Any) -> Any:
+    """A Python number out of one number, a list out of several; other values as they are."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+        if isinstance(value, list) and len(value) == 1:
+            return value[0]
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "…"

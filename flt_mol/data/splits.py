@@ -1,0 +1,106 @@
+"""Data sets by name, folder or file: which splits are meant, and what opponents reach on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flt_mol.data.catalog import Recipe, recipe
+from flt_mol.data.open import open_dataset
+
+Baselines = dict[str, dict[str, float]]
+
+
+def find_recipe(name_or_path: str | Path) -> Recipe | None:
+    """The data set of that name or folder; None for a plain file or folder of records.
+
+    Raises:
+        ValueError: nothing of that name, saying what there is.
+    """
+    path = Path(name_or_path)
+    if path.exists() and not (path / "dataset.yaml").is_file():
+        return None
+    try:
+        return recipe(name_or_path)
+    except ValueError as error:
+        raise ValueError(f"no file or folder '{name_or_path}', and {error}") from error
+
+
+def open_source(name_or_path: str | Path, split: str | None = None, **options: Any) -> Any:
+    """One data set of records: a file, a folder of records, or a split of a data set.
+
+    Raises:
+        ValueError: no such thing, or a data set whose `split` was not named.
+    """
+    found = find_recipe(name_or_path)
+    if found is None:
+        if split is not None:
+            raise ValueError(f"{name_or_path} is a file or folder of records and has no splits")
+        return open_dataset(name_or_path, **options)
+    if split is None:
+        raise ValueError(
+            f"{name_or_path} has several splits; choose one with --split: {', '.join(found.splits)}"
+        )
+    return found.open(split, **options)
+
+
+def open_splits(
+    data: str | Path | None, splits: Sequence[str] | None, trained_on: Mapping[str, Any]
+) -> tuple[dict[str, Any], Baselines]:
+    """The splits to evaluate on, opened, and the MAEs (eV) of the data set's baselines.
+
+    Args:
+        data: name or folder of a data set, or a path of records; None takes `trained_on`.
+        splits: names; None takes those of `trained_on`, or every validation split.
+        trained_on: the `data` part of a run's configuration.
+
+    Raises:
+        ValueError: unknown data or split, or records without targets.
+    """
+    own_paths: Mapping[str, str] = {}
+    if data is None:
+        data, own_paths = trained_on.get("name"), trained_on.get("paths") or {}
+        splits = splits or trained_on.get("evaluation")
+        if data is None and not own_paths:
+            raise ValueError("the checkpoint does not say what it was trained on: give --data")
+    found = None if data is None else find_recipe(data)
+    if data is not None and found is None:
+        if splits:
+            raise ValueError(f"{data} is a file or folder of records and has no splits")
+        return {_label(Path(data)): open_dataset(data, require_energy=True)}, {}
+    names = list(splits or _validation(found, own_paths))
+    opened = {}
+    for name in names:
+        if name in own_paths:
+            opened[name] = open_dataset(own_paths[name], require_energy=True)
+        elif found is not None:
+            opened[name] = found.open(name, require_energy=True)
+        elif name in (trained_on.get("evaluation") or []):
+            continue
+        else:
+            raise ValueError(f"no split '{name}'; there are: {', '.join(own_paths)}")
+    if not opened:
+        raise ValueError("none of the splits to evaluate has a file: give --data, or --split")
+    return opened, {} if own_paths or found is None else baseline_maes(found, opened)
+
+
+def baseline_maes(found: Recipe, splits: Mapping[str, Any]) -> Baselines:
+    """{baseline: {split: MAE in eV}} as the data set's recipe gives them."""
+    out: Baselines = {}
+    for split, methods in (found.metadata.get("baselines") or {}).items():
+        for method, metrics in methods.items():
+            if split in splits:
+                out.setdefault(method, {})[split] = float(metrics["mae"])
+    return out
+
+
+def _validation(found: Recipe | None, own_paths: Mapping[str, str]) -> list[str]:
+    names = list(own_paths) if found is None else list(found.splits)
+    return [name for name in names if name.startswith("val")] or names
+
+
+def _label(path: Path) -> str:
+    """The name a file of records goes by: its folder's when it is only called data.lmdb."""
+    path = path.resolve()
+    return path.parent.name if path.name == "data.lmdb" else path.stem

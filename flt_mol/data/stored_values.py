@@ -1,0 +1,162 @@
+"""Tensors and arrays as a pickle stores them, decoded when they are asked for."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flt_mol.data.torch_storage import Frozen, StoredStorage
+
+__all__ = [
+    "StoredArray",
+    "StoredDtype",
+    "StoredScalar",
+    "StoredTensor",
+    "decode",
+    "shape_of",
+]
+
+_DEPTH = 32  # nesting of lists and dicts in one value
+_NODES = 100_000  # values in one field: a list that holds itself twice doubles at each level
+_EXPANDED = 1_000_000  # elements that a tensor may have beyond those stored (stride 0)
+
+
+class StoredTensor(Frozen):
+    """Arguments of `torch._utils._rebuild_tensor_v2`."""
+
+    __slots__ = ("offset", "size", "storage", "stride")
+
+    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> None:
+        if not isinstance(storage, StoredStorage):
+            raise pickle.UnpicklingError("a tensor without storage")
+        self.storage = storage
+        self.offset = int(offset)
+        self.size = tuple(int(n) for n in size)
+        self.stride = tuple(int(n) for n in stride)
+
+    def decode(self) -> Tensor:
+        """The tensor, contiguous; sizes are checked against the stored numbers."""
+        storage = self.storage.decode()
+        numel = math.prod(self.size)
+        if len(self.size) != len(self.stride) or min((*self.size, *self.stride, self.offset)) < 0:
+            raise ValueError(f"a stored tensor of shape {self.size} and strides {self.stride}")
+        last = self.offset + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        if numel and (last >= len(storage) or numel > len(storage) + _EXPANDED):
+            raise ValueError(f"a stored tensor of shape {self.size} with {len(storage)} numbers")
+        if numel == 0:
+            return torch.empty(self.size, dtype=storage.dtype)
+        return storage.as_strided(self.size, self.stride, self.offset).contiguous()
+
+
+class StoredDtype(Frozen):
+    """`numpy.dtype` of numbers, booleans and text; objects and records are refused."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        if not isinstance(code, str) or code[:1] not in "biufcSU" or not code[1:].isdigit():
+            raise pickle.UnpicklingError(f"a numpy array of type {code!r}")
+        self.code = code
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1]
+        if order not in ("<", ">", "|", "=") or any(part is not None for part in state[2:5]):
+            raise pickle.UnpicklingError("a numpy array of records")
+        self.code = order + self.code.lstrip("<>|=")
+
+    def decode(self) -> np.dtype[Any]:
+        """The numpy dtype."""
+        return np.dtype(self.code)
+
+
+class StoredArray(Frozen):
+    """A numpy array: what `_reconstruct` makes and `__setstate__` fills."""
+
+    __slots__ = ("data", "dtype", "order", "shape")
+
+    def __init__(self, *_: Any) -> None:
+        self.shape: tuple[int, ...] = ()
+        self.dtype: Any = None
+        self.order = "C"
+        self.data: Any = b""
+
+    def __setstate__(self, state: Any) -> None:
+        shape, self.dtype, fortran, self.data = state[-4:]
+        self.shape = tuple(int(n) for n in shape)
+        self.order = "F" if fortran else "C"
+
+    @staticmethod
+    def from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> StoredArray:
+        """An array of pickle protocol 5."""
+        array = StoredArray()
+        array.__setstate__((shape, dtype, order == "F", data))
+        return array
+
+    def decode(self) -> NDArray[Any]:
+        """The array, a copy in native byte order."""
+        if not isinstance(self.dtype, StoredDtype) or not isinstance(self.data, bytes | bytearray):
+            raise ValueError("a numpy array of Python objects; store numbers")
+        dtype = self.dtype.decode()
+        flat = np.frombuffer(self.data, dtype=dtype).astype(dtype.newbyteorder("="))
+        return flat.reshape(self.shape, order="F" if self.order == "F" else "C")
+
+
+class StoredScalar(Frozen):
+    """A numpy scalar."""
+
+    __slots__ = ("data", "dtype")
+
+    def __init__(self, dtype: Any, data: Any = b"") -> None:
+        self.dtype = dtype
+        self.data = data
+
+    def decode(self) -> Any:
+        """The value as a Python number or text."""
+        if not isinstance(self.dtype, StoredDtype) or not isinstance(self.data, bytes):
+            raise ValueError("a numpy scalar of Python objects; store numbers")
+        return np.frombuffer(self.data, dtype=self.dtype.decode(), count=1)[0].item()
+
+
+_STORED = (StoredTensor, StoredArray, StoredScalar, StoredDtype, StoredStorage)
+_PLAIN = (str, bytes, bytearray, int, float, complex, type(None))
+
+
+def decode(value: Any) -> Any:
+    """`value` with all stored tensors, arrays and scalars in it decoded.
+
+    Raises:
+        ValueError: contents that do not fit their description, unknown objects, or lists and
+            dicts nested without end.
+    """
+    left = [_NODES]
+
+    def walk(value: Any, depth: int) -> Any:
+        left[0] -= 1
+        if depth == 0 or left[0] == 0:
+            raise ValueError("values nested too deeply")
+        if isinstance(value, _STORED):
+            return value.decode()
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, dict):
+            return {walk(k, depth - 1): walk(v, depth - 1) for k, v in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return type(value)(walk(v, depth - 1) for v in value)
+        raise ValueError(f"neither tensor, array nor plain value, but a {type(value).__name__}")
+
+    return walk(value, _DEPTH)
+
+
+def shape_of(value: Any) -> tuple[str, tuple[int, ...] | None]:
+    """Type and shape of a stored value, without decoding its numbers."""
+    if isinstance(value, StoredTensor):
+        return "tensor", value.size
+    if isinstance(value, StoredArray):
+        return "array", value.shape
+    return type(value).__name__, None

@@ -1,0 +1,185 @@
+"""The mask: its mean is f, its variance what theory says (5 standard errors, fixed seeds)."""
+
+import math
+
+import pytest
+import torch
+
+from flt_mol.functional import relative_mask
+from flt_mol.nn import FourierRPE, GaussianFrequencies, GaussianSpectrum
+
+F64 = torch.float64
+X = torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [0.6, -0.8, 0.3], [1.5, 1.0, 0], [3.0, 3.0, -3.0]])
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def build(num_frequencies=8, split="one_sided", dim=3, sigma=(0.1, 0.25), heads=3, **settings):
+    generator = seeded(7)
+    spectrum = GaussianSpectrum(heads, 4, dim, sigma_max=2.0, generator=generator)
+    frequencies = GaussianFrequencies(num_frequencies, dim, sigma, generator=generator, **settings)
+    return FourierRPE(spectrum, frequencies, split).double()
+
+
+def masks_of_many_draws(rpe, displacements, count):
+    """N̂ for `count` independent draws of the frequencies: (count, K, H)."""
+    generator, masks = seeded(11), []
+    with torch.no_grad():
+        for _ in range(count):
+            rpe.frequencies.draw.normal_(generator=generator)
+            masks.append(rpe.sampled_mask(displacements))
+    return torch.stack(masks)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_the_mean_of_the_sampled_mask_is_the_closed_form(dim, shared):
+    rpe = build(dim=dim, sigma=0.16 if shared else (0.1, 0.25), shared_sigma=shared)
+    x = X[:, :dim].double()
+    masks = masks_of_many_draws(rpe, x, 4000)
+    error = masks.std(0) / math.sqrt(len(masks))
+    f = rpe.mask(x)
+    assert ((masks.mean(0) - f).abs() < 5 * error + 1e-12).all()
+    # Sharp enough to see a lost factor 2, 2π or 1/R where the mask is large.
+    assert (error[0] < 0.1 * f[0].abs()).any()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_the_variance_of_a_matched_mask_is_known_and_below_the_papers_bound(dim):
+    # One Gaussian of width s and frequencies of width 1/(2πs): ρ = c = a for every ξ, so
+    # Var N̂ = (c² (1 + e^{-(2x)²/2s²})/2 − f²)/R, below the paper's bound (c² − f²)/R.
+    s, c, num_frequencies, count = 1.3, 1.75, 4, 4000
+    spectrum = GaussianSpectrum(1, 1, dim, sigma_min=s, sigma_max=s)
+    torch.nn.init.constant_(spectrum.amplitude, c)
+    frequencies = GaussianFrequencies(
+        num_frequencies, dim, 1 / (2 * math.pi * s), shared_sigma=True, generator=seeded()
+    )
+    rpe, x = FourierRPE(spectrum, frequencies).double(), X[:, :dim].double()
+    torch.testing.assert_close(
+        rpe.ratio()[1], torch.full((1, num_frequencies), c, dtype=F64), rtol=1e-6, atol=0
+    )
+    masks = masks_of_many_draws(rpe, x, count)[..., 0]
+    f = rpe.mask(x)[:, 0]
+    double = torch.exp(-(2 * x).square().sum(-1) / (2 * s**2))
+    expected = (c**2 * (1 + double) / 2 - f.square()) / num_frequencies
+    variance = masks.var(0)
+    fourth = (masks - masks.mean(0)).pow(4).mean(0)
+    error = ((fourth - variance.square()).clamp(min=0) / count).sqrt()
+    assert ((variance - expected).abs() < 5 * error + 1e-6).all()
+    assert (error[-1] < 0.1 * expected[-1]).all()
+    assert (variance <= (c**2 - f.square()) / num_frequencies + 5 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_variance_is_below_the_bound_for_sums_of_gaussians(shared):
+    # 2πσs ≥ 1 for every term, so that c = max |g/p| is finite; it is found on a radial grid.
+    # With a σ per frequency the set is a stratified sample of p, whose variance is smaller.
+    rpe = build(sigma=0.16 if shared else (0.16, 0.3), shared_sigma=shared, heads=4)
+    radius = torch.linspace(0, 2, 4001, dtype=F64)
+    grid = torch.stack([radius, 0 * radius, 0 * radius], dim=-1)
+    with torch.no_grad():
+        ratio = rpe.spectrum(grid) * (-rpe.frequencies.log_density(grid)).exp()
+        c = ratio.abs().amax(-1)
+        masks = masks_of_many_draws(rpe, X.double(), 4000)
+        bound = (c**2 - rpe.mask(X.double()).square()) / rpe.frequencies.num_frequencies
+    variance = masks.var(0)
+    fourth = (masks - masks.mean(0)).pow(4).mean(0)
+    error = ((fourth - variance.square()).clamp(min=0) / len(masks)).sqrt()
+    assert (variance <= bound + 5 * error).all()
+    assert (variance > 1e-3 * bound).any()  # not satisfied by a mask that does not vary
+
+
+@pytest.mark.parametrize("split", ["one_sided", "symmetric"])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_products_of_features_are_the_sampled_mask_within_each_system(split, dim):
+    rpe = build(split=split, dim=dim)
+    positions = 4 * torch.randn(7, dim, generator=seeded(), dtype=F64)
+    features = rpe(positions, torch.tensor([0, 3, 3, 7]))
+    assert rpe.num_features == features.basis.shape[-1] == 16
+    mask = relative_mask(features.query, features.key)
+    expected = rpe.sampled_mask(positions[:, None] - positions[None]).permute(2, 0, 1)
+    for rows in (slice(0, 3), slice(3, 7)):
+        torch.testing.assert_close(mask[:, rows, rows], expected[:, rows, rows], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shift", [2.0**10, 2.0**17])
+def test_translation_changes_nothing(shift):
+    # Multiples of 1/64 stay exact in float32 after a shift by 2^17 Å.
+    rpe, ptr = build().float(), torch.tensor([0, 20, 50])
+    positions = torch.randint(-640, 640, (50, 3), generator=seeded()).float() / 64
+    expected, moved = rpe(positions, ptr), rpe(positions + shift, ptr)
+    torch.testing.assert_close(moved.basis, expected.basis, rtol=0, atol=2e-5)
+
+
+def test_a_system_alone_or_in_a_batch():
+    rpe = build().float()
+    positions = 5 * torch.randn(30, 3, generator=seeded())
+    positions[20:] = float("nan")
+    batch = rpe(positions, torch.tensor([0, 12, 20, 30]))
+    alone = rpe(positions[12:20])
+    torch.testing.assert_close(batch.key[12:20], alone.key, rtol=0, atol=1e-6)
+    torch.testing.assert_close(batch.query[12:20], alone.query, rtol=0, atol=1e-6)
+
+
+def test_every_parameter_gets_a_gradient_and_bounded_memory_of_heads():
+    rpe = build()
+    features = rpe(4 * torch.randn(6, 3, generator=seeded(), dtype=F64))
+    assert features.query_weight.shape == (1, 16)  # one-sided: no copy per head
+    (features.query * features.key).sin().sum().backward()
+    for name, parameter in rpe.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_autocast_and_save_and_load_change_nothing():
+    rpe = build().float()
+    positions = 5 * torch.randn(10, 3, generator=seeded())
+    expected = rpe(positions)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for got, want in zip(rpe(positions), expected, strict=True):
+            assert torch.equal(got, want)
+    other = FourierRPE(GaussianSpectrum(3, 4), GaussianFrequencies(8))
+    other.load_state_dict(rpe.state_dict())
+    for got, want in zip(other(positions), expected, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="dimensions"):
+        FourierRPE(GaussianSpectrum(1, 1, dim=2), GaussianFrequencies(4, dim=3))
+    with pytest.raises(ValueError, match="split"):
+        build(split="half")
+    with pytest.raises(ValueError, match="positions have shape"):
+        build()(torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="ptr"):
+        build()(torch.zeros(4, 3), torch.tensor([0, 3]))
+
+
+@pytest.mark.parametrize("split", ["one_sided", "symmetric"])
+def test_derivatives_to_spectrum_and_frequencies(split):
+    rpe = build(num_frequencies=3, split=split, heads=2)
+    positions = 2 * torch.randn(3, 3, generator=seeded(), dtype=F64)
+    parameters = dict(rpe.named_parameters())
+
+    def features(*values):
+        changed = dict(zip(parameters, values, strict=True))
+        at = torch.func.functional_call(rpe, changed, (positions,))
+        return at.query, at.key
+
+    assert torch.autograd.gradcheck(features, tuple(parameters.values()))
+
+
+def test_the_mean_over_draws_does_not_depend_on_the_width_they_are_drawn_with():
+    # So a σ that is learned while draws are renewed would follow noise alone.
+    rpe, generator = build(num_frequencies=4, heads=1), seeded(11)
+    slopes = []
+    for _ in range(1500):
+        rpe.frequencies.draw.normal_(generator=generator)
+        value = rpe.sampled_mask(X[2].double()).sum()
+        slopes += torch.autograd.grad(value, rpe.frequencies.log_sigma)
+    slopes = torch.stack(slopes)
+    error = slopes.std(0) / math.sqrt(len(slopes))
+    assert (error > 0).all()
+    assert (slopes.mean(0).abs() < 5 * error).all()
