@@ -127,6 +127,7 @@ def _add_data(commands: Any) -> None:
     emt = commands.add_parser("emt", help="make the data set emt_adsorption with ASE's EMT")
     emt.add_argument("output", type=Path, help="folder for the data set")
     emt.add_argument("--seed", type=int, default=0)
+    emt.add_argument("--num-slabs", type=int, help="slabs of all splits; default as shipped")
     emt.add_argument("--workers", type=int, default=2, help="processes")
     emt.set_defaults(run=run_emt)
 
@@ -218,8 +219,10 @@ def run_inspect(options: argparse.Namespace) -> None:
 def run_emt(options: argparse.Namespace) -> None:
     """`flt-mol data emt`."""
     from flt_mol.data.emt_dataset import generate
+    from flt_mol.data.emt_plan import NUM_SLABS
 
-    generate(options.output, seed=options.seed, workers=options.workers)
+    slabs = NUM_SLABS if options.num_slabs is None else options.num_slabs
+    generate(options.output, seed=options.seed, num_slabs=slabs, workers=options.workers)
     _print_files(sorted(path for path in options.output.iterdir() if path.is_file()))
 
 

@@ -261,7 +261,8 @@ def _open_all(paths: Sequence[str | Path]) -> list[StructuresDataset]:
         try:
             datasets.append(_open(path))
         except (OSError, ValueError) as error:
-            failures.append(f"  {path}: {error}")
+            text = str(error)
+            failures.append(f"  {text}" if str(path) in text else f"  {path}: {text}")
     if failures:
         heading = f"cannot read {len(failures)} of {len(paths)} files:"
         raise ValueError("\n".join([heading, *failures]))

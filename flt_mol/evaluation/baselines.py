@@ -110,8 +110,8 @@ def composition_features(structures: Structures) -> Array:
     Example:
         >>> system = Structures.single([29, 28, 8], [[0, 0, 0]] * 3, tags=[0, 1, 2])
         >>> features = composition_features(system)[0]
-        >>> features[8], features[119 + 28], features[119 + 29]
-        (np.float64(1.0), np.float64(0.5), np.float64(0.5))
+        >>> features[[8, 119 + 28, 119 + 29]]
+        array([1. , 0.5, 0.5])
     """
     system = structures.system.cpu().numpy()
     numbers = structures.atomic_numbers.cpu().numpy()

@@ -64,12 +64,13 @@ def read_csv(path):
 
 
 def test_training_writes_what_it_promises(run):
-    for name in (
-        "best.ckpt", "last.ckpt", "config.yaml", "logs/csv/metrics.csv", "learning_curve.png", "parity.png",
-    ):  # fmt: skip
+    plots = ("learning_curve.png", "parity.png")
+    for name in ("best.ckpt", "last.ckpt", "config.yaml", "logs/csv/metrics.csv", *plots):
         assert (run / name).stat().st_size > 0, name
     assert list(run.glob("logs/tensorboard/events*"))
-    mae = [float(row["val/mae"]) for row in read_csv(run / "logs/csv/metrics.csv") if row["val/mae"]]
+    mae = [
+        float(row["val/mae"]) for row in read_csv(run / "logs/csv/metrics.csv") if row["val/mae"]
+    ]
     assert len(mae) == 3
     assert mae[-1] < mae[0]
     content = torch.load(run / "best.ckpt", weights_only=True)
