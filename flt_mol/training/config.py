@@ -62,6 +62,9 @@ class TrainingConfig:
         accelerator: Lightning's: "auto", "cpu", "gpu", "mps".
         precision: Lightning's: "32-true", "bf16-mixed".
         max_steps: stop after this many steps; None runs all epochs.
+        rotation: training systems are turned and mirrored at random: "none", about "z" (slabs),
+            or "full".
+        shift_images: whether training systems are shown with random periodic images along a, b.
     """
 
     epochs: int = 60
@@ -79,6 +82,8 @@ class TrainingConfig:
     accelerator: str = "auto"
     precision: str = "32-true"
     max_steps: int | None = None
+    rotation: str = "none"
+    shift_images: bool = False
 
 
 @dataclass

@@ -13,6 +13,7 @@ from torch import Tensor
 from flt_mol.evaluation.metrics import EnergyMetrics
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
+from flt_mol.training.augmentation import rotate, shift_images
 from flt_mol.training.config import TrainingConfig
 
 
@@ -41,8 +42,11 @@ class EnergyTask(LightningModule):
         Raises:
             ValueError: the loss is not finite; names the systems of the batch.
         """
-        error = self._error(batch)
-        mae = error.abs().mean()
+        if self.training_config.shift_images:
+            batch = shift_images(batch)
+        batch = rotate(batch, self.training_config.rotation)
+        prediction = self.model(batch)["energy"]
+        mae = (prediction - self._target(batch).to(prediction.dtype)).abs().mean()
         if not bool(mae.isfinite()):
             raise ValueError(f"the loss is {mae.item()} on the batch of sids {list(batch.sid)}")
         self.log("train/mae", mae.detach(), on_step=False, on_epoch=True, batch_size=len(batch))
@@ -83,10 +87,6 @@ class EnergyTask(LightningModule):
     ) -> Structures:
         """Structures know how to move themselves."""
         return batch.to(device)
-
-    def _error(self, batch: Structures) -> Tensor:
-        prediction: Tensor = self.model(batch)["energy"]
-        return prediction - self._target(batch).to(prediction.dtype)
 
     @staticmethod
     def _target(batch: Structures) -> Tensor:

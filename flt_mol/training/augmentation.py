@@ -1,0 +1,107 @@
+"""Other descriptions of the same system, for training: the energy learns to ignore them.
+
+The paper's mode sees positions through plane waves in a fixed frame, so neither rotations nor the
+choice of periodic image leave its energies alone. Showing both at random is the cheap remedy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flt_mol.structures import Structures
+
+ROTATIONS = ("none", "z", "full")
+
+
+def rotate(structures: Structures, kind: str) -> Structures:
+    """Each system and its cell turned, and mirrored half of the time, at random.
+
+    Args:
+        structures: initial positions, and relaxed ones if there are any.
+        kind: "z": about the z axis, which stays the normal of slabs; "full": any rotation;
+            "none": nothing is done.
+
+    Raises:
+        ValueError: unknown `kind`.
+
+    Example:
+        >>> pair = Structures.single([1, 1], [[0.0, 0.0, 0.0], [0.0, 3.0, 4.0]])
+        >>> turned = rotate(pair, "full").positions
+        >>> round(float((turned[1] - turned[0]).norm()), 4)
+        5.0
+    """
+    if kind not in ROTATIONS:
+        raise ValueError(f"rotation is '{kind}'; known: {', '.join(ROTATIONS)}")
+    if kind == "none":
+        return structures
+    matrices = _about_z if kind == "z" else _orthogonal
+    matrix = matrices(len(structures), structures.positions)
+    per_atom = matrix[structures.system]
+    relaxed = structures.positions_relaxed
+    return replace(
+        structures,
+        positions=_apply(structures.positions, per_atom),
+        positions_relaxed=None if relaxed is None else _apply(relaxed, per_atom),
+        cell=structures.cell @ matrix,
+    )
+
+
+def shift_images(structures: Structures) -> Structures:
+    """Another choice of periodic images: a random origin in the cell, atoms wrapped around it.
+
+    Only along vectors with a slab's or crystal's periodicity (`pbc`); axis c of slabs, across the
+    vacuum, is left alone, since OC20 calls it periodic too. `positions_relaxed` move along, by the
+    same lattice vectors.
+
+    Example:
+        >>> import torch
+        >>> cell = torch.diag(torch.tensor([3.0, 4.0, 20.0]))
+        >>> one = Structures.single([1], [[1.0, 1.0, 1.0]], cell=cell, pbc=True)
+        >>> moved = shift_images(one).positions - one.positions
+        >>> bool((moved[0] / cell.diagonal()).frac().abs().max() < 1e-5)
+        True
+    """
+    axes = structures.pbc.clone()
+    axes[:, 2] = False
+    # Open axes may lack a vector; any invertible stand-in does, as they are not touched.
+    eye = torch.eye(3, dtype=structures.cell.dtype, device=structures.cell.device)
+    whole = structures.pbc.all(1)
+    cell = torch.where(whole[:, None, None], structures.cell, eye)
+    axes = axes & whole[:, None]
+    system = structures.system
+    fractional = _apply(structures.positions, torch.linalg.inv(cell)[system])
+    origin = torch.rand(len(structures), 3, dtype=cell.dtype, device=cell.device)
+    lattice = -(fractional + origin[system]).floor() * axes[system]
+    shift = _apply(lattice, cell[system])
+    relaxed = structures.positions_relaxed
+    return replace(
+        structures,
+        positions=structures.positions + shift,
+        positions_relaxed=None if relaxed is None else relaxed + shift,
+    )
+
+
+def _apply(rows: Tensor, matrices: Tensor) -> Tensor:
+    return torch.einsum("ni,nij->nj", rows, matrices)
+
+
+def _about_z(count: int, like: Tensor) -> Tensor:
+    """(count, 3, 3): random angles about z, half of them after a mirror."""
+    angle = 2 * math.pi * torch.rand(count, dtype=like.dtype, device=like.device)
+    mirror = 1.0 - 2.0 * torch.randint(2, (count,), device=like.device).to(like.dtype)
+    out = like.new_zeros(count, 3, 3)
+    out[:, 0, 0], out[:, 0, 1] = angle.cos(), angle.sin()
+    out[:, 1, 0], out[:, 1, 1] = -angle.sin() * mirror, angle.cos() * mirror
+    out[:, 2, 2] = 1.0
+    return out
+
+
+def _orthogonal(count: int, like: Tensor) -> Tensor:
+    """(count, 3, 3), uniform over rotations and mirror images: Q of a Gaussian's QR, R's sign +."""
+    gaussian = torch.randn(count, 3, 3, dtype=like.dtype, device=like.device)
+    q, r = torch.linalg.qr(gaussian)
+    return q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
