@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.packed import sum_per_system
+
 
 class EnergyHead(nn.Module):
     """E_b = Σ_{i ∈ b} w[tag_i] · e(x_i), with e = Linear ∘ GELU ∘ Linear ∘ LayerNorm.
@@ -29,19 +31,9 @@ class EnergyHead(nn.Module):
         self.tag_weight = nn.Parameter(torch.tensor(self.INITIAL_TAG_WEIGHTS, dtype=torch.float32))
 
     def forward(self, x: Tensor, tags: Tensor, ptr: Tensor) -> Tensor:
-        """Features (N, C), tags (N,) and ptr (B + 1,) to energies (B,); 0 for empty systems."""
+        """Features (N, C), tags (N,) and ptr (B + 1,) to energies (B,); 0 for empty systems.
+
+        Sums are taken in at least float32, whatever the autocast dtype.
+        """
         per_atom = self.tag_weight[tags] * self.atom_energy(x).squeeze(-1)
-        return sum_per_system(per_atom, ptr)
-
-
-def sum_per_system(values: Tensor, ptr: Tensor) -> Tensor:
-    """Σ of the rows of each system: (N, …) and ptr (B + 1,) to (B, …), in float32 or wider.
-
-    The order of summation is that of the atoms, so the result does not depend on batch mates.
-
-    Example:
-        >>> sum_per_system(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 2, 3]))
-        tensor([3., 0., 4.])
-    """
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    return torch.segment_reduce(wide, "sum", offsets=ptr, axis=0, initial=0.0)
+        return sum_per_system(per_atom.to(torch.promote_types(per_atom.dtype, torch.float32)), ptr)

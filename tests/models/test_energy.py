@@ -1,7 +1,9 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from conftest import small_model
 
 from flt_mol import Structures, resources, testing
 from flt_mol.models import EnergyConfig, EnergyModel
@@ -9,21 +11,11 @@ from flt_mol.models.energy import RPEConfig
 
 
 def build(**changes):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = EnergyModel(EnergyConfig(**{**SMALL, **changes}))
+    model = small_model(**changes)
     model.normalizer.fit(torch.tensor([-3.0, 1.0, 2.0]))
     return model
 
 
-SMALL = {
-    "embed_dim": 16,
-    "num_heads": 2,
-    "num_layers": 2,
-    "ffn_dim": 32,
-    "num_features": 16,
-    "rpe": RPEConfig(num_terms=4, num_frequencies=6),
-}
 VARIANTS = {
     "linear": {},
     "exact": {"attention": "exact"},
@@ -81,6 +73,24 @@ def test_linear_and_exact_share_their_state_dict(structures):
     linear = build()
     linear.load_state_dict(exact.state_dict())
     assert list(linear.state_dict()) == list(exact.state_dict())
+
+
+def test_forces_by_autograd_are_minus_the_slope_and_differentiable(structures):
+    model = build().double()
+    positions = structures.positions.double().requires_grad_()
+    moving = replace(structures, positions=positions)
+    energy = model(moving)["energy"].sum()
+    (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
+    step = torch.zeros_like(positions)
+    step[3, 1] = 1e-5
+    with torch.no_grad():
+        up, down = (
+            model(replace(structures, positions=positions + s))["energy"].sum()
+            for s in (step, -step)
+        )
+    assert slope[3, 1].item() == pytest.approx(float(up - down) / 2e-5, rel=1e-5, abs=1e-9)
+    slope.square().sum().backward()
+    assert model.embedding.element.weight.grad.abs().max() > 0
 
 
 def test_energy_of_a_hand_made_readout(structures):
