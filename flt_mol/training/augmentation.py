@@ -104,4 +104,5 @@ def _orthogonal(count: int, like: Tensor) -> Tensor:
     """(count, 3, 3), uniform over rotations and mirror images: Q of a Gaussian's QR, R's sign +."""
     gaussian = torch.randn(count, 3, 3, dtype=like.dtype, device=like.device)
     q, r = torch.linalg.qr(gaussian)
-    return q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+    out: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+    return out
