@@ -58,7 +58,8 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     folder = _new_folder(config.output, name)
     plain = {"name": name, **asdict(config)}
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
-    history = History(folder, plain)
+    # Where a run lay means nothing to whoever gets its weights.
+    history = History(folder, {k: v for k, v in plain.items() if k != "output"})
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
