@@ -104,37 +104,36 @@ class Structures:
         Missing `cell` is zeros, `tags` are 0, `fixed` is False.
 
         Raises:
-            ValueError: an atomic number outside 1 to 118, or shapes that do not fit.
+            ValueError: an atomic number that is not 1 to 118, a tag not 0 to 2, a shape that
+                does not fit, or a number that is not finite; naming `sid` and the field.
         """
-        numbers = torch.as_tensor(atomic_numbers).to(torch.int64).reshape(-1)
+        numbers = _whole("atomic_numbers", atomic_numbers, None, 1, 118, sid)
         n = len(numbers)
-        wrong = numbers[(numbers < 1) | (numbers > 118)]
-        if len(wrong):
-            raise ValueError(f"atomic number {int(wrong[0])} in {sid}: elements are 1 to 118")
 
-        def floats(x: Any, *shape: int) -> Tensor:
-            return torch.as_tensor(x, dtype=dtype).reshape(shape)
+        def floats(name: str, x: Any, *shape: int) -> Tensor:
+            value = _shaped(name, torch.as_tensor(x, dtype=dtype), shape, sid)
+            if not bool(value.isfinite().all()):
+                raise ValueError(f"{name} of {sid} holds a number that is not finite")
+            return value
 
         def scalar(x: float | None) -> Tensor | None:
             return None if x is None else torch.tensor([float(x)], dtype=torch.float64)
 
-        relaxed = None if positions_relaxed is None else floats(positions_relaxed, n, 3)
+        relaxed = positions_relaxed
         return cls(
             atomic_numbers=numbers,
-            positions=floats(positions, n, 3),
-            cell=torch.zeros(1, 3, 3, dtype=dtype) if cell is None else floats(cell, 1, 3, 3),
-            pbc=torch.as_tensor(pbc).bool().expand(3).reshape(1, 3).clone(),
-            tags=torch.zeros(n, dtype=torch.int64)
-            if tags is None
-            else torch.as_tensor(tags).to(torch.int64).reshape(n),
-            fixed=torch.zeros(n, dtype=torch.bool)
-            if fixed is None
-            else torch.as_tensor(fixed).bool().reshape(n),
+            positions=floats("positions", positions, n, 3),
+            cell=floats("cell", torch.zeros(3, 3) if cell is None else cell, 1, 3, 3),
+            pbc=_pbc(pbc, sid),
+            tags=_whole("tags", [0] * n if tags is None else tags, n, 0, 2, sid),
+            fixed=_whole("fixed", [0] * n if fixed is None else fixed, n, 0, 1, sid).bool(),
             ptr=torch.tensor([0, n], dtype=torch.int64),
             sid=(sid,),
             energy=scalar(energy),
             energy_initial=scalar(energy_initial),
-            positions_relaxed=relaxed,
+            positions_relaxed=None
+            if relaxed is None
+            else floats("positions_relaxed", relaxed, n, 3),
             info={name: (value,) for name, value in (info or {}).items()},
         )
 
@@ -234,3 +233,32 @@ class Structures:
             if isinstance(value := getattr(self, f.name), Tensor)
         }
         return replace(self, **tensors)
+
+
+def _shaped(name: str, value: Tensor, shape: tuple[int, ...], sid: int | str) -> Tensor:
+    """`value` in `shape`, from which it may differ by axes of length one."""
+    if value.numel() or 0 not in shape:
+        found, wanted = ([n for n in s if n != 1] for s in (value.shape, shape))
+        if found != wanted:
+            raise ValueError(f"{name} of {sid} has shape {tuple(value.shape)}, expected {shape}")
+    return value.reshape(shape)
+
+
+def _whole(name: str, x: Any, n: int | None, low: int, high: int, sid: int | str) -> Tensor:
+    """(n,) int64 out of whole numbers of any dtype; any n for None."""
+    given = torch.as_tensor(x)
+    value = given.to(torch.int64)
+    wrong = (value != given) | (value < low) | (value > high)
+    if bool(wrong.any()):
+        first = given[wrong][0].item() if given.dim() else given.item()
+        raise ValueError(
+            f"{name} of {sid} holds {first:.6g}, expected whole numbers {low} to {high}"
+        )
+    return value.reshape(-1) if n is None else _shaped(name, value, (n,), sid)
+
+
+def _pbc(x: Any, sid: int | str) -> Tensor:
+    value = torch.as_tensor(x).bool().reshape(-1)
+    if value.numel() not in (1, 3):
+        raise ValueError(f"pbc of {sid} has {value.numel()} values, expected 1 or 3")
+    return value.expand(3).reshape(1, 3).clone()

@@ -86,6 +86,46 @@ def test_no_element_of_that_number(number):
         Structures.single([number], [[0.0, 0.0, 0.0]])
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"positions": torch.arange(12.0).reshape(3, 4)}, r"positions of s has shape \(3, 4\)"),
+        ({"positions": torch.zeros(5, 3)}, r"positions of s has shape \(5, 3\), expected \(4, 3\)"),
+        (
+            {"positions": [[0.0, 0, float("nan")]] * 4},
+            "positions of s holds a number that is not fin",
+        ),
+        ({"atomic_numbers": [1, 1, 1, 8.7]}, "atomic_numbers of s holds 8.7"),
+        ({"tags": [0, 1, 2, 5]}, "tags of s holds 5, expected 0 to 2"),
+        ({"tags": [0, 1, 2, -1]}, "tags of s holds -1"),
+        ({"tags": [0, 1]}, r"tags of s has shape \(2,\), expected \(4,\)"),
+        ({"cell": torch.zeros(3, 2)}, r"cell of s has shape \(3, 2\)"),
+        ({"cell": torch.full((3, 3), float("inf"))}, "cell of s holds a number that is not finite"),
+        ({"pbc": [True, False]}, "pbc of s has 2 values"),
+    ],
+)
+def test_fields_that_make_no_sense(fields, message):
+    good = {"atomic_numbers": [1, 1, 1, 1], "positions": torch.zeros(4, 3), "sid": "s"}
+    with pytest.raises(ValueError, match=message):
+        Structures.single(**{**good, **fields})
+
+
+def test_axes_of_length_one_do_not_matter():
+    single = Structures.single(
+        torch.tensor([[1.0], [8.0]]),
+        torch.arange(6.0).reshape(1, 2, 3),
+        cell=torch.eye(3),
+        pbc=[[True, True, False]],
+        tags=torch.tensor([[0, 2]]),
+    )
+    assert single.atomic_numbers.tolist() == [1, 8]
+    assert single.positions.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert single.pbc.tolist() == [[True, True, False]]
+    assert single.tags.tolist() == [0, 2]
+    assert Structures.single([1], [0.0, 1.0, 2.0]).positions.tolist() == [[0, 1, 2]]
+    assert len(Structures.single([], [])) == 1
+
+
 def test_cat_of_nothing():
     with pytest.raises(ValueError, match="at least one"):
         Structures.cat([])

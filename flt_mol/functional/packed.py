@@ -51,7 +51,7 @@ def system_index(ptr: Tensor, num_rows: int) -> Tensor:
         tensor([0, 0, 2, 2, 2])
     """
     index = torch.arange(ptr.numel() - 1, device=ptr.device)
-    return torch.repeat_interleave(index, ptr.diff(), output_size=num_rows)
+    return torch.repeat_interleave(index, ptr.to(torch.int64).diff(), output_size=num_rows)
 
 
 def offsets_of(system: Tensor, num_systems: int | None = None) -> tuple[Tensor, Tensor | None]:
@@ -78,6 +78,7 @@ def offsets_of(system: Tensor, num_systems: int | None = None) -> tuple[Tensor, 
             f"system must hold one integer per row, got shape {tuple(system.shape)} "
             f"and {system.dtype}"
         )
+    system = system.to(torch.int64)  # differences of unsigned integers wrap around
     low, high = (int(system.min()), int(system.max())) if system.numel() else (0, -1)
     if low < 0 or (num_systems is not None and high >= num_systems):
         raise ValueError(

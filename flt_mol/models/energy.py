@@ -137,8 +137,8 @@ class EnergyModel(nn.Module):
     def forward(self, structures: Structures) -> dict[str, Tensor]:
         """Structures of B systems to ``{"energy": (B,) float32 eV}``."""
         x = self.embedding(structures.atomic_numbers, structures.tags)
-        positions = structures.positions.to(self.normalizer.mean.dtype)
-        x = self.encoder(x, positions, structures.ptr)
+        # Positions keep their precision whatever that of the weights: they are centred first.
+        x = self.encoder(x, structures.positions, structures.ptr)
         energy = self.head(x, structures.tags, structures.ptr)
         return {"energy": self.normalizer.denormalize(energy)}
 

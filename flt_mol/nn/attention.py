@@ -220,8 +220,12 @@ class FLTAttention(nn.Module):
         """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
         query_positions = key_positions = None
         if at is not None and self.position_projection is not None:
-            query_positions = project_positions(at.basis, at.query_weight, self.position_projection)
-            key_positions = project_positions(at.basis, at.key_weight, self.position_projection)
+            # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
+            dtype = at_least_float32(query).dtype
+            query_positions, key_positions = (
+                project_positions(at.basis, weight, self.position_projection).to(dtype)
+                for weight in (at.query_weight, at.key_weight)
+            )
         query_logits = softmax_log_features(
             query, self.content_projection, query_positions, subtract_norm=False
         )
@@ -236,8 +240,9 @@ class FLTAttention(nn.Module):
         scale = query.shape[-1] ** -0.25
         query, key = at_least_float32(query) * scale, at_least_float32(key) * scale
         if at is not None:
-            query = torch.cat([query, at.query.expand(-1, self.num_heads, -1)], dim=-1)
-            key = torch.cat([key, at.key], dim=-1)
+            positions = at.query.expand(-1, self.num_heads, -1)
+            query = torch.cat([query, positions.to(query.dtype)], dim=-1)
+            key = torch.cat([key, at.key.to(key.dtype)], dim=-1)
         return softmax_attention(query, key, at_least_float32(value), ptr, scale=1.0)
 
     def extra_repr(self) -> str:

@@ -100,3 +100,11 @@ def test_centring_half_precision_is_done_in_float32():
     assert centred(torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([0, 2])).dtype == (
         torch.float32
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_integer_types_of_indices_do_not_matter(dtype):
+    ptr, order = offsets_of(torch.tensor([1, 0, 1, 0, 2, 2], dtype=dtype))
+    assert ptr.tolist() == [0, 2, 4, 6]
+    assert order.tolist() == [1, 3, 0, 2, 4, 5]
+    assert system_index(torch.tensor([0, 2, 5], dtype=dtype), 5).tolist() == [0, 0, 1, 1, 1]

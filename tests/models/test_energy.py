@@ -122,6 +122,12 @@ def test_same_energies_under_a_float64_default_dtype(structures):
     assert before.shape == energy.shape
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_translation_with_weights_of_other_dtypes(dtype, structures):
+    model = build().to(dtype).eval()
+    testing.check_translation(model, structures)
+
+
 def test_seed_decides_the_random_features():
     key = "encoder.blocks.0.attention.content_projection"
     assert torch.equal(build().state_dict()[key], build().state_dict()[key])

@@ -450,3 +450,12 @@ def test_a_generator_on_another_device_is_refused():
 
     with pytest.raises(ValueError, match="CPU"):
         FLTAttention(C, H, generator=Elsewhere())
+
+
+@pytest.mark.parametrize("mode", ["linear", "exact"])
+def test_float64_positions_beside_float32_rows(mode):
+    layer = make(mode)
+    x, positions = draw(6)
+    out = layer(x, positions.double())
+    assert out.dtype == torch.float32
+    assert torch.allclose(out, layer(x, positions), atol=1e-5)
