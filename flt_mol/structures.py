@@ -251,9 +251,7 @@ def _whole(name: str, x: Any, n: int | None, low: int, high: int, sid: int | str
     wrong = (value != given) | (value < low) | (value > high)
     if bool(wrong.any()):
         first = given[wrong][0].item() if given.dim() else given.item()
-        raise ValueError(
-            f"{name} of {sid} holds {first:.6g}, expected whole numbers {low} to {high}"
-        )
+        raise ValueError(f"{name} of {sid} holds {first:.6g}, expected {low} to {high}")
     return value.reshape(-1) if n is None else _shaped(name, value, (n,), sid)
 
 

@@ -7,6 +7,7 @@ of a process share one environment per file; a forked child closes what it inher
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import threading
 import weakref
@@ -15,12 +16,10 @@ from pathlib import Path
 
 import lmdb
 
+from flt_mol.data.lmdb_pages import MAGIC, META_SIZE, check_tree, read_metas
+
 __all__ = ["Environment", "check_file", "is_lmdb", "stamp"]
 
-# Layout of LMDB's meta page (lmdb 0.9, mdb.c): page header, magic, version, address, map size,
-# two MDB_db structs of 48 bytes (the first begins with the page size), last page, transaction.
-_MAGIC = 0xBEEFC0DE
-_META = struct.Struct("<16x I I Q Q I 44x 48x Q Q")
 _OTHER_KINDS = {
     b"\x1f\x8b": "a gzip archive; unpack it first",
     b"PK\x03\x04": "a zip archive; unpack it first",
@@ -42,36 +41,42 @@ def is_lmdb(path: Path) -> bool:
     """Whether the file begins as an LMDB file does."""
     with path.open("rb") as file:
         head = file.read(24)
-    return len(head) == 24 and struct.unpack_from("<I", head, 16)[0] == _MAGIC
+    return len(head) == 24 and struct.unpack_from("<I", head, 16)[0] == MAGIC
 
 
 def check_file(path: Path) -> None:
     """Refuse a file that LMDB could not read, or could read only until the process is killed.
 
-    LMDB maps the file into memory: pages beyond its end end the process with SIGBUS.
+    LMDB maps the file into memory and trusts it: a page beyond the end, or of other contents than
+    expected, ends the process.
 
     Raises:
-        ValueError: an empty file, another kind of file (saying which), or a truncated one.
+        ValueError: no regular file, an empty one, another kind of file (saying which), a
+            truncated one, or one with a damaged page.
     """
-    size = path.stat().st_size
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is no regular file; copy its contents into one")
+    size = status.st_size
     if size == 0:
         raise ValueError(f"{path} is empty (0 bytes); download or write it again")
     with path.open("rb") as file:
         head = file.read(512)
         if not is_lmdb(path):
             raise ValueError(f"{path} is no LMDB file; it looks like {_kind(head)}")
-        if len(head) < _META.size:
-            raise ValueError(f"{path} is truncated: {size} bytes; download or write it again")
-        page_size = _META.unpack_from(head)[4]
-        file.seek(page_size)
-        second = file.read(_META.size)
-    metas = [_META.unpack_from(page) for page in (head, second) if len(page) >= _META.size]
-    last_page = max(metas, key=lambda meta: meta[6])[5]
-    needed = max(last_page + 1, 2) * page_size
+        metas = read_metas(file)
+    sound = [meta for meta in metas if meta.valid]
+    needed = max((max(m.last_page + 1, 2) * m.page_size for m in sound), default=META_SIZE)
     if size < needed:
         raise ValueError(
             f"{path} is truncated: {size} bytes of at least {needed}; download or write it again"
         )
+    if len(sound) < 2 or sound[0].page_size != sound[1].page_size:
+        raise ValueError(
+            f"{path} is damaged: page {int(metas[0].valid)} describes no LMDB file; "
+            "download or write it again"
+        )
+    check_tree(path, max(metas, key=lambda meta: meta.transaction))
 
 
 def _kind(head: bytes) -> str:
