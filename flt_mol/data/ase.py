@@ -29,6 +29,7 @@ def from_ase(
     atoms: Atoms,
     sid: int | str | None = None,
     *,
+    ignore_energy: bool = False,
     notes: MutableMapping[str, str] | None = None,
 ) -> Structures:
     """ASE atoms as a batch of B = 1.
@@ -42,12 +43,13 @@ def from_ase(
     Args:
         atoms: the structure, with cell and pbc.
         sid: its name; None takes `atoms.info["sid"]`, else 0.
+        ignore_energy: targets and relaxed positions are not read, bad or good.
         notes: filled with the defaults taken (kind → text), such as all tags 0; no warning is
             issued here.
 
     Raises:
         ValueError: no atoms, positions not finite, tags outside 0 to 2, a cell singular along a
-            periodic direction, targets that are no finite numbers.
+            periodic direction, a y_relaxed that is no finite number.
 
     Example:
         >>> from ase.build import molecule
@@ -59,7 +61,7 @@ def from_ase(
         record["sid"] = 0 if sid is None else sid
     if notes is not None:
         notes.update(_layer_note(record))
-    return to_structures(record, where="ASE atoms", notes=notes)
+    return to_structures(record, where="ASE atoms", ignore_energy=ignore_energy, notes=notes)
 
 
 def to_ase(structures: Structures, index: int = 0) -> Atoms:
@@ -122,6 +124,20 @@ def _layer_note(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _occupancy_note(frames: list[Atoms]) -> dict[str, str]:
+    """A warning of sites that several elements share, or that are empty in part."""
+    for atoms in frames:
+        sites = atoms.info.get("occupancy")
+        for site, shares in sites.items() if isinstance(sites, dict) else ():
+            if isinstance(shares, dict) and any(share < 1 for share in shares.values()):
+                shown = ", ".join(f"{symbol} {share:g}" for symbol, share in shares.items())
+                return {
+                    "occupancy": f"site {site} is occupied in part ({shown}); ASE keeps one "
+                    "element per site: give an ordered structure"
+                }
+    return {}
+
+
 def _fixed(atoms: Atoms) -> NDArray[np.bool_]:
     """(N,), the atoms that constraints hold in all three directions."""
     from ase.constraints import FixAtoms, FixCartesian, FixScaled
@@ -144,6 +160,7 @@ class AseDataset(StructuresDataset):
     Args:
         path: the file.
         require_energy: frames without `info["y_relaxed"]` are errors.
+        ignore_energy: targets and relaxed positions are not read, bad or good.
         on_error: "raise" (here: when opened), or "skip".
         notes: where warnings go.
 
@@ -156,13 +173,21 @@ class AseDataset(StructuresDataset):
         path: str | Path,
         *,
         require_energy: bool = False,
+        ignore_energy: bool = False,
         on_error: OnError = "raise",
         notes: Notes | None = None,
     ) -> None:
-        super().__init__(path, require_energy=require_energy, on_error=on_error, notes=notes)
+        super().__init__(
+            path,
+            require_energy=require_energy,
+            ignore_energy=ignore_energy,
+            on_error=on_error,
+            notes=notes,
+        )
         frames = _read(self.path)
         if not frames:
             raise ValueError(f"no records in {path}: ASE finds no structures in it")
+        self.notes.add(_occupancy_note(frames))
         self._records = [_record(atoms) for atoms in frames]
         several = len(frames) > 1
         self._names = [
@@ -198,14 +223,23 @@ class AseDataset(StructuresDataset):
 
 def _read(path: Path) -> list[Atoms]:
     import ase.db
-    import ase.io
+    import ase.io.formats
+
+    if not path.is_file():
+        raise ValueError(f"{path} is no regular file; copy its contents into one")
 
     try:
-        if path.suffix.lower() == ".db":
+        kind = ase.io.formats.filetype(str(path))
+        if kind in ("db", "json"):
             # ase.io.read drops the rows' own keys, among them the targets.
-            rows = ase.db.connect(path, use_lock_file=False).select()
+            rows = ase.db.connect(path, type=kind, use_lock_file=False).select()
             return [row.toatoms(add_additional_information=True) for row in rows]
         frames = ase.io.read(path, index=":", do_not_split_by_at_sign=True)
+    except ase.io.formats.UnknownFileTypeError as error:
+        raise ValueError(
+            f"{path} is of unknown format; read are LMDB files, and what ASE reads (traj, extxyz, "
+            "cif, POSCAR, …) under its usual suffix"
+        ) from error
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise ValueError(f"ASE cannot read {path}: {reason}") from error

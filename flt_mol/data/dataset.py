@@ -46,6 +46,7 @@ class StructuresDataset(Dataset[Structures]):
     Args:
         path: file or folder.
         require_energy: systems without target are errors.
+        ignore_energy: targets and relaxed positions are not read, bad or good.
         on_error: "raise", or "skip": read everything once now and leave bad records out.
         notes: shared by the parts of a larger data set.
 
@@ -59,13 +60,17 @@ class StructuresDataset(Dataset[Structures]):
         path: str | Path,
         *,
         require_energy: bool = False,
+        ignore_energy: bool = False,
         on_error: OnError = "raise",
         notes: Notes | None = None,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'skip'")
+        if require_energy and ignore_energy:
+            raise ValueError("require_energy and ignore_energy exclude each other")
         self.path = Path(path)
         self.require_energy = require_energy
+        self.ignore_energy = ignore_energy
         self.on_error = on_error
         self.notes = Notes(str(path)) if notes is None else notes
         self.skipped: list[str] = []
@@ -110,6 +115,7 @@ class StructuresDataset(Dataset[Structures]):
             where=self.where(index),
             default_sid=self.default_sid(index),
             require_energy=self.require_energy,
+            ignore_energy=self.ignore_energy,
             notes=kinds,
         )
         self.notes.add(kinds)

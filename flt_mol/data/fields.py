@@ -21,6 +21,8 @@ _USED |= {"sid", "y_init", "y_relaxed"}
 _DROPPED = {"edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr"}
 _DROPPED |= {"force", "x", "y", "normal", "face"}
 _INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
+_SID_BITS = 63
+_LARGEST = float(np.finfo(np.float32).max)
 _TAGS = "0 below the surface, 1 surface, 2 adsorbate"
 
 
@@ -41,7 +43,9 @@ def read_sid(
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int | str):
-        raise ValueError(f"{where}: sid is {value!r}, expected a whole number or text")
+        raise ValueError(f"{where}: sid is {_shown(value)}, expected a whole number or text")
+    if isinstance(value, int) and value.bit_length() > _SID_BITS:
+        raise ValueError(f"{where}: sid is a number of {value.bit_length()} bits; store an int64")
     return value
 
 
@@ -98,8 +102,12 @@ class Fields:
         if array.shape not in ((n, 3), (1, n, 3)):
             self.fail(field, f"has shape {array.shape}, expected ({n}, 3) for {n} atomic numbers")
         array = array.reshape(n, 3).astype(np.float64)
-        if not np.isfinite(array).all():
-            self.fail(field, f"of atom {int(np.argmin(np.isfinite(array).all(1)))} is not finite")
+        for good, reason in (
+            (np.isfinite(array), "is not finite"),
+            (np.abs(array) <= _LARGEST, "is too large for float32"),
+        ):
+            if not good.all():
+                self.fail(field, f"of atom {int(np.argmin(good.all(1)))} {reason}")
         return array
 
     def numbers(self, notes: MutableMapping[str, str]) -> NDArray[Any]:
@@ -151,6 +159,8 @@ class Fields:
             self.fail("pbc", f"has shape {pbc.shape}, expected (3,)")
         if cell is not None and not np.isfinite(cell).all():
             self.fail("cell", "is not finite")
+        if cell is not None and np.abs(cell.astype(np.float64)).max() > _LARGEST:
+            self.fail("cell", "is too large for float32")
         try:
             cell, pbc = periodicity(cell, pbc)
         except ValueError as error:
@@ -199,6 +209,14 @@ class Fields:
             self.fail(field, f"is {energy}, expected a finite energy in eV")
         return energy
 
+    def energy_initial(self, notes: MutableMapping[str, str]) -> float | None:
+        """The energy before relaxation, eV; a malformed one is left out, with a note."""
+        try:
+            return self.energy("y_init")
+        except ValueError as error:
+            notes["y_init"] = f"y_init left out: {error}"
+            return None
+
     def info(self) -> dict[str, Any]:
         """Further values: plain ones, and short lists of numbers."""
         describe: Callable[[str], Any] | None = getattr(self.record, "describe", None)
@@ -227,5 +245,8 @@ def _plain(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"of shape {tuple(value.shape)}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # whole numbers of more than 4300 digits
+        return f"a {type(value).__name__} of too many digits"
     return text if len(text) < 60 else text[:57] + "…"

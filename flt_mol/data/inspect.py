@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -84,7 +85,8 @@ def summarise(dataset: Any) -> dict[str, Any]:
     Returns:
         path, count (records, bad ones included), fields (name → records that hold it), dtypes
         (name → those met in the first 16 records), missing (OC20 field → records without it),
-        energy (count, min, max, mean, std, median in eV; None without targets), outliers
+        energy (count, min, max, mean, std, median in eV; None without targets, and for numbers
+        beyond float64), outliers
         (sid and energy beyond 10 eV), elements (symbol → systems), atoms (per system), fixed
         (fraction of atoms), pbc ("TTF" → systems), tags (tag → atoms), repeated_sids, skipped and
         problems (messages).
@@ -104,7 +106,7 @@ def summarise(dataset: Any) -> dict[str, Any]:
 
 
 def _summary(dataset: Any, tally: _Tally) -> dict[str, Any]:
-    return {
+    summary = {
         "path": str(getattr(dataset, "path", type(dataset).__name__)),
         "count": len(dataset),
         "fields": dict(sorted(tally.fields.items())),
@@ -129,6 +131,16 @@ def _summary(dataset: Any, tally: _Tally) -> dict[str, Any]:
         "skipped": list(getattr(dataset, "skipped", [])),
         "problems": tally.problems,
     }
+    return {name: _finite(value) for name, value in summary.items()}
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_none(record: Mapping[str, Any], name: str) -> bool:
@@ -148,14 +160,15 @@ def _dtype(value: Any) -> str:
 def _statistics(values: NDArray[np.float64]) -> dict[str, float | int] | None:
     if not len(values):
         return None
-    return {
-        "count": len(values),
-        "min": float(values.min()),
-        "median": float(np.median(values)),
-        "mean": float(values.mean()),
-        "max": float(values.max()),
-        "std": float(values.std()),
-    }
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {
+            "count": len(values),
+            "min": float(values.min()),
+            "median": float(np.median(values)),
+            "mean": float(values.mean()),
+            "max": float(values.max()),
+            "std": float(values.std()),
+        }
 
 
 def render(summary: Mapping[str, Any]) -> str:
@@ -186,9 +199,12 @@ def render(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _range(values: Mapping[str, float], form: str) -> str:
+def _range(values: Mapping[str, float | None], form: str) -> str:
     names = ("min", "median", "mean", "max", "std")
-    return ", ".join(f"{name} {values[name]:{form}}" for name in names)
+    shown = ((name, values[name]) for name in names)
+    return ", ".join(
+        f"{name} {'beyond float64' if v is None else f'{v:{form}}'}" for name, v in shown
+    )
 
 
 def _listed(title: str, items: list[str]) -> list[str]:

@@ -28,6 +28,7 @@ class LmdbDataset(StructuresDataset):
     Args:
         path: the file, or the folder with `data.mdb` in it.
         require_energy: systems without target are errors.
+        ignore_energy: targets and relaxed positions are not read, bad or good.
         on_error: "raise", or "skip": read everything once now and leave bad records out.
         notes: shared by the parts of a larger data set.
         prefix: put before the key, where a record without sid is named by it.
@@ -46,11 +47,18 @@ class LmdbDataset(StructuresDataset):
         path: str | Path,
         *,
         require_energy: bool = False,
+        ignore_energy: bool = False,
         on_error: OnError = "raise",
         notes: Notes | None = None,
         prefix: str = "",
     ) -> None:
-        super().__init__(path, require_energy=require_energy, on_error=on_error, notes=notes)
+        super().__init__(
+            path,
+            require_energy=require_energy,
+            ignore_energy=ignore_energy,
+            on_error=on_error,
+            notes=notes,
+        )
         inside = self.path / "data.mdb"
         self.file = (inside if inside.is_file() else self.path).resolve()
         self.prefix = prefix
@@ -156,6 +164,7 @@ class ShardedDataset(StructuresDataset):
         path: what the whole is called.
         files: its files, in order.
         require_energy: systems without target are errors.
+        ignore_energy: targets and relaxed positions are not read, bad or good.
         on_error: "raise", or "skip": leave bad records and bad files out.
         notes: where warnings go.
 
@@ -169,10 +178,17 @@ class ShardedDataset(StructuresDataset):
         files: Sequence[Path],
         *,
         require_energy: bool = False,
+        ignore_energy: bool = False,
         on_error: OnError = "raise",
         notes: Notes | None = None,
     ) -> None:
-        super().__init__(path, require_energy=require_energy, on_error=on_error, notes=notes)
+        super().__init__(
+            path,
+            require_energy=require_energy,
+            ignore_energy=ignore_energy,
+            on_error=on_error,
+            notes=notes,
+        )
         self.parts: list[LmdbDataset] = []
         for file in files:
             prefix = f"{file.stem}:" if len(files) > 1 else ""
@@ -180,6 +196,7 @@ class ShardedDataset(StructuresDataset):
                 part = LmdbDataset(
                     file,
                     require_energy=require_energy,
+                    ignore_energy=ignore_energy,
                     on_error=on_error,
                     notes=self.notes,
                     prefix=prefix,

@@ -21,6 +21,7 @@ def to_structures(
     where: str,
     default_sid: int | str = 0,
     require_energy: bool = False,
+    ignore_energy: bool = False,
     notes: MutableMapping[str, str] | None = None,
 ) -> Structures:
     """One record of the OC20 schema as a batch of B = 1.
@@ -40,12 +41,14 @@ def to_structures(
         where: how errors name the record, e.g. ``data.lmdb, key 3``.
         default_sid: sid where none is stored.
         require_energy: a missing y_relaxed is an error.
+        ignore_energy: y_relaxed, y_init and pos_relaxed are not read, bad or good.
         notes: filled with the defaults taken, kind → text.
 
     Raises:
         ValueError: a field missing or malformed, an element outside 1 to 118, a number that is
-            not finite, counts that disagree, a cell singular along a periodic direction; naming
-            `where`, the sid, and the field.
+            not finite or too large for float32, counts that disagree, a cell singular along a
+            periodic direction; naming `where`, the sid, and the field. A malformed y_init is a
+            note instead, since nothing depends on it.
 
     Example:
         >>> record = {"pos": [[0, 0, 0.0]], "atomic_numbers": [29.0], "sid": 7, "y_relaxed": -1.5}
@@ -57,7 +60,8 @@ def to_structures(
     read = Fields(record, where, sid)
     numbers = read.numbers(notes)
     n = len(numbers)
-    positions, relaxed = read.positions(n), read.relaxed(n)
+    positions = read.positions(n)
+    relaxed = None if ignore_energy else read.relaxed(n)
     cell, pbc = read.cell(notes)
     centre = positions.mean(0)
     if np.abs(centre).max() > _FAR:
@@ -71,8 +75,8 @@ def to_structures(
         tags=read.tags(n, notes),
         fixed=read.fixed(n, notes),
         sid=sid,
-        energy=read.energy("y_relaxed", required=require_energy),
-        energy_initial=read.energy("y_init"),
+        energy=None if ignore_energy else read.energy("y_relaxed", required=require_energy),
+        energy_initial=None if ignore_energy else read.energy_initial(notes),
         positions_relaxed=relaxed,
         info=read.info(),
     )

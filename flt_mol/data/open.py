@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TypedDict
 
 from flt_mol.data.dataset import Notes, OnError, StructuresDataset
 from flt_mol.data.lmdb import LmdbDataset, ShardedDataset
@@ -15,8 +16,18 @@ _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
 _SHOWN = 5  # names in a message
 
 
+class _Options(TypedDict):
+    require_energy: bool
+    ignore_energy: bool
+    on_error: OnError
+
+
 def open_dataset(
-    path: str | Path, *, require_energy: bool = False, on_error: OnError = "raise"
+    path: str | Path,
+    *,
+    require_energy: bool = False,
+    ignore_energy: bool = False,
+    on_error: OnError = "raise",
 ) -> StructuresDataset:
     """The systems in a file or folder, as a data set of single :class:`Structures`.
 
@@ -27,6 +38,7 @@ def open_dataset(
     Args:
         path: file or folder.
         require_energy: systems without the target y_relaxed are errors.
+        ignore_energy: y_relaxed, y_init and pos_relaxed are not read, so that bad ones do no harm.
         on_error: "raise": a bad record raises ValueError when it is read. "skip": all records are
             read once now, the bad ones left out and listed in `dataset.skipped`.
 
@@ -40,16 +52,23 @@ def open_dataset(
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
+    if not (path.is_dir() or path.is_file()):
+        raise ValueError(f"{path} is no regular file; copy its contents into one")
+    options: _Options = {
+        "require_energy": require_energy,
+        "ignore_energy": ignore_energy,
+        "on_error": on_error,
+    }
     if path.is_dir() and not (path / "data.mdb").is_file():
-        return _folder(path, require_energy, on_error)
+        return _folder(path, options)
     if path.is_dir() or path.suffix.lower() in _LMDB_SUFFIXES or is_lmdb(path):
-        return LmdbDataset(path, require_energy=require_energy, on_error=on_error)
+        return LmdbDataset(path, **options)
     from flt_mol.data.ase import AseDataset
 
-    return AseDataset(path, require_energy=require_energy, on_error=on_error)
+    return AseDataset(path, **options)
 
 
-def _folder(path: Path, require_energy: bool, on_error: OnError) -> StructuresDataset:
+def _folder(path: Path, options: _Options) -> StructuresDataset:
     """All `*.lmdb` of a folder as one data set."""
     shards: list[Path] = []
     others: list[str] = []
@@ -64,9 +83,7 @@ def _folder(path: Path, require_energy: bool, on_error: OnError) -> StructuresDa
     if others:
         notes.add({"others": f"passed over, as they are no *.lmdb: {_names(others)}"})
     shards.sort(key=_natural)
-    return ShardedDataset(
-        path, shards, require_energy=require_energy, on_error=on_error, notes=notes
-    )
+    return ShardedDataset(path, shards, **options, notes=notes)
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

@@ -107,6 +107,12 @@ def _size(sizes: Any = ()) -> tuple[int, ...]:
     return tuple(int(n) for n in sizes)
 
 
+def _parameter(data: Any = None, *_: Any) -> StoredTensor:
+    if not isinstance(data, StoredTensor):
+        raise pickle.UnpicklingError("a parameter without tensor")
+    return data
+
+
 def _table() -> dict[tuple[str, str], Any]:
     """Every name that a record may use, with what stands in for it."""
     table: dict[tuple[str, str], Any] = {
@@ -121,6 +127,7 @@ def _table() -> dict[tuple[str, str], Any]:
         ("collections", "defaultdict"): _Call(_dict),
         ("torch._utils", "_rebuild_tensor"): _Call(StoredTensor),
         ("torch._utils", "_rebuild_tensor_v2"): _Call(StoredTensor),
+        ("torch._utils", "_rebuild_parameter"): _Call(_parameter),
         ("torch.storage", "_load_from_bytes"): _Call(StoredStorage),
         ("torch", "Size"): _Call(_size),
         ("numpy", "ndarray"): _Instance,

@@ -25,6 +25,7 @@ __all__ = [
 _DEPTH = 32  # nesting of lists and dicts in one value
 _NODES = 100_000  # values in one field: a list that holds itself twice doubles at each level
 _EXPANDED = 1_000_000  # elements that a tensor may have beyond those stored (stride 0)
+_BYTES = 1 << 28  # of the tensors and arrays of one field; those of a record that repeat count once
 
 
 class StoredTensor(Frozen):
@@ -40,9 +41,13 @@ class StoredTensor(Frozen):
         self.size = tuple(int(n) for n in size)
         self.stride = tuple(int(n) for n in stride)
 
-    def decode(self) -> Tensor:
-        """The tensor, contiguous; sizes are checked against the stored numbers."""
-        storage = self.storage.decode()
+    def decode(self, storage: Tensor | None = None) -> Tensor:
+        """The tensor, contiguous; sizes are checked against the stored numbers.
+
+        Args:
+            storage: the decoded storage, where it is at hand.
+        """
+        storage = self.storage.decode() if storage is None else storage
         numel = math.prod(self.size)
         if len(self.size) != len(self.stride) or min((*self.size, *self.stride, self.offset)) < 0:
             raise ValueError(f"a stored tensor of shape {self.size} and strides {self.stride}")
@@ -128,29 +133,65 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, type(None))
 
 
 def decode(value: Any) -> Any:
-    """`value` with all stored tensors, arrays and scalars in it decoded.
+    """`value` with all stored tensors, arrays and scalars in it decoded, each once.
 
     Raises:
-        ValueError: contents that do not fit their description, unknown objects, or lists and
-            dicts nested without end.
+        ValueError: contents that do not fit their description, unknown objects, lists and dicts
+            nested without end, or more than 256 MiB of numbers.
     """
-    left = [_NODES]
+    return _Decoder().walk(value, _DEPTH)
 
-    def walk(value: Any, depth: int) -> Any:
-        left[0] -= 1
-        if depth == 0 or left[0] == 0:
+
+class _Decoder:
+    """Decodes one field: what is stored once and named many times is decoded once."""
+
+    def __init__(self) -> None:
+        self.nodes = _NODES
+        self.bytes = _BYTES
+        self.done: dict[int, Any] = {}
+
+    def walk(self, value: Any, depth: int) -> Any:
+        """`value` decoded, at `depth` levels above the deepest that is allowed."""
+        self.nodes -= 1
+        if depth == 0 or self.nodes == 0:
             raise ValueError("values nested too deeply")
         if isinstance(value, _STORED):
-            return value.decode()
+            return self.stored(value)
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, dict):
-            return {walk(k, depth - 1): walk(v, depth - 1) for k, v in value.items()}
+            return {self.walk(k, depth - 1): self.walk(v, depth - 1) for k, v in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return type(value)(walk(v, depth - 1) for v in value)
+            return type(value)(self.walk(v, depth - 1) for v in value)
         raise ValueError(f"neither tensor, array nor plain value, but a {type(value).__name__}")
 
-    return walk(value, _DEPTH)
+    def stored(self, value: Any) -> Any:
+        """A stand-in decoded, or as it was decoded before; the whole value keeps ids from reuse."""
+        if id(value) not in self.done:
+            if isinstance(value, StoredTensor):
+                result = self.spend(value.decode(self.storage(value.storage)))
+            elif isinstance(value, StoredStorage):
+                result = self.storage(value)
+            else:
+                result = self.spend(value.decode())
+            self.done[id(value)] = result
+        return self.done[id(value)]
+
+    def storage(self, value: StoredStorage) -> Tensor:
+        """The numbers of a storage; storages of the same bytes are one."""
+        key = id(value.data)
+        if key not in self.done:
+            self.done[key] = self.spend(value.decode())
+        result: Tensor = self.done[key]
+        return result
+
+    def spend(self, value: Any) -> Any:
+        """`value`, its bytes taken off what a field may hold."""
+        if isinstance(value, Tensor | np.ndarray):
+            self.bytes -= value.nbytes
+        if self.bytes < 0:
+            raise ValueError(f"tensors and arrays of more than {_BYTES} bytes")
+        return value
 
 
 def shape_of(value: Any) -> tuple[str, tuple[int, ...] | None]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flt_mol.data.pickle_scan import scan
+
 __all__ = ["Frozen", "StoredStorage"]
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -72,6 +74,9 @@ class _StorageUnpickler(pickle.Unpickler):
 
 def _legacy(data: bytes) -> Tensor:
     """Five stacked pickles (magic number, protocol, system, storage, keys), numel, raw numbers."""
+    end = 0
+    for _ in range(5):
+        end = scan(data, end)
     stream = io.BytesIO(data)
     magic, protocol, system, storage, _ = (_StorageUnpickler(stream).load() for _ in range(5))
     if magic != _MAGIC or protocol != _PROTOCOL:
@@ -91,7 +96,9 @@ def _zipped(data: bytes) -> Tensor:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("a stored tensor is compressed")
         root = next(n for n in archive.namelist() if n.endswith("/data.pkl"))[: -len("data.pkl")]
-        dtype, key, numel = _StorageUnpickler(io.BytesIO(archive.read(root + "data.pkl"))).load()
+        description = archive.read(root + "data.pkl")
+        scan(description)
+        dtype, key, numel = _StorageUnpickler(io.BytesIO(description)).load()
         return _numbers(archive.read(f"{root}data/{key}"), 0, dtype, numel)
 
 

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from flt_mol.data.pickle_scan import scan
 from flt_mol.data.stand_ins import STAND_INS, Data
 from flt_mol.data.stored_values import decode, shape_of
 
@@ -93,7 +94,9 @@ def unpickle(data: bytes, where: str) -> Any:
         7
     """
     try:
-        value = _Unpickler(io.BytesIO(_decompressed(data))).load()
+        content = _decompressed(data)
+        scan(content)
+        value = _Unpickler(io.BytesIO(content)).load()
         if isinstance(value, Data):
             value = value.fields()
         if isinstance(value, dict):

@@ -111,13 +111,15 @@ def test_frames_and_their_names(slab: Atoms, tmp_path: Path) -> None:
     assert dataset.path == path
 
 
-def test_rows_of_a_database(slab: Atoms, tmp_path: Path) -> None:
-    path = tmp_path / "rows.db"
+@pytest.mark.parametrize("name", ["rows.db", "rows.json"])
+def test_rows_of_a_database(name: str, slab: Atoms, tmp_path: Path) -> None:
+    path = tmp_path / name
     with connect(path) as database:
         database.write(slab, y_relaxed=-1.5)
         database.write(slab, y_relaxed=-2.5)
     energies = [float(s.energy) for s in open_dataset(path, require_energy=True)]
     assert energies == [-1.5, -2.5]
+    assert [s.sid for s in open_dataset(path)] == [(f"{name}#0",), (f"{name}#1",)]
 
 
 def test_the_calculators_energy_is_no_target(slab: Atoms, tmp_path: Path) -> None:
@@ -249,3 +251,54 @@ def test_files_that_ase_cannot_read(name: str, content: bytes, tmp_path: Path) -
     with pytest.raises(ValueError, match=name) as caught:
         open_dataset(path)
     assert str(path) in str(caught.value)
+
+
+def test_text_is_of_unknown_format(tmp_path: Path) -> None:
+    path = tmp_path / "hello.txt"
+    path.write_text("hello, world\n")
+    with pytest.raises(ValueError, match=r"hello\.txt is of unknown format"):
+        open_dataset(path)
+
+
+def test_bad_targets_of_frames_can_be_ignored(slab: Atoms, tmp_path: Path) -> None:
+    path = tmp_path / "frames.traj"
+    slab.info.update(y_relaxed=float("nan"), y_init="?")
+    ase.io.write(path, [slab, slab])
+    systems = list(open_dataset(path, ignore_energy=True))
+    assert [system.energy for system in systems] == [None, None]
+    assert from_ase(slab, ignore_energy=True).energy is None
+    with pytest.raises(ValueError, match="y_relaxed is nan"):
+        open_dataset(path)
+
+
+CIF = """data_alloy
+_cell_length_a 3.6
+_cell_length_b 3.6
+_cell_length_c 3.6
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 90
+_symmetry_space_group_name_H-M 'P 1'
+loop_
+_atom_site_label
+_atom_site_type_symbol
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+_atom_site_occupancy
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*all tags are 0:UserWarning")
+def test_shared_sites_of_a_cif_warn_once(tmp_path: Path) -> None:
+    path = tmp_path / "alloy.cif"
+    sites = "Pt1 Pt 0 0 0 1.0\nCu1 Cu 0.5 0.5 0 {0}\nNi1 Ni 0.5 0.5 0 {1}\n"
+    path.write_text(CIF + sites.format(0.75, 0.25))
+    with pytest.warns(UserWarning, match="one element per site") as caught:
+        (system,) = open_dataset(path)
+    texts = [str(w.message) for w in caught if "occupied in part" in str(w.message)]
+    assert len(texts) == 1
+    assert texts[0].startswith(f"{path}: site 1 is occupied in part (Cu 0.75, Ni 0.25)")
+    assert system.atomic_numbers.tolist() == [78, 29]
+    path.write_text(CIF + "Pt1 Pt 0 0 0 1.0\nCu1 Cu 0.5 0.5 0 1.0\n")
+    open_dataset(path)

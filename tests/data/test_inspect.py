@@ -67,6 +67,15 @@ def test_json(path: Any) -> None:
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
+def test_json_without_infinity(write_lmdb: Any, make_record: Any) -> None:
+    values = {0: make_record(y_relaxed=1.7e308), 1: make_record(y_relaxed=-1.7e308, sid=2)}
+    summary = summarise(open_dataset(write_lmdb(values)))
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summary["energy"]["max"] == 1.7e308
+    assert summary["energy"]["std"] is None
+    assert "std beyond float64" in render(summary)
+
+
 def test_repeated_sids(write_lmdb: Any, make_record: Any) -> None:
     dataset = open_dataset(write_lmdb({0: make_record(), 1: make_record()}))
     summary = summarise(dataset)

@@ -215,7 +215,6 @@ BAD = {
     "list target": ({"y_relaxed": torch.zeros(2)}, r"y_relaxed is of shape \(2,\)"),
     "complex target": ({"y_relaxed": 1j}, "y_relaxed holds complex"),
     "bool target": ({"y_relaxed": True}, "y_relaxed is True"),
-    "nan initial": ({"y_init": math.nan}, "y_init is nan"),
 }
 
 
@@ -373,3 +372,68 @@ def test_further_fields_go_to_info_as_stored(make_record: Any, write_lmdb: Any) 
     assert batch.sid == (0, 1, 2)
     assert batch.tags.tolist() == [0, 0, 1, 1, 2, 2] * 3
     assert pickle.loads(pickle.dumps(batch)).info == batch.info
+
+
+BAD_TARGETS = [float("nan"), math.inf, "-1.5", "", torch.zeros(2), True, 10**5000, b"?"]
+
+
+@pytest.mark.parametrize("value", BAD_TARGETS, ids=range(len(BAD_TARGETS)))
+def test_bad_targets_can_be_ignored(value: Any, make_record: Any, write_lmdb: Any) -> None:
+    bad = {"y_relaxed": value, "y_init": value, "pos_relaxed": "none"}
+    path = write_lmdb({0: make_record(**bad), 1: make_record()})
+    systems = list(open_dataset(path, ignore_energy=True))
+    assert all(s.energy is s.energy_initial is s.positions_relaxed is None for s in systems)
+    assert same_input(systems[0], systems[1])
+    assert len(open_dataset(path.parent, ignore_energy=True)) == 2
+    with pytest.raises(ValueError, match="sid 101"):
+        open_dataset(path)[0]
+    with pytest.raises(ValueError, match="exclude each other"):
+        open_dataset(path, ignore_energy=True, require_energy=True)
+
+
+def same_input(a: Structures, b: Structures) -> bool:
+    """Whether all but the targets agree."""
+    names = [name for name in FIELDS if name != "energy"]
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+@pytest.mark.parametrize("value", [math.nan, "none", torch.zeros(2)])
+def test_a_bad_initial_energy_is_left_out_with_a_warning(
+    value: Any, make_record: Any, write_lmdb: Any
+) -> None:
+    path = write_lmdb({i: make_record(y_init=value) for i in range(3)})
+    with pytest.warns(UserWarning, match="y_init left out: .*key 0, sid 101: y_init is") as caught:
+        systems = list(open_dataset(path))
+    assert len(caught) == 1
+    assert all(system.energy_initial is None for system in systems)
+    assert [system.energy.item() for system in systems] == [-1.25] * 3
+
+
+@pytest.mark.parametrize("field", ["pos", "pos_relaxed", "cell"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_numbers_beyond_float32(field: str, sign: int, make_record: Any) -> None:
+    value = make_record()[field].double().numpy()
+    value[..., 2, 2] = sign * 1e39
+    with pytest.raises(ValueError, match=rf"key 3, sid 101: {field} .*is too large for float32"):
+        read(make_record(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    "sid", [10**5000, -(10**5000), [10**5000, 1], 1 << 64, 1e300], ids=range(5)
+)
+def test_sids_that_no_int64_holds(sid: Any, make_record: Any, write_lmdb: Any) -> None:
+    path = write_lmdb({4: make_record(sid=sid)})
+    with pytest.raises(ValueError, match=r"data\.lmdb, key 4: sid is "):
+        open_dataset(path)[0]
+
+
+@pytest.mark.parametrize("sid", [2**63 - 1, 0, -7])
+def test_sids_that_int64_holds(sid: int, make_record: Any) -> None:
+    assert read(make_record(sid=sid)).sid == (sid,)
+
+
+def test_parameters_are_positions(make_record: Any, write_lmdb: Any) -> None:
+    record = make_record()
+    other = make_record(pos=torch.nn.Parameter(record["pos"]))
+    first, second = open_dataset(write_lmdb({0: record, 1: other}))
+    assert same(first, second)
