@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
-import logging
+import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import flt_mol
+import torch
 
-Command = Callable[[argparse.Namespace], None]
+import flt_mol
+from flt_mol.commands import run_emt, run_evaluate, run_inspect, run_predict, run_train, say
+
+_PIPE_STATUS = 128 + 13  # signal.SIGPIPE, which not every system has
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; errors that a user can mend end in one line and exit status 2."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
+    """Run one command; errors that a user can mend end in one line and exit status 2.
+
+    Interrupted by Ctrl-C the status is 130, by SIGTERM in training 143.
+    """
+    options = build_parser().parse_args(arguments)
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("default")
@@ -27,13 +32,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = _show_warning
         try:
             options.run(options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return _reader_left()
         except (ValueError, OSError) as error:
-            print(f"flt-mol: error: {error}", file=sys.stderr)
-            return 2
-        except KeyboardInterrupt:
-            print("flt-mol: interrupted", file=sys.stderr)
-            return 130
+            return _fail(error, f"error: {error}", 2)
+        except ModuleNotFoundError as error:
+            if (error.name or "flt_mol").startswith("flt_mol"):
+                raise
+            return _fail(error, f"error: {_missing(error)}", 2)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            return _fail(error, "error: not enough memory; try a smaller batch size", 2)
+        except KeyboardInterrupt as error:
+            return _fail(error, "interrupted", 130)
+        except SystemExit as error:
+            if error.code != 128 + signal.SIGTERM:
+                raise
+            return _fail(error, "terminated", 128 + signal.SIGTERM)
     return 0
+
+
+def _fail(error: BaseException, text: str, status: int) -> int:
+    """One line, and the notes of whoever let the error pass."""
+    for line in (text, *getattr(error, "__notes__", ())):
+        say(f"flt-mol: {line}", sys.stderr)
+    return status
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    return f"this needs '{error.name}', which is not installed: pip install 'flt_mol[train]'"
+
+
+def _reader_left() -> int:
+    """As the shell reports it; what is still in the buffer must not raise once more at the end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+    return _PIPE_STATUS
 
 
 def _show_warning(
@@ -44,7 +79,7 @@ def _show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    print(f"flt-mol: warning: {message}", file=sys.stderr)
+    say(f"flt-mol: warning: {message}", sys.stderr)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,7 +129,7 @@ def _add_evaluate(commands: Any) -> None:
     )
     parser.add_argument("--output", type=Path, help="folder for results (default: beside the run)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    _add_device(parser)
+    _add_running(parser)
     parser.set_defaults(run=run_evaluate)
 
 
@@ -109,13 +144,26 @@ def _add_predict(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("predictions.csv"), help=".csv or .json"
     )
-    _add_device(parser)
+    _add_running(parser)
     parser.set_defaults(run=run_predict)
 
 
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=int, default=64, help="systems per step")
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch-size", type=_count, default=64, help="systems per step")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave bad records out (default: refuse them)"
+    )
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on")
+    return number
 
 
 def _add_data(commands: Any) -> None:
@@ -127,118 +175,9 @@ def _add_data(commands: Any) -> None:
     emt = commands.add_parser("emt", help="make the data set emt_adsorption with ASE's EMT")
     emt.add_argument("output", type=Path, help="folder for the data set")
     emt.add_argument("--seed", type=int, default=0)
-    emt.add_argument("--num-slabs", type=int, help="slabs of all splits; default as shipped")
-    emt.add_argument("--workers", type=int, default=2, help="processes")
+    emt.add_argument("--num-slabs", type=_count, help="slabs of all splits; default as shipped")
+    emt.add_argument("--workers", type=_count, default=2, help="processes")
     emt.set_defaults(run=run_emt)
-
-
-def run_train(options: argparse.Namespace) -> None:
-    """`flt-mol train`."""
-    try:
-        from flt_mol.training.config import load_run_config
-        from flt_mol.training.run import train
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"training needs '{error.name}', which is not installed: pip install 'flt_mol[train]'"
-        ) from error
-    from rich.console import Console
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    console = Console()
-    config = load_run_config(options.config, options.overrides)
-    result = train(config, name=Path(options.config).stem, console=console)
-    best = result.best
-    console.print(
-        f"best epoch {int(best['epoch'])}: {config.data.validation} "
-        f"MAE {best['val/mae']:.4f} eV, EwT {100 * best['val/ewt']:.2f} %"
-    )
-    _print_files(result.files)
-
-
-def run_evaluate(options: argparse.Namespace) -> None:
-    """`flt-mol evaluate`."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from flt_mol.data.splits import open_splits
-    from flt_mol.evaluation import report
-    from flt_mol.evaluation.plots import parity
-    from flt_mol.evaluation.splits import evaluate_splits
-    from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
-
-    checkpoint = find_checkpoint(options.checkpoint)
-    model = load_model(checkpoint, map_location=options.device)
-    trained_on = read_checkpoint(checkpoint).get("config", {}).get("data", {})
-    splits, baselines = open_splits(options.data, options.split, trained_on)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = {split: bar.add_task(split, total=len(data)) for split, data in splits.items()}
-        results = evaluate_splits(
-            model,
-            splits,
-            options.batch_size,
-            progress=lambda split, done, total: bar.update(task[split], completed=done),
-        )
-    folder = options.output or _evaluation_folder(checkpoint)
-    files = (
-        report.write_json(
-            results, folder / "results.json", baselines, checkpoint=str(options.checkpoint)
-        ),
-        report.write_csv(results, folder / "predictions.csv"),
-        parity(results, folder / "parity.png"),
-    )
-    if options.json:
-        print(files[0].read_text(encoding="utf-8"), end="")
-        return
-    print(report.table(results, baselines))
-    _print_files(files)
-
-
-def run_predict(options: argparse.Namespace) -> None:
-    """`flt-mol predict`."""
-    from flt_mol.predict import predict_files, write_predictions
-    from flt_mol.training.checkpoints import load_model
-
-    model = load_model(options.checkpoint, map_location=options.device)
-    predictions = predict_files(model, options.files, options.batch_size)
-    write_predictions(predictions, options.output)
-    width = max(len(p.name) for p in predictions)
-    for p in predictions:
-        print(f"{p.name:<{width}}  {p.energy:12.6f} eV")
-    _print_files([options.output])
-
-
-def run_inspect(options: argparse.Namespace) -> None:
-    """`flt-mol data inspect`."""
-    from flt_mol.data import inspect
-    from flt_mol.data.splits import open_source
-
-    summary = inspect.summarise(open_source(options.path, options.split))
-    print(json.dumps(summary, indent=2) if options.json else inspect.render(summary))
-
-
-def run_emt(options: argparse.Namespace) -> None:
-    """`flt-mol data emt`."""
-    from flt_mol.data.emt_dataset import generate
-    from flt_mol.data.emt_plan import NUM_SLABS
-
-    slabs = NUM_SLABS if options.num_slabs is None else options.num_slabs
-    generate(options.output, seed=options.seed, num_slabs=slabs, workers=options.workers)
-    _print_files(sorted(path for path in options.output.iterdir() if path.is_file()))
-
-
-def _evaluation_folder(checkpoint: Path) -> Path:
-    """Beside the run; shipped models lie where one should not write."""
-    from flt_mol import resources
-
-    if resources.folder("models") in checkpoint.parents:
-        return Path("runs") / f"{checkpoint.parent.name}-evaluation"
-    return checkpoint.parent / "evaluation"
-
-
-def _print_files(files: Sequence[Path]) -> None:
-    print("written:")
-    for file in files:
-        print(f"  {file}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from flt_mol.data.splits import skipped_message
 from flt_mol.evaluation.elements import check_elements, unseen_message
 from flt_mol.evaluation.splits import evaluating, predict_batch
-from flt_mol.files import temporary_path
+from flt_mol.predictions import Prediction, write_predictions
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -28,21 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Prediction", "predict", "predict_files", "predict_structures", "write_predictions"]
 
 _SUMMED_UP = {"tags", "cell"}
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The energy of one structure of a file.
-
-    Args:
-        name: the structure's sid, as stored; of files without sids, file name and frame.
-        energy: eV.
-        file: the file that it was read from, as given.
-    """
-
-    name: str
-    energy: float
-    file: str
+_TARGETS = ("y_relaxed", "energy_relaxed", "y_init", "energy_init", "pos_relaxed")
 
 
 def predict(
@@ -65,8 +50,8 @@ def predict(
             finite.
 
     Warns:
-        UserWarning: once each for all structures: tags that are all 0, no cell, elements that the
-            model was never trained on, naming them.
+        UserWarning: once each for all structures: tags that are all 0, or look like layer
+            numbers, no cell, elements that the model was never trained on, naming them.
     """
     from ase import Atoms
 
@@ -79,8 +64,15 @@ def predict(
             )
     from flt_mol.data import from_ase
 
-    structures = (from_ase(item, sid=place) for place, item in enumerate(items))
-    return predict_structures(_module(checkpoint), structures, batch_size)
+    notes: dict[str, str] = {}
+    structures = (
+        from_ase(_without_targets(item), sid=place, notes=notes) for place, item in enumerate(items)
+    )
+    energies = predict_structures(_module(checkpoint), structures, batch_size)
+    for kind, text in notes.items():
+        if kind not in _SUMMED_UP:
+            warnings.warn(text, UserWarning, stacklevel=2)
+    return energies
 
 
 def predict_files(
@@ -88,14 +80,18 @@ def predict_files(
     files: str | Path | Sequence[str | Path],
     batch_size: int = 32,
     *,
+    skip_bad: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> list[Prediction]:
     """Energies of all structures of `files`, in order: LMDB, and whatever ASE reads.
+
+    Targets, if there are any, are not looked at.
 
     Args:
         model: a module, file of a checkpoint, or name of a shipped model.
         files: one path or several; a file may hold many frames.
         batch_size: structures per call of the model, across files.
+        skip_bad: leave bad records out, with a warning that counts and names them.
         progress: called with (structures done, structures in all) after each batch.
 
     Raises:
@@ -106,7 +102,10 @@ def predict_files(
         UserWarning: as :func:`predict`.
     """
     paths = [files] if isinstance(files, str | Path) else list(files)
-    datasets = _open_all(paths)
+    datasets = _open_all(paths, skip_bad)
+    for dataset in datasets:
+        if dataset.skipped:
+            warnings.warn(skipped_message(dataset), UserWarning, stacklevel=2)
     total = sum(len(dataset) for dataset in datasets)
     names: list[tuple[str, str]] = []
 
@@ -169,30 +168,6 @@ def predict_structures(
     return np.concatenate(energies) if energies else np.empty(0, dtype=np.float64)
 
 
-def write_predictions(predictions: Iterable[Prediction], path: str | Path) -> Path:
-    """Write `.csv` (columns sid,energy,file) or `.json` (a list of such objects), eV.
-
-    The file appears whole, or not at all; numbers read back as the same float64.
-
-    Raises:
-        ValueError: another suffix.
-    """
-    path = Path(path)
-    rows = [{"sid": p.name, "energy": p.energy, "file": p.file} for p in predictions]
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".json"):
-        raise ValueError(f"cannot write predictions to {path}: use a name ending in .csv or .json")
-    with temporary_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as f:
-        if suffix == ".json":
-            json.dump(rows, f, indent=1, allow_nan=False)
-            f.write("\n")
-        else:
-            writer = csv.DictWriter(f, ["sid", "energy", "file"], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({**row, "energy": repr(row["energy"])} for row in rows)
-    return path
-
-
 @dataclass
 class _Seen:
     """What the predicted structures were like, for the warnings afterwards."""
@@ -246,6 +221,19 @@ def _batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Stru
         yield Structures.cat(parts)
 
 
+def _without_targets(atoms: Atoms) -> Atoms:
+    """A copy: what a prediction does not look at cannot be bad."""
+    atoms = atoms.copy()
+    pairs = atoms.info.get("key_value_pairs")
+    if isinstance(pairs, dict):
+        atoms.info["key_value_pairs"] = pairs = dict(pairs)
+    for name in _TARGETS:
+        for fields in (atoms.info, atoms.arrays, pairs):
+            if isinstance(fields, dict):
+                fields.pop(name, None)
+    return atoms
+
+
 def _module(checkpoint: nn.Module | str | Path) -> nn.Module:
     if isinstance(checkpoint, nn.Module):
         return checkpoint
@@ -255,11 +243,11 @@ def _module(checkpoint: nn.Module | str | Path) -> nn.Module:
     return model
 
 
-def _open_all(paths: Sequence[str | Path]) -> list[StructuresDataset]:
+def _open_all(paths: Sequence[str | Path], skip_bad: bool) -> list[StructuresDataset]:
     datasets, failures = [], []
     for path in paths:
         try:
-            datasets.append(_open(path))
+            datasets.append(_open(path, skip_bad))
         except (OSError, ValueError) as error:
             text = str(error)
             failures.append(f"  {text}" if str(path) in text else f"  {path}: {text}")
@@ -269,13 +257,13 @@ def _open_all(paths: Sequence[str | Path]) -> list[StructuresDataset]:
     return datasets
 
 
-def _open(path: str | Path) -> StructuresDataset:
+def _open(path: str | Path, skip_bad: bool) -> StructuresDataset:
     """The data set, its warnings about tags and cells left to `_Seen`: once for all files."""
     from flt_mol.data import open_dataset
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dataset = open_dataset(path)
+        dataset = open_dataset(path, ignore_energy=True, on_error="skip" if skip_bad else "raise")
     ours = bool(dataset.notes.seen) and dataset.notes.seen <= _SUMMED_UP
     for warning in caught:
         if not (ours and str(warning.message).startswith(f"{Path(path)}: ")):

@@ -242,3 +242,51 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_empty_system_needs_no_tags():
     empty = Structures.single([], [], cell=np.eye(3))
     assert predict_structures(Fake(), [empty]).tolist() == [0.0]
+
+
+def test_targets_are_not_looked_at(tmp_path):
+    atoms = slab()
+    path = write_lmdb(
+        tmp_path / "a.lmdb", [record(1, atoms, y_relaxed=float("nan"), y_init="none")]
+    )
+    assert [p.energy for p in predict_files(Fake(), path)] == [SLAB_ENERGY]
+    atoms.info["y_relaxed"] = float("nan")
+    ase.io.write(tmp_path / "a.extxyz", atoms)
+    assert [p.energy for p in predict_files(Fake(), tmp_path / "a.extxyz")] == [SLAB_ENERGY]
+    assert predict(atoms, Fake()).tolist() == [SLAB_ENERGY]
+
+
+def test_bad_records_are_left_out_on_request(tmp_path):
+    atoms = slab()
+    bad = {**record(2, atoms), "pos": np.full((len(atoms), 3), np.nan, dtype=np.float32)}
+    path = write_lmdb(tmp_path / "a.lmdb", [record(1, atoms), bad, record(3, atoms)])
+    with pytest.raises(ValueError, match="a.lmdb"):
+        predict_files(Fake(), path)
+    with pytest.warns(UserWarning, match=r"(?s)a.lmdb: left out 1 of 3 records:\n.*pos"):
+        predictions = predict_files(Fake(), path, skip_bad=True)
+    assert [p.name for p in predictions] == ["1", "3"]
+
+
+def test_layer_numbers_taken_for_tags_are_warned_of():
+    atoms = fcc111("Pt", (2, 2, 3), vacuum=8.0)
+    add_adsorbate(atoms, "O", 1.2, "ontop")
+    atoms.set_tags([2] * 4 + [1] * 4 + [0] * 4 + [0])
+    with pytest.warns(UserWarning, match="layer numbers") as caught:
+        predict([atoms, atoms], Fake())
+    assert len(caught) == 1
+
+
+def test_names_that_are_no_text_are_escaped(tmp_path):
+    name = b"caf\xe9 \xc3\xa9.cif".decode("utf-8", "surrogateescape")
+    for file in (tmp_path / "out.csv", tmp_path / "out.json"):
+        write_predictions([Prediction(name, 1.0, name)], file)
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()))
+    assert rows[0]["sid"] == "caf\\udce9 é.cif"
+    assert json.loads((tmp_path / "out.json").read_text())[0]["sid"] == name
+
+
+def test_errors_of_writing_name_the_target(tmp_path):
+    (tmp_path / "out.csv").mkdir()
+    with pytest.raises(OSError, match="out.csv") as caught:
+        write_predictions([Prediction("a", 1.0, "a")], tmp_path / "out.csv")
+    assert "tmp.csv" not in str(caught.value)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.catalog import Recipe, recipe
+from flt_mol.data.dataset import OnError
 from flt_mol.data.open import open_dataset
 
 Baselines = dict[str, dict[str, float]]
+_SHOWN = 5
 
 
 def find_recipe(name_or_path: str | Path) -> Recipe | None:
@@ -46,7 +48,10 @@ def open_source(name_or_path: str | Path, split: str | None = None, **options: A
 
 
 def open_splits(
-    data: str | Path | None, splits: Sequence[str] | None, trained_on: Mapping[str, Any]
+    data: str | Path | None,
+    splits: Sequence[str] | None,
+    trained_on: Mapping[str, Any],
+    on_error: OnError = "raise",
 ) -> tuple[dict[str, Any], Baselines]:
     """The splits to evaluate on, opened, and the MAEs (eV) of the data set's baselines.
 
@@ -54,10 +59,12 @@ def open_splits(
         data: name or folder of a data set, or a path of records; None takes `trained_on`.
         splits: names; None takes those of `trained_on`, or every validation split.
         trained_on: the `data` part of a run's configuration.
+        on_error: what to do with bad records, as of :func:`flt_mol.data.open_dataset`.
 
     Raises:
         ValueError: unknown data or split, or records without targets.
     """
+    options: dict[str, Any] = {"require_energy": True, "on_error": on_error}
     own_paths: Mapping[str, str] = {}
     if data is None:
         data, own_paths = trained_on.get("name"), trained_on.get("paths") or {}
@@ -68,14 +75,14 @@ def open_splits(
     if data is not None and found is None:
         if splits:
             raise ValueError(f"{data} is a file or folder of records and has no splits")
-        return {_label(Path(data)): open_dataset(data, require_energy=True)}, {}
+        return {_label(Path(data)): open_dataset(data, **options)}, {}
     names = list(splits or _validation(found, own_paths))
     opened = {}
     for name in names:
         if name in own_paths:
-            opened[name] = open_dataset(own_paths[name], require_energy=True)
+            opened[name] = open_dataset(own_paths[name], **options)
         elif found is not None:
-            opened[name] = found.open(name, require_energy=True)
+            opened[name] = found.open(name, **options)
         elif name in (trained_on.get("evaluation") or []):
             continue
         else:
@@ -83,6 +90,16 @@ def open_splits(
     if not opened:
         raise ValueError("none of the splits to evaluate has a file: give --data, or --split")
     return opened, {} if own_paths or found is None else baseline_maes(found, opened)
+
+
+def skipped_message(dataset: Any) -> str:
+    """How many records of a data set were left out as bad, and the first five with the reason."""
+    skipped: Sequence[str] = dataset.skipped
+    lines = [f"{dataset.path}: left out {len(skipped)} of {len(skipped) + len(dataset)} records:"]
+    lines += [f"  {message}" for message in skipped[:_SHOWN]]
+    if len(skipped) > _SHOWN:
+        lines.append(f"  and {len(skipped) - _SHOWN} more")
+    return "\n".join(lines)
 
 
 def baseline_maes(found: Recipe, splits: Mapping[str, Any]) -> Baselines:

@@ -35,6 +35,11 @@ class History(Callback):
         self.epochs: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
 
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """At `max_steps` within an epoch: asking to stop makes Lightning validate first."""
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation of this epoch is done by now."""
         assert isinstance(pl_module, EnergyTask)

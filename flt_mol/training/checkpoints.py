@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,18 @@ from torch import Tensor
 import flt_mol
 from flt_mol import resources
 from flt_mol.files import temporary_path
-from flt_mol.models.energy import CONFIG_KEY, EnergyModel
+from flt_mol.models.energy import CONFIG_KEY, EnergyConfig, EnergyModel
+from flt_mol.training.checkpoint_file import read_checkpoint
+from flt_mol.training.checks import check_model
+from flt_mol.training.devices import find_device
+
+__all__ = ["find_checkpoint", "load_model", "read_checkpoint", "save_checkpoint", "strip_prefixes"]
 
 FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 1
 RELEASED_WEIGHTS = "weights.ckpt"
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.")
+_AVERAGED = "n_averaged"
 
 
 def save_checkpoint(
@@ -72,67 +75,60 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     )
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint file, on CPU; a bare state dict is put under ``state_dict``.
-
-    Raises:
-        ValueError: not readable as a checkpoint, cut short, or asking for more than tensors and
-            plain data; the message names the file.
-    """
-    path = Path(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Detected pickle protocol")
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if not zipfile.is_zipfile(path):
-            raise ValueError(f"{path}: checkpoint incomplete, or not a checkpoint") from error
-        raise ValueError(
-            f"{path}: holds more than tensors and plain data, which is not loaded for safety's "
-            f"sake; save it again without the Python objects. torch says: {error}"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path}: checkpoint incomplete, or not a checkpoint ({error})") from error
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(content.get(key), Mapping):
-            return {**content, "state_dict": content[key]}
-    if content and all(isinstance(value, Tensor) for value in content.values()):
-        return {"state_dict": content}
-    raise ValueError(f"{path}: no 'state_dict' in it (keys: {', '.join(map(str, content))})")
-
-
 def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu") -> EnergyModel:
     """The trained model of a checkpoint, in eval mode.
 
-    Prefixes left by DDP, torch.compile and wrappers are stripped; weights of any float dtype
-    become float32.
+    Prefixes left by DDP, torch.compile, weight averaging and wrappers are stripped; weights of any
+    float dtype become float32.
 
     Args:
         name_or_path: see `find_checkpoint`.
         map_location: where the model goes.
 
     Raises:
-        ValueError: no or no whole checkpoint, or missing, extra or wrongly shaped keys, listed.
+        ValueError: no such device here; no or no whole checkpoint; missing, extra or wrongly
+            shaped or typed keys, listed.
     """
+    device = find_device(map_location)
     path = find_checkpoint(name_or_path)
     weights = strip_prefixes(read_checkpoint(path)["state_dict"])
-    try:
-        config = EnergyModel.config_of(weights)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    with torch.random.fork_rng(devices=[]):
-        model = EnergyModel(config)
+    model = _build(path, weights)
     problems = _differences(model.state_dict(), weights)
     if problems:
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))
     model.load_state_dict(weights)
-    return model.eval().to(map_location)
+    return model.eval().to(device)
+
+
+def _build(path: Path, weights: Mapping[str, Tensor]) -> EnergyModel:
+    """The model that the weights describe, its own weights not loaded yet."""
+    try:
+        text = weights.get(CONFIG_KEY)
+        if text is not None and (text.dim() != 1 or text.is_complex()):
+            raise TypeError
+        config = EnergyModel.config_of(weights)
+        check_model(config)
+        _refuse_oversized(config, weights)
+        with torch.random.fork_rng(devices=[]):
+            return EnergyModel(config)
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        reason = error if isinstance(error, ValueError) else "it is garbled"
+        raise ValueError(f"{path}: its model configuration is not usable: {reason}") from error
+
+
+def _refuse_oversized(config: EnergyConfig, weights: Mapping[str, Tensor]) -> None:
+    """A damaged size must not ask for all memory; small excesses are listed key by key later."""
+    there = sum(value.numel() for value in weights.values())
+    per_layer = 4 * config.embed_dim**2 + 2 * config.embed_dim * config.ffn_dim
+    needed = config.num_layers * (per_layer + config.num_features)
+    if config.rpe is not None:
+        needed += config.rpe.num_terms * config.num_heads + config.rpe.num_frequencies
+    if needed > 4 * there + 1_000_000:
+        raise ValueError(f"it takes at least {needed} weights, and the file holds {there}")
 
 
 def strip_prefixes(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop wrappers' prefixes that every key carries, however often.
+    """Drop wrappers' prefixes that every key carries, however often, and AveragedModel's counter.
 
     Example:
         >>> list(strip_prefixes({"module._orig_mod.head.bias": torch.zeros(1)}))
@@ -140,19 +136,27 @@ def strip_prefixes(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     out = dict(weights)
     while out:
-        shared = [p for p in _PREFIXES if all(key.startswith(p) for key in out)]
+        named = [key for key in out if key != _AVERAGED]
+        shared = [p for p in _PREFIXES if named and all(key.startswith(p) for key in named)]
         if not shared:
             break
-        out = {key.removeprefix(shared[0]): value for key, value in out.items()}
+        out = {key.removeprefix(shared[0]): out[key] for key in named}
     return out
 
 
 def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
-    lines += [
-        f"wrong shape: {key} is {tuple(found[key].shape)}, expected {tuple(value.shape)}"
-        for key, value in expected.items()
-        if key in found and found[key].shape != value.shape and key != CONFIG_KEY
-    ]
+    for key, value in expected.items():
+        if key not in found or key == CONFIG_KEY:
+            continue
+        if found[key].shape != value.shape:
+            shapes = f"{tuple(found[key].shape)}, expected {tuple(value.shape)}"
+            lines.append(f"wrong shape: {key} is {shapes}")
+        elif not _converts(found[key].dtype, value.dtype):
+            lines.append(f"wrong type: {key} is {found[key].dtype}, expected {value.dtype}")
     return lines
+
+
+def _converts(found: torch.dtype, expected: torch.dtype) -> bool:
+    return found.is_floating_point == expected.is_floating_point and not found.is_complex

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flt_mol import resources
+from flt_mol.data.catalog import names
 from flt_mol.models.energy import EnergyConfig
+from flt_mol.training.checks import check_model, check_training
+from flt_mol.training.overrides import PATHS, split_paths
+from flt_mol.training.run_files import find_run, refuse_bad_yaml
 
 
 @dataclass
@@ -25,12 +29,13 @@ class DataConfig:
     """Which data set and which of its splits.
 
     Attributes:
-        name: of a folder in `datasets/`, or a path to such a folder.
+        name: of a folder in `datasets/`, or a path to such a folder, relative as `paths`.
         train: split to train on.
         validation: split whose MAE picks the best checkpoint.
         evaluation: splits reported at the end and by `flt-mol evaluate`.
         paths: split → path of a file, overrides or stands for the data set's own; relative paths
             are taken from the configuration file's folder.
+        skip_bad: whether training leaves bad records out, with a warning, or refuses them.
     """
 
     name: str | None = None
@@ -40,6 +45,7 @@ class DataConfig:
         default_factory=lambda: ["val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"]
     )
     paths: dict[str, str] = field(default_factory=dict)
+    skip_bad: bool = False
 
 
 @dataclass
@@ -108,42 +114,56 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
 
     Args:
         name_or_path: name in `configs/`, or path to a yaml file.
-        overrides: Hydra's, as ``training.epochs=5`` or ``model=emt_performer_small``.
+        overrides: Hydra's, as ``training.epochs=5`` or ``model=emt_performer_small``. Paths in
+            them are taken from the working directory, and need no quotes.
 
     Raises:
-        ValueError: unknown run, unknown key (the nearest known one is named) or wrong type.
+        ValueError: unknown run, no yaml, unknown key (the nearest known one is named), wrong type,
+            or a value that cannot work.
     """
-    file = _find_run(name_or_path)
+    file = find_run(name_or_path)
+    refuse_bad_yaml(file)
     _register()
     try:
+        rest, typed = split_paths(overrides)
         with initialize_config_dir(config_dir=str(file.parent), version_base="1.3"):
-            composed = compose(config_name=file.stem, overrides=_local_paths(overrides))
+            composed = compose(config_name=file.stem, overrides=rest)
         _refuse_unknown(composed)
-        config = cast(RunConfig, OmegaConf.to_object(composed))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        config = OmegaConf.to_object(composed)
+        if not isinstance(config, RunConfig):
+            raise ValueError("its defaults must begin with 'run_schema'")
+        config.data = absolute(config.data, file.parent)
+        _set_paths(config, typed)
+        check_training(config.training)
+        check_model(config.model)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{file}: {_explain(error)}") from error
-    if not isinstance(config, RunConfig):
-        raise ValueError(f"{file}: its defaults must begin with 'run_schema'")
-    config.data.paths = {
-        split: str((file.parent / path).resolve()) for split, path in config.data.paths.items()
-    }
     return config
 
 
-def _find_run(name_or_path: str) -> Path:
-    path = Path(name_or_path)
-    if path.suffix in {".yaml", ".yml"}:
-        if path.is_file():
-            return path.resolve()
-        raise ValueError(f"no configuration file {path}")
-    folder = resources.folder("configs")
-    names = sorted(file.stem for file in folder.glob("*.yaml"))
-    if name_or_path in names:
-        return folder / f"{name_or_path}.yaml"
-    raise ValueError(
-        f"no run called '{name_or_path}' in configs/ (there are: {', '.join(names)}); "
-        "a file of your own is given by its path, ending in .yaml"
-    )
+def absolute(data: DataConfig, base: Path) -> DataConfig:
+    """`data` with relative paths, of files and of a data set's folder, taken from `base`."""
+    paths = {split: str((base / path).resolve()) for split, path in data.paths.items()}
+    name = data.name
+    if name is not None and name not in names():
+        for folder in (base / name, Path(name)):
+            if folder.is_dir():
+                name = str(folder.resolve())
+                break
+    return replace(data, name=name, paths=paths)
+
+
+def _set_paths(config: RunConfig, typed: Mapping[str, str | None]) -> None:
+    for key, value in typed.items():
+        if key == "output":
+            config.output = value
+        elif key == "data.name":
+            config.data.name = value
+        else:
+            if not value:
+                raise ValueError(f"{key} is empty, expected a file or folder of records")
+            config.data.paths[key.removeprefix(PATHS)] = value
+    config.data = absolute(config.data, Path.cwd())
 
 
 def _register() -> None:
@@ -163,17 +183,6 @@ def _read_model(file: Path) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from error
     return cast(dict[str, Any], values)
-
-
-def _local_paths(overrides: Sequence[str]) -> list[str]:
-    """Paths typed on the command line are meant from the working directory."""
-    out = []
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if key.lstrip("+").startswith("data.paths.") and equals:
-            override = f"++{key.lstrip('+')}='{Path(value.strip(chr(39))).resolve()}'"
-        out.append(override)
-    return out
 
 
 def known_keys(schema: type = RunConfig) -> list[str]:
@@ -198,17 +207,23 @@ def _keys(node: Any, path: str = "") -> list[str]:
 def _refuse_unknown(composed: DictConfig) -> None:
     known = set(known_keys())
     for key in _keys(OmegaConf.to_container(composed)):
-        if key not in known and not key.startswith("data.paths."):
+        if key not in known and not key.startswith(PATHS):
             raise ValueError(_unknown(key))
 
 
 def _unknown(key: str) -> str:
     """What to say of a key that is not in the schema: the nearest one, or those beside it."""
-    parent = key.rpartition(".")[0]
-    beside = {k.rpartition(".")[2]: k for k in known_keys() if k.rpartition(".")[0] == parent}
-    near = difflib.get_close_matches(key.rpartition(".")[2], beside, n=1)
-    hint = f"did you mean '{beside[near[0]]}'?" if near else f"known here: {', '.join(beside)}"
-    return f"unknown key '{key}'; {hint}"
+    known = known_keys()
+    right, wrong = "", key.split(".")
+    while wrong and any(k.startswith(f"{right}{wrong[0]}.") for k in known):
+        right += f"{wrong.pop(0)}."
+    beside = [k for k in known if k.startswith(right) and "." not in k.removeprefix(right)]
+    last = [k.removeprefix(right) for k in beside]
+    near = difflib.get_close_matches(wrong[0] if wrong else "", last, n=1)
+    if not near:
+        return f"unknown key '{key}'; known here: {', '.join(beside)}"
+    whole = ".".join([right + near[0], *wrong[1:]])
+    return f"unknown key '{key}'; did you mean '{whole if whole in known else right + near[0]}'?"
 
 
 def _explain(error: Exception) -> str:

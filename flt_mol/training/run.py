@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.catalog import recipe
+from flt_mol.data.dataset import OnError
+from flt_mol.data.splits import skipped_message
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import EpochProgress, History
 from flt_mol.training.checkpoints import load_model
-from flt_mol.training.config import DataConfig, RunConfig
+from flt_mol.training.checks import check_accelerator, check_model, check_training
+from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, absolute
+from flt_mol.training.folders import check_run_folder, run_folder
 from flt_mol.training.task import EnergyTask
 
 IN_MEMORY = 20_000
@@ -41,7 +49,9 @@ class TrainingResult:
 def train(config: RunConfig, name: str = "run", console: Console | None = None) -> TrainingResult:
     """Train a model; write ``best.ckpt``, ``last.ckpt``, logs and plots.
 
-    The state of torch's random generators is the same after as before.
+    The state of torch's random generators is the same after as before. A run that fails or is
+    interrupted before its first ``best.ckpt`` leaves no folder behind; one with weights keeps
+    them, and the exception carries a note that says where.
 
     Args:
         config: see RunConfig.
@@ -49,23 +59,45 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
         console: where progress goes.
 
     Raises:
-        ValueError: data that cannot be trained on, naming file and record.
+        ValueError: settings that cannot work, an output that cannot be written, data that cannot
+            be trained on, naming file and record.
+        KeyboardInterrupt: as it came.
+        SystemExit: with status 143, on SIGTERM.
     """
     console = console or Console()
+    check_training(config.training)
+    check_model(config.model)
+    check_accelerator(config.training.accelerator)
+    check_run_folder(config.output)
+    config = replace(config, data=absolute(config.data, Path.cwd()))
     training, validation = (
         _load(config.data, split) for split in (config.data.train, config.data.validation)
     )
-    folder = _new_folder(config.output, name)
-    plain = {"name": name, **asdict(config)}
-    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
-    # Where a run lay means nothing to whoever gets its weights.
-    history = History(folder, {k: v for k, v in plain.items() if k != "output"})
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         torch.manual_seed(config.training.seed)
         model = build_model(config, training)
-        _fit(model, config, training, validation, history, console)
+        with run_folder(config.output, name) as folder:
+            return _run(folder, name, config, model, training, validation, console)
+
+
+def _run(
+    folder: Path,
+    name: str,
+    config: RunConfig,
+    model: EnergyModel,
+    training: Any,
+    validation: Any,
+    console: Console,
+) -> TrainingResult:
+    # Where a run lay means nothing to whoever gets its weights, or trains it again.
+    plain = {k: v for k, v in asdict(config).items() if k != "output"}
+    again = {"defaults": ["run_schema", "_self_"], **plain}
+    text = yaml.safe_dump(again, sort_keys=False, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+    history = History(folder, {"name": name, **plain})
+    _fit(model, config, training, validation, history, console)
     assert history.best is not None
     best = load_model(folder / "best.ckpt")
     result = evaluate_splits(best, {config.data.validation: validation})
@@ -104,33 +136,14 @@ def split_path(data: DataConfig, split: str) -> Path:
 
 
 def _load(data: DataConfig, split: str) -> Any:
-    dataset = open_dataset(split_path(data, split), require_energy=True)
+    path = split_path(data, split)
+    on_error: OnError = "skip" if data.skip_bad else "raise"
+    dataset = open_dataset(path, require_energy=True, on_error=on_error)
+    if dataset.skipped:
+        warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
     if len(dataset) <= IN_MEMORY:
         return [dataset[i] for i in range(len(dataset))]
     return dataset
-
-
-def _new_folder(output: str | None, name: str) -> Path:
-    """`output`, or the first free of runs/NAME, runs/NAME-2, …; a used folder is never reused.
-
-    Raises:
-        ValueError: `output` holds a run already.
-    """
-    if output is not None:
-        folder = Path(output)
-        if (folder / "config.yaml").exists():
-            raise ValueError(f"{folder} holds a run already; choose another output folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-    number = 1
-    while True:
-        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
 
 
 def _fit(
@@ -154,22 +167,43 @@ def _fit(
         f"{len(training)} systems to train on, {len(validation)} to validate, "
         f"{sum(p.numel() for p in model.parameters()):,} parameters, {steps} steps"
     )
-    trainer = Trainer(
-        max_epochs=settings.epochs,
-        max_steps=-1 if settings.max_steps is None else settings.max_steps,
-        accelerator=settings.accelerator,
-        devices=1,
-        precision=settings.precision,  # type: ignore[arg-type]
-        gradient_clip_val=settings.gradient_clip,
-        log_every_n_steps=min(50, len(train_loader)),
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=[
-            CSVLogger(history.folder, name="logs", version="csv"),
-            TensorBoardLogger(history.folder, name="logs", version="tensorboard"),
-        ],
-        callbacks=[history, EpochProgress(console, history)],
-    )
-    trainer.fit(EnergyTask(model, settings, steps), train_loader, validation_loader)
+    callbacks = [history, EpochProgress(console, history)]
+    trainer = _trainer(settings, history.folder, callbacks, steps, len(train_loader))
+    try:
+        trainer.fit(EnergyTask(model, settings, steps), train_loader, validation_loader)
+    except SystemExit as stop:
+        # Lightning answers Ctrl-C and SIGTERM with exits of status 1 and 0.
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        if isinstance(stop, SIGTERMException):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+
+
+def _trainer(
+    settings: TrainingConfig, folder: Path, callbacks: list[Any], steps: int, epoch: int
+) -> Trainer:
+    try:
+        return Trainer(
+            max_epochs=math.ceil(steps / epoch),
+            max_steps=steps,
+            accelerator=settings.accelerator,
+            devices=1,
+            precision=settings.precision,  # type: ignore[arg-type]
+            gradient_clip_val=settings.gradient_clip,
+            log_every_n_steps=min(50, epoch),
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=[
+                CSVLogger(folder, name="logs", version="csv"),
+                TensorBoardLogger(folder, name="logs", version="tensorboard"),
+            ],
+            callbacks=callbacks,
+        )
+    except MisconfigurationException as error:
+        raise ValueError(
+            f"training.accelerator={settings.accelerator} with "
+            f"training.precision={settings.precision} does not work here: {error}"
+        ) from error

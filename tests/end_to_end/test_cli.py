@@ -2,16 +2,20 @@
 
 import csv
 import json
+import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from ase.build import add_adsorbate, fcc111
-from ase.io import write
+from ase.io import read, write
 
+from flt_mol import resources
 from flt_mol.cli import main
 from flt_mol.training.checkpoints import load_model
 
@@ -149,6 +153,172 @@ def test_errors_are_one_line_for_people(arguments, message, capsys):
     assert message in err
     assert err.startswith("flt-mol: error: ")
     assert "Traceback" not in err
+
+
+TINIEST = ["model.embed_dim=8", "model.num_layers=1", "model.num_features=8"]
+
+
+@pytest.fixture
+def own_data(slab_file, tmp_path):
+    """Overrides for a small training on a file of one's own."""
+    frames = read(slab_file, ":")
+    for i, frame in enumerate(frames):
+        frame.info = {"y_relaxed": float(i)}
+    write(tmp_path / "it's, a=b.extxyz", frames)
+    file = tmp_path / "it's, a=b.extxyz"
+    return [f"data.paths.train={file}", f"data.paths.val_id={file}", *TINIEST]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "x", "y", "--device", "foo"], "no device is called 'foo'"),
+        (["evaluate", "RUN", "--device", "xpu:3"], "finds no xpu device here"),
+        (["predict", "x", "y", "-o", "p.txt"], "cannot write p.txt: use a name ending in .csv"),
+        (["predict", "x", "y", "-o", "RUN"], "use a name ending in"),
+        (["predict", "x", "y", "-o", "RUN/best.ckpt/p.csv"], "best.ckpt is a file; give another"),
+        (["evaluate", "RUN", "--output", "RUN/best.ckpt"], "best.ckpt is a file; give another"),
+        (["train", "emt_small", "output=RUN/best.ckpt"], "is a file; give another"),
+        (["train", "emt_small", "output="], "output is empty"),
+        (["train", "emt_small", "training.max_steps=-1"], "training.max_steps is -1"),
+        (["data", "emt", "RUN/best.ckpt"], "best.ckpt is a file"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_work(arguments, message, run, capsys):
+    assert main([a.replace("RUN", str(run)) for a in arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("flt-mol: error: ")
+    assert message in err
+
+
+def test_outputs_without_permission_are_refused_before_the_work(run, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda *args, **more: False)
+    assert main(["predict", "never looked for", "x", "-o", str(tmp_path / "p.csv")]) == 2
+    assert "no permission in" in capsys.readouterr().err
+    assert main(["evaluate", str(run)]) == 2
+    assert "give another with --output" in capsys.readouterr().err
+
+
+def test_batch_sizes_are_at_least_one(capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "x", "y", "--batch-size", "0"])
+    assert "'0' is not a whole number from 1 on" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "hydra", None)
+    monkeypatch.delitem(sys.modules, "flt_mol.training.config", raising=False)
+    monkeypatch.delitem(sys.modules, "flt_mol.training.overrides", raising=False)
+    assert main(["train", "emt_small"]) == 2
+    assert "pip install 'flt_mol[train]'" in capsys.readouterr().err
+
+
+def test_real_bugs_keep_their_traceback(monkeypatch):
+    def broken(*args, **more):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("flt_mol.data.inspect.summarise", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        main(["data", "inspect", "emt_adsorption", "--split", "val_id"])
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "word"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_stopped_training_says_so_and_names_its_weights(number, status, word, own_data, tmp_path):
+    folder = tmp_path / "run"
+    more = ["training.epochs=1000000", f"output={folder}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flt_mol.cli", "train", "emt_small", *own_data, *more],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 60
+    while not (folder / "best.ckpt").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    assert f"flt-mol: {word}" in err
+    assert str(folder / "best.ckpt") in err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_leaves_early_loses_no_file(run, tmp_path):
+    out = tmp_path / "p.csv"
+    inside, outside = os.pipe()
+    os.close(inside)
+    arguments = ["predict", str(run), "datasets/emt_adsorption/val_id.lmdb", "-o", str(out)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "flt_mol.cli", *arguments],
+            stdout=outside,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=resources.folder("datasets").parent,
+        )
+    finally:
+        os.close(outside)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert len(read_csv(out)) > 100
+
+
+def test_results_are_shown_when_writing_fails(run, slab_file, tmp_path, capsys, monkeypatch):
+    def full(self, target):
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(type(tmp_path), "replace", full)
+    assert main(["predict", str(run), str(slab_file), "-o", str(tmp_path / "p.csv")]) == 2
+    captured = capsys.readouterr()
+    assert "slabs.traj#1" in captured.out
+    assert f"No space left on device: '{tmp_path / 'p.csv'}'" in captured.err
+    assert main(["evaluate", str(run), "--split", "val_id", "--output", str(tmp_path / "e")]) == 2
+    captured = capsys.readouterr()
+    assert "val_id" in captured.out
+    assert f"No space left on device: '{tmp_path / 'e'}'" in captured.err
+
+
+def test_odd_file_names_are_shown_with_escapes(run, slab_file, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9 \x1b[31m.traj"
+    shutil.copyfile(slab_file, odd)
+    done = command("predict", run, os.fsdecode(odd), "-o", tmp_path / "p.csv")
+    assert "caf\\udce9 \\x1b[31m.traj#0" in done.stdout
+    assert read_csv(tmp_path / "p.csv")[0]["sid"].startswith("caf\\udce9 ")
+
+
+def test_skip_bad(run, tmp_path, slab_file, capsys):
+    frames = read(slab_file, ":")
+    for frame, energy in zip(frames, (1.0, math.nan), strict=True):
+        frame.info = {"y_relaxed": energy}
+    frames.append(frames[0].copy())
+    frames[2].positions[0] = math.nan
+    file = tmp_path / "some.traj"
+    write(file, frames)
+    assert main(["predict", str(run), str(file), "-o", str(tmp_path / "p.csv")]) == 2
+    capsys.readouterr()
+    predict = ["predict", str(run), str(file), "--skip-bad", "-o", str(tmp_path / "p.csv")]
+    assert main(predict) == 0
+    assert "left out 1 of 3 records" in capsys.readouterr().err
+    assert len(read_csv(tmp_path / "p.csv")) == 2
+    evaluate = ["evaluate", str(run), "--data", str(file), "--output", str(tmp_path / "e")]
+    assert main(evaluate) == 2
+    assert main([*evaluate, "--skip-bad", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["splits"]["some"]["count"] == 1
+    assert "left out 2 of 3 records" in captured.err
+    assert "some.traj#1" in captured.err
+
+
+def test_inspect_writes_valid_json_whatever_it_finds(monkeypatch, capsys):
+    summary = {"count": 1, "range": (math.nan, 1.0, {"x": math.inf})}
+    monkeypatch.setattr("flt_mol.data.inspect.summarise", lambda data: summary)
+    assert main(["data", "inspect", "emt_adsorption", "--split", "val_id", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "count": 1,
+        "range": [None, 1.0, {"x": None}],
+    }
 
 
 def test_wrong_splits_and_files_are_named(run, tmp_path, capsys):

@@ -1,6 +1,9 @@
+import contextlib
+import json
 import os
 import subprocess
 import sys
+import zipfile
 from argparse import Namespace
 
 import pytest
@@ -86,6 +89,11 @@ def doubled(content):
     return {**content, "state_dict": weights}
 
 
+def averaged(content):
+    weights = {f"module.{k}": v for k, v in content["state_dict"].items()}
+    return {"state_dict": {"n_averaged": torch.tensor(3), **weights}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -97,8 +105,19 @@ def doubled(content):
         doubled,
         lambda content: content["state_dict"],
         lambda content: {"model_state_dict": content["state_dict"], "epoch": 3},
+        averaged,
     ],
-    ids=["ddp", "ddp twice", "compiled", "wrapped", "both", "float64", "bare", "other name"],
+    ids=[
+        "ddp",
+        "ddp twice",
+        "compiled",
+        "wrapped",
+        "both",
+        "float64",
+        "bare",
+        "other name",
+        "averaged",
+    ],
 )
 def test_forms_that_other_tools_leave(change, model, saved, structures):
     torch.save(change(read_checkpoint(saved)), saved)
@@ -107,6 +126,10 @@ def test_forms_that_other_tools_leave(change, model, saved, structures):
 
 def without_first(weights):
     return dict(list(weights.items())[1:])
+
+
+def retyped(dtype):
+    return lambda weights: {**weights, "normalizer.std": weights["normalizer.std"].to(dtype)}
 
 
 def wrong_shape(weights):
@@ -120,6 +143,8 @@ def wrong_shape(weights):
         (without_first, "missing: elements_seen"),
         (wrong_shape, r"wrong shape: head.atom_energy.1.weight is \(32, 16\), expected \(16, 16\)"),
         (lambda weights: {**weights, "old": torch.zeros(1)}, "not known: old"),
+        (retyped(torch.int64), "wrong type: normalizer.std is torch.int64, expected torch.float32"),
+        (retyped(torch.complex64), "wrong type: normalizer.std is torch.complex64"),
     ],
 )
 def test_keys_that_do_not_fit_are_listed(change, message, saved):
@@ -171,3 +196,124 @@ def test_a_run_folder_stands_for_its_best(saved):
 def test_no_checkpoint_there(tmp_path):
     with pytest.raises(ValueError, match=r"no checkpoint at .*missing"):
         find_checkpoint(tmp_path / "missing.ckpt")
+
+
+def test_flipped_bits_in_a_tensor_are_noticed(saved, model):
+    value = model.embedding.element.weight.detach().numpy().tobytes()
+    data = bytearray(saved.read_bytes())
+    data[data.index(value) + 10] ^= 0x40
+    saved.write_bytes(data)
+    torch.load(saved, weights_only=True)  # torch does not mind
+    with pytest.raises(ValueError, match=r"good.ckpt: checkpoint damaged.*entry 'data/"):
+        load_model(saved)
+
+
+def test_every_flipped_byte_loads_the_same_or_is_refused(saved, model, structures):
+    data, expected = saved.read_bytes(), energies(model, structures)
+    for place in range(7, len(data), len(data) // 40):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x10
+        saved.write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            assert torch.equal(energies(load_model(saved), structures), expected)
+
+
+def test_a_file_that_may_not_be_read_says_so(saved, monkeypatch):
+    def refuse(self, *args, **more):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(type(saved), "open", refuse)
+    with pytest.raises(ValueError, match="good.ckpt: cannot be read: Permission denied"):
+        load_model(saved)
+
+
+def test_torch_advice_is_not_passed_on(saved):
+    torch.save({**read_checkpoint(saved), "args": Namespace(lr=1)}, saved)
+    with pytest.raises(ValueError, match=r"\(argparse.Namespace\)") as caught:
+        load_model(saved)
+    assert "\x1b" not in str(caught.value)
+    assert "weights_only" not in str(caught.value)
+
+
+def config_json(saved, **changes):
+    good = json.loads(bytes(read_checkpoint(saved)["state_dict"]["config_json"].tolist()))
+    return json.dumps({**good, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"embed_dim": "64"}, "model.embed_dim is '64', expected a whole number"),
+        ({"embed_dim": True}, "model.embed_dim is True"),
+        ({"embed_dim": -4}, "model.embed_dim is -4, expected at least 1"),
+        ({"embed_dim": 10**9}, "takes at least .* weights, and the file holds"),
+        ({"num_layers": 10**8}, "takes at least"),
+        ({"num_heads": 0}, "model.num_heads is 0"),
+        ({"num_heads": 3}, "multiple of model.num_heads"),
+        ({"rpe": 5}, "model.rpe is 5"),
+        ({"rpe": {"num_terms": 10**9}}, "takes at least"),
+        ({"widht": 3}, "unknown model setting widht"),
+        (None, "not usable"),
+    ],
+)
+def test_garbage_in_the_model_configuration(changes, message, saved):
+    content = read_checkpoint(saved)
+    text = "[1]" if changes is None else config_json(saved, **changes)
+    weights = {**content["state_dict"], "config_json": torch.tensor(list(text.encode()))}
+    torch.save({**content, "state_dict": weights}, saved)
+    with pytest.raises(ValueError, match=f"good.ckpt: .*{message}"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2, 2), torch.ones(2, dtype=torch.complex64), "text"])
+def test_a_model_configuration_that_is_no_text(value, saved):
+    content = read_checkpoint(saved)
+    torch.save({**content, "state_dict": {**content["state_dict"], "config_json": value}}, saved)
+    with pytest.raises(ValueError, match="good.ckpt: .*(garbled|expected a name → tensor)"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize("entry", [{5: torch.zeros(1)}, {"x": [1.0]}])
+def test_weights_are_tensors_by_name(entry, saved):
+    content = read_checkpoint(saved)
+    torch.save({**content, "state_dict": {**content["state_dict"], **entry}}, saved)
+    with pytest.raises(ValueError, match="good.ckpt: its state_dict holds"):
+        load_model(saved)
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ([1], None),
+        ({"data": 5, "x": 1}, {"x": 1}),
+        ({"data": {"paths": {"a": 5}}}, {}),
+        ({"data": {"name": 3}}, {}),
+        ({"data": {"evaluation": [1]}}, {}),
+        ({"data": {"paths": {"a": "b"}, "name": None}},) * 2,
+    ],
+)
+def test_configurations_of_others_are_left_out(config, kept, saved):
+    torch.save({**read_checkpoint(saved), "config": config}, saved)
+    assert read_checkpoint(saved).get("config") == kept
+    load_model(saved)
+
+
+def test_safetensors(saved, model, structures):
+    safetensors = pytest.importorskip("safetensors.torch")
+    file = saved.with_suffix(".safetensors")
+    safetensors.save_file(read_checkpoint(saved)["state_dict"], file)
+    assert torch.equal(energies(load_model(file), structures), energies(model, structures))
+    file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
+    with pytest.raises(ValueError, match="good.safetensors: checkpoint incomplete"):
+        load_model(file)
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:x", "", "cuda:99", "xpu:7"])
+def test_devices_that_are_not_there(device, tmp_path):
+    with pytest.raises(ValueError, match="device"):
+        load_model(tmp_path / "never read.ckpt", map_location=device)
+
+
+def test_checkpoints_have_the_checksums_that_are_compared(saved):
+    with zipfile.ZipFile(saved) as archive:
+        assert all(entry.CRC for entry in archive.infolist() if entry.file_size)

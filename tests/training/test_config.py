@@ -39,6 +39,32 @@ def test_model_is_chosen_by_name():
         ("model.heads=3", "unknown key 'model.heads'; did you mean 'model.num_heads'"),
         ("model=emt_smal", "emt_small"),
         ("nonsense", "nonsense"),
+        ("trainin.epochs=3", "unknown key 'trainin.epochs'; did you mean 'training.epochs'"),
+        ("foo.bar=3", "known here: data, model, training, output"),
+        ("data.paths.train=", "data.paths.train is empty"),
+        ("training.epochs=0", "training.epochs is 0, expected at least 1"),
+        ("training.epochs=-1", "training.epochs is -1"),
+        ("training.max_steps=-1", r"training.max_steps is -1, expected null \(all epochs\)"),
+        ("training.max_steps=0", "training.max_steps is 0"),
+        ("training.batch_size=0", "training.batch_size is 0"),
+        ("training.learning_rate=0", "training.learning_rate is 0.0, expected above 0"),
+        ("training.learning_rate=nan", "training.learning_rate is nan"),
+        ("training.learning_rate=inf", "training.learning_rate is inf"),
+        ("training.warmup_fraction=1.5", "from 0 to 1"),
+        ("training.decay=step", "training.decay is 'step', expected one of linear, cosine"),
+        ("training.rotation=x", "one of none, z, full"),
+        ("training.accelerator=quantum", "one of auto, cpu"),
+        ("training.precision=8", "one of 32-true"),
+        ("training.gradient_clip=0", "training.gradient_clip is 0.0"),
+        ("training.num_workers=-1", "training.num_workers is -1"),
+        ("training.beta2=1", "training.beta2 is 1.0, expected from 0 to below 1"),
+        ("model.embed_dim=0", "model.embed_dim is 0"),
+        ("model.embed_dim=66", "model.embed_dim is 66, expected a multiple of model.num_heads, 4"),
+        ("model.num_layers=0", "model.num_layers is 0"),
+        ("model.dropout=1", "model.dropout is 1.0"),
+        ("model.attention=full", "one of linear, exact"),
+        ("model.rpe.sigma_min=9", "no more than model.rpe.sigma_max, 6.0"),
+        ("model.rpe.form=x", "model.rpe.form is 'x'"),
     ],
 )
 def test_wrong_overrides_say_what_is_right(override, message):
@@ -68,6 +94,69 @@ def test_paths_on_the_command_line_are_relative_to_the_working_directory(tmp_pat
     monkeypatch.chdir(tmp_path)
     config = load_run_config("emt_small", ["data.paths.train=with space=and.lmdb"])
     assert config.data.paths == {"train": str(Path.cwd() / "with space=and.lmdb")}
+
+
+@pytest.mark.parametrize("name", ["it's, a=b", "größe", "{a: b}", "[x]", "a#b !", "x\\'"])
+@pytest.mark.parametrize("key", ["output", "data.name", "data.paths.train"])
+def test_paths_need_no_quotes(key, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    config = load_run_config("emt_small", [f"{key}={name}", "training.epochs=2"])
+    assert config.training.epochs == 2
+    whole = str(Path.cwd() / name)
+    if key == "output":
+        assert config.output == name
+    else:
+        assert (config.data.name if key == "data.name" else config.data.paths["train"]) == whole
+
+
+def test_quotes_null_and_a_mapping_of_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_run_config(
+        "emt_small", ["data.paths={train: a.lmdb, val_id: 'b c.lmdb'}", "output='x y'"]
+    )
+    assert config.data.paths == {
+        "train": str(Path.cwd() / "a.lmdb"),
+        "val_id": str(Path.cwd() / "b c.lmdb"),
+    }
+    assert config.output == "x y"
+    assert load_run_config("emt_small", ["output=null"]).output is None
+
+
+def test_a_data_sets_folder_is_taken_from_the_file_and_from_the_working_directory(
+    tmp_path, monkeypatch
+):
+    for place in ("of_file", "of_me"):
+        (tmp_path / place / "mine").mkdir(parents=True)
+    file = tmp_path / "of_file" / "a, b=ü.yaml"
+    file.write_text("defaults: [run_schema, _self_]\ndata: {name: mine}\n")
+    monkeypatch.chdir(tmp_path / "of_me")
+    assert load_run_config(str(file)).data.name == str(tmp_path / "of_file" / "mine")
+    assert load_run_config(str(file), ["data.name=mine"]).data.name == str(Path.cwd() / "mine")
+    assert load_run_config("emt_small").data.name == "emt_adsorption"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("bad.yaml", "a: [1\nb: 2\n", r"bad.yaml, line 2: this is no valid yaml"),
+        ("latin.yaml", "a: é", "latin.yaml: this is no valid yaml"),
+        (
+            "twice.yaml",
+            "defaults: [run_schema]\na: 1\na: 2\n",
+            "twice.yaml.*duplicate key a.*line 3",
+        ),
+        ("list.yaml", "[1, 2]", "holds no mapping"),
+        ("empty.yaml", "", "holds no mapping"),
+        ("other.yml", "a: 1", r"only .yaml is read; rename it to .*other.yaml"),
+        ("five.yaml", "defaults: [run_schema, _self_]\n5: 1\n", "unknown key '5'"),
+    ],
+)
+def test_files_that_are_no_configuration(name, text, message, tmp_path):
+    file = tmp_path / name
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=message):
+        load_run_config(str(file))
 
 
 def test_misspelt_key_in_a_file(tmp_path):

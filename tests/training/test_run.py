@@ -1,5 +1,6 @@
 """Training on tiny and troublesome sets of one's own."""
 
+import csv
 import math
 
 import pytest
@@ -9,8 +10,11 @@ from ase.io import write
 from rich.console import Console
 
 from flt_mol import Structures
+from flt_mol.data import open_dataset
+from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.models.energy import EnergyConfig
-from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
+from flt_mol.training.checkpoints import load_model
+from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
 from flt_mol.training.run import build_model, split_path, train
 from flt_mol.training.task import EnergyTask, learning_rate_factor
 
@@ -92,6 +96,105 @@ def test_max_steps(tmp_path):
     settings = config(tmp_path, [-1.0, 0.0, 2.0], epochs=50, batch_size=1, max_steps=4)
     result = train(settings, console=quiet())
     assert result.best["epoch"] <= 2
+
+
+@pytest.mark.parametrize(("max_steps", "epochs"), [(2, 1), (4, 2), (6, 2)])
+def test_a_stop_within_an_epoch_is_validated(tmp_path, max_steps, epochs):
+    settings = config(
+        tmp_path, [-1.0, 0.0, 2.0], epochs=50, batch_size=1, max_steps=max_steps, learning_rate=0.05
+    )
+    result = train(settings, console=quiet())
+    with open(result.folder / "logs/csv/metrics.csv", newline="") as file:
+        maes = [float(row["val/mae"]) for row in csv.DictReader(file) if row["val/mae"]]
+    assert len(set(maes)) == epochs, "an epoch repeats the one before"
+    assert result.best["val/mae"] == pytest.approx(min(maes), rel=1e-6)
+    last = load_model(result.folder / "last.ckpt")
+    again = evaluate_model(last, open_dataset(settings.data.paths["val_id"]))
+    assert again.metrics["mae"] == pytest.approx(maes[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_steps": -1}, "training.max_steps is -1"),
+        ({"epochs": "3"}, "training.epochs is '3', expected a whole number"),
+        ({"accelerator": "tpu"}, "training.accelerator is 'tpu'"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_made(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        train(config(tmp_path, [-1.0, 0.0, 2.0], **change), console=quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_accelerator_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"accelerator is 'gpu'.*there are: auto, cpu"):
+        train(config(tmp_path, [-1.0, 0.0, 2.0], accelerator="gpu"), console=quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def break_at(monkeypatch, epoch, error):
+    original = EnergyTask.training_step
+
+    def step(self, batch, batch_idx):
+        if self.current_epoch == epoch:
+            raise error
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(EnergyTask, "training_step", step)
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyboardInterrupt()])
+def test_a_failed_run_does_not_block_its_retry(tmp_path, monkeypatch, error):
+    settings = config(tmp_path, [-1.0, 0.0, 2.0])
+    with monkeypatch.context() as patch:
+        break_at(patch, 0, error)
+        with pytest.raises(type(error)):
+            train(settings, console=quiet())
+    assert not (tmp_path / "run").exists()
+    train(settings, console=quiet())
+
+
+def test_a_folder_of_mine_keeps_what_was_in_it(tmp_path, monkeypatch):
+    settings = config(tmp_path, [-1.0, 0.0, 2.0])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    break_at(monkeypatch, 0, ValueError("odd"))
+    with pytest.raises(ValueError, match="odd"):
+        train(settings, console=quiet())
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_an_interrupt_keeps_the_best_weights_and_names_them(tmp_path, monkeypatch):
+    break_at(monkeypatch, 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(config(tmp_path, [-1.0, 0.0, 2.0]), console=quiet())
+    assert str(tmp_path / "run" / "best.ckpt") in caught.value.__notes__[0]
+    load_model(tmp_path / "run")
+
+
+def test_a_runs_own_configuration_can_be_trained_again(tmp_path):
+    first = train(config(tmp_path, [-1.0, 0.0, 2.0]), console=quiet())
+    again = load_run_config(str(first.folder / "config.yaml"), [f"output={tmp_path / 'again'}"])
+    second = train(again, console=quiet())
+    weights = [
+        torch.load(run.checkpoint, weights_only=True)["state_dict"] for run in (first, second)
+    ]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.filterwarnings("ignore:elements never trained on")
+def test_bad_records_are_left_out_on_request(tmp_path):
+    settings = config(tmp_path, [-1.0, math.nan, 2.0])
+    with pytest.raises(ValueError, match="train.extxyz"):
+        train(settings, console=quiet())
+    settings.data.skip_bad = True
+    with pytest.warns(UserWarning, match=r"(?s)train.extxyz: left out 1 of 3 records.*#1"):
+        result = train(settings, console=quiet())
+    weights = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert weights["normalizer.mean"].item() == pytest.approx(0.5)
 
 
 def test_progress_without_a_terminal_is_plain_lines(tmp_path, capsys):

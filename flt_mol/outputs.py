@@ -1,0 +1,79 @@
+"""Whether results can be written, asked before the work; and text that any terminal can show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def check_file(path: Path, suffixes: tuple[str, ...], option: str) -> None:
+    """Refuse a file that cannot be written later.
+
+    Args:
+        path: the file; missing folders above it will be made.
+        suffixes: those allowed.
+        option: that chooses another, for the message.
+
+    Raises:
+        ValueError: another suffix, a folder of that name, or no place to write, with the mend.
+    """
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"cannot write {path}: use a name ending in {' or '.join(suffixes)}")
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder; give a file with {option}")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ValueError(f"cannot write {path}: no permission; choose another with {option}")
+    _check_above(path, path.parent, option)
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Refuse a folder in which nothing can be written later; missing ones will be made.
+
+    Raises:
+        ValueError: it is a file, or lies below one, or may not be written, with the mend.
+    """
+    _check_above(path, path, option)
+
+
+def _check_above(target: Path, folder: Path, option: str) -> None:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ValueError(f"cannot write {target}: {folder} is a file; give another with {option}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"cannot write {target}: no permission in {folder.absolute()}; "
+            f"give another with {option}"
+        )
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Errors of the system name `target`, not the temporary file beside it.
+
+    Raises:
+        OSError: what the system said.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or isinstance(error, BrokenPipeError):
+            raise
+        raise OSError(error.errno, error.strerror, str(target)) from error
+
+
+def printable(text: str, encoding: str = "utf-8", keep: str = "") -> str:
+    r"""`text` with control characters, and those that `encoding` lacks, as escapes.
+
+    Example:
+        >>> printable("caf\u00e9\x1b[0m.cif"), printable("é", "ascii")
+        ('café\\x1b[0m.cif', '\\xe9')
+    """
+    shown = "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

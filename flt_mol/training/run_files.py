@@ -1,0 +1,51 @@
+"""The yaml file of a run: where it is, and whether it is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from flt_mol import resources
+
+
+def find_run(name_or_path: str) -> Path:
+    """The file of a run: by name in `configs/`, or by path.
+
+    Raises:
+        ValueError: neither, naming the known ones.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".yml":
+        raise ValueError(f"{path}: only .yaml is read; rename it to {path.with_suffix('.yaml')}")
+    if path.suffix == ".yaml":
+        if path.is_file():
+            return path.resolve()
+        raise ValueError(f"no configuration file {path}")
+    folder = resources.folder("configs")
+    shipped = sorted(file.stem for file in folder.glob("*.yaml"))
+    if name_or_path in shipped:
+        return folder / f"{name_or_path}.yaml"
+    raise ValueError(
+        f"no run called '{name_or_path}' in configs/ (there are: {', '.join(shipped)}); "
+        "a file of your own is given by its path, ending in .yaml"
+    )
+
+
+def refuse_bad_yaml(file: Path) -> None:
+    """Hydra's own errors name no file, and some files end in its tracebacks.
+
+    Raises:
+        ValueError: no valid yaml, or no mapping, naming file and line.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        place = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ValueError(f"{file}{place}: this is no valid yaml: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: this is no valid yaml: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: holds no mapping of keys to values; see configs/ for examples")
