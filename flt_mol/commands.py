@@ -86,7 +86,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
     for data in splits.values():
         if data.skipped:
             say(f"flt-mol: {skipped_message(data)}", sys.stderr)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = {split: bar.add_task(split, total=len(data)) for split, data in splits.items()}
         results = evaluate_splits(
             model,

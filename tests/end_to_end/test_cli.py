@@ -229,17 +229,22 @@ def test_real_bugs_keep_their_traceback(monkeypatch):
 def test_a_stopped_training_says_so_and_names_its_weights(number, status, word, own_data, tmp_path):
     folder = tmp_path / "run"
     more = ["training.epochs=1000000", f"output={folder}"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "flt_mol.cli", "train", "emt_small", *own_data, *more],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    end = time.monotonic() + 60
-    while not (folder / "best.ckpt").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+        # A suite in the background of a shell inherits an ignored Ctrl-C, which Python respects.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        try:
+            end = time.monotonic() + 120
+            while not (folder / "best.ckpt").exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == status, err
     assert f"flt-mol: {word}" in err
     assert str(folder / "best.ckpt") in err
