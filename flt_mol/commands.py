@@ -52,7 +52,10 @@ def _terminable() -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         if os.getpid() != owner:  # a process that loads data has nothing to put in order
             os._exit(128 + number)
-        raise SystemExit(128 + number)
+        # While Lightning trains it has put its own handler around this one, and stops at the end of
+        # the batch: an exception amid a logger's queue could lock the program up.
+        if signal.getsignal(number) is stop:
+            raise SystemExit(128 + number)
 
     try:
         before = signal.signal(signal.SIGTERM, stop)

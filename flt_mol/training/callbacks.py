@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,38 @@ class History(Callback):
         self.config = config
         self.epochs: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
+        self.interrupted = False
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C stops at the end of the batch: amid a logger's queue it could lock up the program.
+
+        A second Ctrl-C does not wait.
+        """
+        before = signal.getsignal(signal.SIGINT)
+
+        def note(number: int, frame: Any) -> None:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        if before is not signal.default_int_handler or not _is_main_thread():
+            yield
+            return
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Where Ctrl-C takes effect."""
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """At `max_steps` within an epoch: asking to stop makes Lightning validate first."""
+        if self.interrupted:
+            raise KeyboardInterrupt
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
 
@@ -57,6 +89,10 @@ class History(Callback):
             save_checkpoint(
                 self.folder / "last.ckpt", pl_module.model, self.config, self.epochs[-1]
             )
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class EpochProgress(Callback):

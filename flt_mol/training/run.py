@@ -170,7 +170,8 @@ def _fit(
     callbacks = [history, EpochProgress(console, history)]
     trainer = _trainer(settings, history.folder, callbacks, steps, len(train_loader))
     try:
-        trainer.fit(EnergyTask(model, settings, steps), train_loader, validation_loader)
+        with history.interruptible():
+            trainer.fit(EnergyTask(model, settings, steps), train_loader, validation_loader)
     except SystemExit as stop:
         # Lightning answers Ctrl-C and SIGTERM with exits of status 1 and 0.
         if isinstance(stop.__context__, KeyboardInterrupt):
