@@ -60,7 +60,10 @@ def _fail(error: BaseException, text: str, status: int) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    return f"this needs '{error.name}', which is not installed: pip install 'flt_mol[train]'"
+    return (
+        f"this needs '{error.name}', which is not installed: install flt_mol with its extra, "
+        "e.g. pip install '.[train]'"
+    )
 
 
 def _reader_left() -> int:

@@ -10,5 +10,5 @@ if [ ! -x "$VENV/bin/python" ]; then
     "$PYTHON" -m venv "$VENV"
 fi
 source "$VENV/bin/activate"
-echo "== installing flt_mol[$1]"
+echo "== installing flt_mol[$1] (a minute, or more where torch has to be fetched)"
 python -m pip install --quiet --constraint constraints.txt --editable ".[$1]"

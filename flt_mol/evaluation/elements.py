@@ -46,7 +46,7 @@ def unseen_message(symbols: Iterable[str]) -> str:
     named = ", ".join(symbols)
     return (
         f"elements never trained on: {named}. Energies of structures with them are "
-        "extrapolated and may be far off; fine-tune on data that has them, or leave them out"
+        "extrapolated and may be far off; train on data that has them, or leave them out"
     )
 
 

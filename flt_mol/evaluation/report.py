@@ -38,7 +38,7 @@ def table_rows(results: Results, baselines: Baselines | None = None) -> list[lis
     baselines = baselines or {}
     heading = ["split", "systems", "MAE (eV)", "EwT (%)"]
     for name in baselines:
-        heading += [f"{name} MAE (eV)", "ratio"]
+        heading += [f"{name} (eV)", f"MAE/{name}"]
     rows = [heading]
     for split, result in results.items():
         m = result.metrics

@@ -210,7 +210,7 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "flt_mol.training.config", raising=False)
     monkeypatch.delitem(sys.modules, "flt_mol.training.overrides", raising=False)
     assert main(["train", "emt_small"]) == 2
-    assert "pip install 'flt_mol[train]'" in capsys.readouterr().err
+    assert "pip install '.[train]'" in capsys.readouterr().err
 
 
 def test_real_bugs_keep_their_traceback(monkeypatch):

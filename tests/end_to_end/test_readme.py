@@ -17,9 +17,16 @@ def blocks(language):
 
 
 def test_the_example_of_the_block_runs_and_prints_what_it_says(capsys):
-    (example,) = blocks("python")
+    example, _ = blocks("python")
     exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out.strip() == example.rstrip().rpartition("# ")[2]
+
+
+def test_the_example_of_a_prediction_runs(capsys):
+    _, example = blocks("python")
+    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+    energy = float(capsys.readouterr().out.strip("[]\n "))
+    assert -2.5 < energy < 0.5  # the range of energies trained on
 
 
 def test_the_example_of_a_run_is_a_valid_configuration(tmp_path):

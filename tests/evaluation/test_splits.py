@@ -232,7 +232,7 @@ def test_rich_table():
     console = Console(width=100)
     with console.capture() as capture:
         console.print(report.rich_table(RESULTS, {"constant": {"val_id": 1.0}}))
-    assert "constant MAE (eV)" in capture.get()
+    assert "constant (eV)" in capture.get()
     assert "1.2346" in capture.get()
 
 
