@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from rich.progress import (
 )
 
 from flt_mol.data.emt_systems import make_slab_systems
+from flt_mol.files import temporary_path
 
 _FORMAT = 1  # raise it when the same seed no longer gives the same systems
 
@@ -35,10 +35,8 @@ class _Job:
     seed: int
 
     def __call__(self, slab: int) -> int:
-        path = chunk_path(self.work, slab)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(make_slab_systems(self.seed, slab)), encoding="utf-8")
-        temporary.replace(path)
+        with temporary_path(chunk_path(self.work, slab)) as temporary:
+            temporary.write_text(json.dumps(make_slab_systems(self.seed, slab)), encoding="utf-8")
         return slab
 
 

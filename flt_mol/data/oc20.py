@@ -6,11 +6,14 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flt_mol.data.fields import Fields, read_sid
 from flt_mol.structures import Structures
 
 __all__ = ["to_structures"]
+
+Positions = NDArray[np.float64]
 
 _FAR = 100.0  # Å: beyond it float32 is coarser than 1e-5 Å
 
@@ -60,13 +63,9 @@ def to_structures(
     read = Fields(record, where, sid)
     numbers = read.numbers(notes)
     n = len(numbers)
-    positions = read.positions(n)
     relaxed = None if ignore_energy else read.relaxed(n)
+    positions, relaxed = _near_origin(read.positions(n), relaxed)
     cell, pbc = read.cell(notes)
-    centre = positions.mean(0)
-    if np.abs(centre).max() > _FAR:
-        positions = positions - centre
-        relaxed = None if relaxed is None else relaxed - centre
     return Structures.single(
         numbers,
         positions,
@@ -80,3 +79,13 @@ def to_structures(
         positions_relaxed=relaxed,
         info=read.info(),
     )
+
+
+def _near_origin(
+    positions: Positions, relaxed: Positions | None
+) -> tuple[Positions, Positions | None]:
+    """Both moved to the origin where float32 would blur their distances."""
+    centre = positions.mean(0)
+    if np.abs(centre).max() <= _FAR:
+        return positions, relaxed
+    return positions - centre, None if relaxed is None else relaxed - centre
