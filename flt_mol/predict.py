@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from flt_mol.data.cells import heights
 from flt_mol.data.splits import skipped_message
 from flt_mol.evaluation.elements import check_elements, unseen_message
 from flt_mol.evaluation.splits import evaluating, predict_batch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Prediction", "predict", "predict_files", "predict_structures", "write_predictions"]
 
 _SUMMED_UP = {"tags", "cell"}
+_NARROW = 4.0  # Å; the narrowest slabs of the shipped data set are wider
 _TARGETS = ("y_relaxed", "energy_relaxed", "y_init", "energy_init", "pos_relaxed")
 
 
@@ -51,7 +53,8 @@ def predict(
 
     Warns:
         UserWarning: once each for all structures: tags that are all 0, or look like layer
-            numbers, no cell, elements that the model was never trained on, naming them.
+            numbers, no cell, cells too narrow for a model that does not see periodic images,
+            elements that the model was never trained on, naming them.
     """
     from ase import Atoms
 
@@ -175,6 +178,7 @@ class _Seen:
     count: int = 0
     untagged: list[int | str] = field(default_factory=list)
     without_cell: list[int | str] = field(default_factory=list)
+    narrow: list[int | str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
 
     def add(self, batch: Structures) -> None:
@@ -186,6 +190,9 @@ class _Seen:
             self.untagged.append(batch.sid[b])
         for b in torch.nonzero(no_cell).flatten().tolist():
             self.without_cell.append(batch.sid[b])
+        for sid, vectors, periodic in zip(batch.sid, cell.numpy(), batch.pbc.cpu(), strict=True):
+            if periodic.any() and heights(vectors[periodic.numpy()]).min() < _NARROW:
+                self.narrow.append(sid)
         self.count += len(batch)
         self.elements.update(batch.atomic_numbers.tolist())
 
@@ -200,6 +207,12 @@ class _Seen:
             yield (
                 f"no cell in {self._some(self.without_cell)}: taken as not periodic. .traj and "
                 ".extxyz keep the cell and pbc"
+            )
+        if self.narrow and not getattr(model, "sees_images", True):
+            yield (
+                f"cells narrower than {_NARROW:g} Å in {self._some(self.narrow)}: this model does "
+                "not see periodic images, so a supercell would get another energy per atom; "
+                "repeat them, as in the data that it was trained on"
             )
         unseen = check_elements(model, self.elements)
         if unseen:

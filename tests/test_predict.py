@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import add_adsorbate, fcc111, molecule
+from ase.build import add_adsorbate, bulk, fcc111, molecule
 from torch import nn
 
 from flt_mol.predict import (
@@ -290,3 +290,20 @@ def test_errors_of_writing_name_the_target(tmp_path):
     with pytest.raises(OSError, match="out.csv") as caught:
         write_predictions([Prediction("a", 1.0, "a")], tmp_path / "out.csv")
     assert "tmp.csv" not in str(caught.value)
+
+
+def test_narrow_cells_are_warned_of_where_images_are_not_seen():
+    def copper(repeat):
+        atoms = bulk("Cu", "fcc", a=3.6, cubic=True).repeat(repeat)
+        atoms.set_tags(1)
+        return atoms
+
+    frames = [copper((1, 1, 1)), copper((2, 2, 2)), copper((3, 3, 1))]
+    model = Fake(range(1, 119))
+    predict(frames, model)
+    model.sees_images = False
+    with pytest.warns(UserWarning, match=r"narrower than 4 Å in 2 of 3 structures \(0, 2\)"):
+        predict(frames, model)
+    open_above = copper((1, 2, 2))
+    open_above.pbc = [False, True, True]
+    predict([open_above, slab()], model)

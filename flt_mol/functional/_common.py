@@ -13,6 +13,14 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def settled(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All of them in the widest of their dtypes, at least float32, as products need them."""
+    dtype = torch.float32
+    for x in tensors:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return tuple(x.to(dtype) for x in tensors)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which products of `x` keep their own dtype, whatever autocast asks for."""
     if torch.is_autocast_enabled(x.device.type):

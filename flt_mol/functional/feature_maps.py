@@ -1,17 +1,24 @@
-"""φ: positive softmax features with exp(q·k/√D) = E[φ(q)·φ(k)], and their random projections.
+"""φ: maps of queries and keys to features that are not negative, and their projections.
 
-Everything is kept as log φ until the last step, where what is common to a whole system is taken
-off first. Nothing is added inside φ: after a maximum has been subtracted, an eps of 1e-4 turns
-attention uniform while all numbers stay finite.
+All act on the concatenations [Φ, x̂] of position features and x̂ = x D^{-1/4}, mostly without
+forming them: W·[Φ, x̂] is a sum of two projections. Exponential maps are kept as log φ until the
+last step, `stabilised_features`, where what is common to a whole system is taken off first.
+Nothing is added inside φ: after a maximum has been subtracted, an eps of 1e-4 turns attention
+uniform while all numbers stay finite.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from flt_mol.functional._common import at_least_float32, draw_normal, without_autocast
-from flt_mol.functional.packed import system_sizes
+from flt_mol.functional._common import at_least_float32, draw_normal, settled, without_autocast
+from flt_mol.functional.packed import check_ptr
+
+SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0
 
 
 def gaussian_projection(
@@ -56,21 +63,37 @@ def orthogonal_projection(
     return projection
 
 
-def project_positions(basis: Tensor, weight: Tensor, projection: Tensor) -> Tensor:
-    """W·Φ for Φ = T ∘ a without ever forming Φ: T·(W ∘ a)ᵀ.
+def project_positions(
+    basis: Tensor, weight: Tensor, projection: Tensor, turn: Tensor | None = None
+) -> Tensor:
+    """W·Φ for Φ = T ∘ a + T⊥ ∘ c without ever forming Φ: the weights go into W.
+
+    T = [cos, sin] and T⊥ = [sin, −cos], its quarter turn, so with W = [W_c, W_s] the product is
+    T·[a W_c − c W_s, c W_c + a W_s]ᵀ.
 
     Args:
-        basis: T (N, 2R), shared by all heads.
+        basis: T (N, 2R), shared by all heads, or (N, H, 2R).
         weight: a (H, 2R) or (1, 2R).
         projection: W (H, M, 2R).
+        turn: c (H, 2R) or (1, 2R), or None for 0.
 
     Returns:
         (N, H, M), at least float32.
+
+    Example:
+        >>> basis = torch.tensor([[0.6, 0.8]])  # cosine and sine of one phase
+        >>> one, zero, w = torch.ones(1, 2), torch.zeros(1, 2), torch.ones(1, 1, 2)
+        >>> project_positions(basis, one, w), project_positions(basis, zero, w, turn=one)
+        (tensor([[[1.4000]]]), tensor([[[0.2000]]]))
     """
     basis = at_least_float32(basis)
     with without_autocast(basis):
-        folded = (projection * weight[:, None, :]).to(basis.dtype)
-        return (basis @ folded.transpose(1, 2)).transpose(0, 1)
+        folded = projection * weight[:, None, :]
+        if turn is not None:
+            cosines, sines = (projection * turn[:, None, :]).chunk(2, dim=-1)
+            folded = folded + torch.cat([-sines, cosines], dim=-1)
+        rows = basis if basis.dim() == 2 else basis.transpose(0, 1)
+        return (rows @ folded.to(basis.dtype).transpose(1, 2)).transpose(0, 1)
 
 
 def softmax_log_features(
@@ -113,47 +136,192 @@ def softmax_log_features(
     return logits.transpose(0, 1)
 
 
+def hyperbolic_log_features(
+    x: Tensor,
+    projection: Tensor,
+    position_logits: Tensor | None = None,
+    *,
+    subtract_norm: bool = True,
+) -> Tensor:
+    """Logarithms of positive random features in opposite pairs, w and −w [1, Lemma 1].
+
+    log φ_{±m}(x) = ±w_m·x̂ − ‖x̂‖²/2: of the same expectation as `softmax_log_features` of as many
+    features, for half the products and of smaller variance. The factor 1/√(2M) cancels.
+
+    Args:
+        x: queries or keys (N, H, D).
+        projection: W (H, M, D), rows standard normal.
+        position_logits: (N, H, M) of `project_positions`, or None.
+        subtract_norm: see `softmax_log_features`.
+
+    Returns:
+        (N, H, 2M), at least float32 whatever the autocast dtype.
+
+    References:
+        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
+    """
+    logits = softmax_log_features(x, projection, position_logits, subtract_norm=False)
+    both = torch.cat([logits, -logits], dim=-1)
+    if subtract_norm:
+        both = both - at_least_float32(x).square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5)
+    return both
+
+
+def relu_features(x: Tensor, projection: Tensor, position_logits: Tensor | None = None) -> Tensor:
+    """ReLU(W [Φ, x̂]): the map of the paper's image model [1], an attention of its own kind.
+
+    Positions act as further inputs here, no longer as the exponential of a mask. A row whose
+    features are all 0 has no attention: its output is 0.
+
+    Args:
+        x: queries or keys (N, H, D).
+        projection: W (H, M, D).
+        position_logits: (N, H, M) of `project_positions`, or None.
+
+    Returns:
+        (N, H, M), at least float32 whatever the autocast dtype.
+
+    References:
+        [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
+        Encodings in Transformers", AISTATS 2024.
+    """
+    logits = softmax_log_features(x, projection, position_logits, subtract_norm=False)
+    return logits.clamp(min=0.0)
+
+
+def softplus_log_features(
+    x: Tensor, projection: Tensor, bias: Tensor, position_logits: Tensor | None = None
+) -> Tensor:
+    """Log softplus(W [Φ, x̂] + b), for learned W and b: positive features of any size.
+
+    As logarithms they go through `stabilised_features`: softplus itself is 0 below −104 in
+    float32, and a query with such logits only would lose its attention and its gradient.
+
+    Args:
+        x: queries or keys (N, H, D).
+        projection: W (H, M, D).
+        bias: b (H, M).
+        position_logits: (N, H, M) of `project_positions`, or None.
+
+    Returns:
+        (N, H, M), at least float32 whatever the autocast dtype.
+
+    Example:
+        >>> zero = torch.zeros(1, 1, 1)
+        >>> softplus_log_features(zero, zero, torch.tensor([[-1000.0]]))
+        tensor([[[-1000.]]])
+    """
+    logits = softmax_log_features(x, projection, position_logits, subtract_norm=False)
+    logits = logits + bias.to(logits.dtype)
+    # log(log(1 + e^z)) = z − e^z/2 + O(e^2z): exact to rounding, in float64 too, below −18.
+    tail = logits.clamp(max=SOFTPLUS_TAIL)
+    tail = tail - 0.5 * tail.exp()
+    head = softplus(logits.clamp(min=SOFTPLUS_TAIL), threshold=SOFTPLUS_LINEAR).log()
+    return torch.where(logits < SOFTPLUS_TAIL, tail, head)
+
+
+def elu_features(x: Tensor, position_features: Tensor | None = None) -> Tensor:
+    """elu([Φ, x̂]) + 1, without any projection [1]: e^u for u < 0, 1 + u above, M = 2R + D.
+
+    Args:
+        x: queries or keys (N, H, D).
+        position_features: Φ or Ψ (N, H, 2R) or (N, 1, 2R), or None.
+
+    Returns:
+        (N, H, 2R + D), at least float32 whatever the autocast dtype.
+
+    References:
+        [1] Katharopoulos et al., "Transformers are RNNs", ICML 2020, equation 7.
+
+    Example:
+        >>> elu_features(torch.tensor([[[-16.0]], [[2.0]]])).flatten()
+        tensor([1.1254e-07, 3.0000e+00])
+    """
+    rows = at_least_float32(x) * x.shape[-1] ** -0.25
+    if position_features is not None:
+        positions = position_features.to(rows.dtype).expand(-1, x.shape[1], -1)
+        rows = torch.cat([positions, rows], dim=-1)
+    # Not elu(u) + 1, whose e^u − 1 + 1 keeps no digit of a small e^u.
+    return torch.where(rows > 0, rows + 1, rows.clamp(max=0.0).exp())
+
+
 def stabilised_features(
-    query_logits: Tensor, key_logits: Tensor, ptr: Tensor
+    query_logits: Tensor, key_logits: Tensor, ptr: Tensor, key_ptr: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Exponentials of both logits, scaled so that attention's normaliser is never below 1.
 
-    c_bhm, the largest key logit among the system's own rows, moves from keys to queries, then each
+    c_bhm, the largest key logit among the system's own keys, moves from keys to queries, then each
     query loses its largest logit over m: φ(q_i)·φ(k_j) changes by a factor of row i alone, which
     attention divides out. The feature that is largest for a query then meets a key sum ≥ 1, so
     logits of any size neither overflow nor leave 0/0. Nothing of another system enters.
 
+    Maxima are constants to autograd: gradients are those of attention as a whole.
+
     Args:
         query_logits: log φ(q) (N, H, M).
-        key_logits: log φ(k) (N, H, M).
-        ptr: (B + 1,), first row of each system.
+        key_logits: log φ(k) (K, H, M).
+        ptr: (B + 1,), first row of each system; rows beyond the last offset are padding, φ = 0.
+        key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
 
     Returns:
-        φ(q), φ(k), both (N, H, M) with entries in [0, 1].
+        φ(q) (N, H, M), φ(k) (K, H, M) with entries in [0, 1].
+
+    Raises:
+        ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
 
     Example:
         >>> huge = torch.tensor([[900.0, -900.0]]).reshape(1, 1, 2)
         >>> stabilised_features(huge, huge, torch.tensor([0, 1]))
         (tensor([[[1., 0.]]]), tensor([[[1., 1.]]]))
     """
-    queries, keys = query_logits.transpose(0, 1), key_logits.transpose(0, 1)
-    shift = _largest_of_system(keys.detach(), ptr)
-    queries = queries + shift
-    queries = queries.sub_(queries.detach().amax(-1, keepdim=True)).exp_()
-    return queries.transpose(0, 1), (keys - shift).exp_().transpose(0, 1)
+    key_ptr = check_ptr(ptr, query_logits.shape[0], key_ptr, key_logits.shape[0])
+    queries, keys = (x.transpose(0, 1) for x in settled(query_logits, key_logits))
+    queries, keys = _stabilised(queries, keys, ptr, key_ptr)
+    return queries.transpose(0, 1), keys.transpose(0, 1)
 
 
-def _largest_of_system(keys: Tensor, ptr: Tensor) -> Tensor:
-    """The largest entry among the rows of the same system, for each row: (H, N, M) → (H, N, M).
+@torch.library.custom_op("flt_mol::stabilised_features", mutates_args=())
+def _stabilised(
+    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    outputs = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
+    rows, key_rows = ptr.tolist(), key_ptr.tolist()
+    for b in range(len(rows) - 1):
+        system, key_system = slice(rows[b], rows[b + 1]), slice(key_rows[b], key_rows[b + 1])
+        _exponentials(
+            *(queries[:, system], keys[:, key_system]),
+            *(outputs[0][:, system], outputs[1][:, key_system]),
+        )
+    outputs[0][:, rows[-1] :] = 0.0
+    outputs[1][:, key_rows[-1] :] = 0.0
+    return outputs
 
-    (H, 1, M) for a single system.
-    """
-    sizes = system_sizes(ptr, keys.shape[1])
-    if len(sizes) == 1 and sizes[0] > 0:
-        return keys.amax(1, keepdim=True)
-    shift = torch.empty_like(keys)
-    parts = zip(torch.split(keys, sizes, 1), torch.split(shift, sizes, 1), strict=True)
-    for rows, out in parts:
-        if rows.shape[1]:
-            out.copy_(rows.amax(1, keepdim=True).expand_as(out))
-    return shift
+
+def _exponentials(queries: Tensor, keys: Tensor, out: Tensor, key_out: Tensor) -> None:
+    """Write φ of the rows of one system to `out` and `key_out`."""
+    if keys.shape[1]:
+        largest = keys.amax(1, keepdim=True)
+    else:
+        largest = keys.new_zeros(keys.shape[0], 1, keys.shape[2])
+    torch.sub(keys, largest, out=key_out).exp_()
+    torch.add(queries, largest, out=out)
+    out.sub_(out.amax(-1, keepdim=True)).exp_()
+
+
+@_stabilised.register_fake
+def _(queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor) -> tuple[Tensor, Tensor]:
+    return queries.new_empty(queries.shape), keys.new_empty(keys.shape)
+
+
+def _save_outputs(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output)
+
+
+def _backward(
+    ctx: Any, grad_queries: Tensor, grad_keys: Tensor
+) -> tuple[Tensor, Tensor, None, None]:
+    queries, keys = ctx.saved_tensors
+    return grad_queries * queries, grad_keys * keys, None, None
+
+
+_stabilised.register_autograd(_backward, setup_context=_save_outputs)

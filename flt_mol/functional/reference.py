@@ -5,11 +5,13 @@ Slow on purpose and short enough to be checked by eye; every fast form is tested
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from flt_mol.functional._common import at_least_float32, without_autocast
-from flt_mol.functional.packed import system_sizes
+from flt_mol.functional.packed import check_ptr
 
 
 def softmax_attention(
@@ -20,6 +22,8 @@ def softmax_attention(
     bias: Tensor | None = None,
     *,
     scale: float | None = None,
+    causal: bool = False,
+    key_ptr: Tensor | None = None,
 ) -> Tensor:
     """out_i = Σ_j A_ij v_j / Σ_j A_ij with A_ij = exp(s q_i·k_j + bias_ij), j in the system of i.
 
@@ -27,38 +31,47 @@ def softmax_attention(
 
     Args:
         query: (N, H, D).
-        key: (N, H, D).
-        value: (N, H, V).
+        key: (K, H, D).
+        value: (K, H, V).
         ptr: (B + 1,), first row of each system.
-        bias: (H, N, N) or None; only the blocks within systems are read.
+        bias: (H, N, K) or None; only the blocks within systems are read.
         scale: s, 1/√D if None.
+        causal: whether row i of a system sees its rows j ≤ i only.
+        key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
 
     Returns:
-        (N, H, V), computed in at least float32, in the dtype of `value`.
+        (N, H, V), computed in at least float32, in the dtype of `value`; 0 for queries without
+        keys.
 
     Raises:
-        ValueError: `ptr` does not describe N rows.
+        ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
 
     References:
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
         Encodings in Transformers", AISTATS 2024.
     """
-    sizes = system_sizes(ptr, query.shape[0])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    outputs, start = [], 0
+    outputs = [value.new_zeros(0, *value.shape[1:])]
     with without_autocast(query):
-        triples = (torch.split(at_least_float32(x), sizes) for x in (query * scale, key, value))
-        for size, q, k, v in zip(sizes, *triples, strict=True):
-            logits = torch.einsum("ihd,jhd->hij", q, k)
+        query, key, values = (at_least_float32(x) for x in (query * scale, key, value))
+        for rows, keys in _systems(ptr, query.shape[0], key_ptr, value.shape[0]):
+            logits = torch.einsum("ihd,jhd->hij", query[rows], key[keys])
             if bias is not None:
-                logits = logits + bias[:, start : start + size, start : start + size]
-            outputs.append(torch.einsum("hij,jhd->ihd", logits.softmax(-1), v))
-            start += size
-    return torch.cat(outputs).to(value.dtype) if outputs else torch.zeros_like(value)
+                logits = logits + bias[:, rows, keys]
+            if causal:
+                logits = logits.masked_fill(~_lower(logits), -torch.inf)
+            outputs.append(torch.einsum("hij,jhd->ihd", logits.softmax(-1), values[keys]))
+    return torch.cat(outputs).to(value.dtype)
 
 
 def kernel_attention(
-    query_features: Tensor, key_features: Tensor, value: Tensor, ptr: Tensor
+    query_features: Tensor,
+    key_features: Tensor,
+    value: Tensor,
+    ptr: Tensor,
+    *,
+    causal: bool = False,
+    key_ptr: Tensor | None = None,
 ) -> Tensor:
     """out_i = Σ_j A_ij v_j / Σ_j A_ij with A_ij = φ(q_i)·φ(k_j), j in the system of i.
 
@@ -66,21 +79,40 @@ def kernel_attention(
 
     Args:
         query_features: φ(q) (N, H, M), not negative.
-        key_features: φ(k) (N, H, M), not negative.
-        value: (N, H, V).
+        key_features: φ(k) (K, H, M), not negative.
+        value: (K, H, V).
         ptr: (B + 1,), first row of each system.
+        causal: whether row i of a system sees its rows j ≤ i only.
+        key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
 
     Returns:
-        (N, H, V).
+        (N, H, V); 0 for queries without keys.
+
+    Raises:
+        ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
     """
-    sizes = system_sizes(ptr, value.shape[0])
-    outputs = []
-    triples = (torch.split(x, sizes) for x in (query_features, key_features, value))
-    for q, k, v in zip(*triples, strict=True):
-        weights = torch.einsum("ihm,jhm->hij", q, k)
+    outputs = [value.new_zeros(0, *value.shape[1:])]
+    for rows, keys in _systems(ptr, query_features.shape[0], key_ptr, value.shape[0]):
+        weights = torch.einsum("ihm,jhm->hij", query_features[rows], key_features[keys])
+        if causal:
+            weights = weights * _lower(weights)
         weights = weights / weights.sum(-1, keepdim=True)
-        outputs.append(torch.einsum("hij,jhd->ihd", weights, v))
-    return torch.cat(outputs) if outputs else torch.zeros_like(value)
+        outputs.append(torch.einsum("hij,jhd->ihd", weights, value[keys]))
+    return torch.cat(outputs)
+
+
+def _systems(
+    ptr: Tensor, num_rows: int, key_ptr: Tensor | None, num_keys: int
+) -> list[tuple[slice, slice]]:
+    """The queries and the keys of each system."""
+    key_ptr = check_ptr(ptr, num_rows, key_ptr, num_keys)
+    rows, keys = ([slice(*ends) for ends in pairwise(x.tolist())] for x in (ptr, key_ptr))
+    return list(zip(rows, keys, strict=True))
+
+
+def _lower(weights: Tensor) -> Tensor:
+    """True where j ≤ i, for a matrix (…, i, j)."""
+    return torch.ones_like(weights, dtype=torch.bool).tril()
 
 
 def relative_mask(query_features: Tensor, key_features: Tensor) -> Tensor:

@@ -113,6 +113,10 @@ class EnergyModel(nn.Module):
     Args:
         config: hyper-parameters.
 
+    Attributes:
+        sees_images: whether periodic images of atoms count; if not, `predict` warns of cells that
+            are narrower than any slab.
+
     Example:
         >>> model = EnergyModel(EnergyConfig(embed_dim=16, num_layers=1))
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -121,6 +125,7 @@ class EnergyModel(nn.Module):
     """
 
     elements_seen: Tensor
+    sees_images = False
 
     def __init__(self, config: EnergyConfig | None = None) -> None:
         super().__init__()
@@ -136,11 +141,18 @@ class EnergyModel(nn.Module):
 
     def forward(self, structures: Structures) -> dict[str, Tensor]:
         """Structures of B systems to ``{"energy": (B,) float32 eV}``."""
-        x = self.embedding(structures.atomic_numbers, structures.tags)
+        fields = structures.atomic_numbers, structures.positions, structures.tags, structures.ptr
+        return {"energy": self.energies(*fields)}
+
+    def energies(
+        self, atomic_numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor
+    ) -> Tensor:
+        """Energies (B,) float32 eV; the arguments are the fields of `Structures`."""
+        x = self.embedding(atomic_numbers, tags)
         # Positions keep their precision whatever that of the weights: they are centred first.
-        x = self.encoder(x, structures.positions, structures.ptr)
-        energy = self.head(x, structures.tags, structures.ptr)
-        return {"energy": self.normalizer.denormalize(energy)}
+        x = self.encoder(x, positions, ptr)
+        energy: Tensor = self.normalizer.denormalize(self.head(x, tags, ptr))
+        return energy
 
     def mark_seen(self, atomic_numbers: Tensor | Iterable[int]) -> None:
         """Note elements as trained on; predictions for others deserve a warning."""

@@ -2,53 +2,65 @@
 
 from __future__ import annotations
 
+from typing import Any, Unpack
+
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, placed, seeded_generator
-from flt_mol.functional.feature_maps import (
-    gaussian_projection,
-    orthogonal_projection,
-    project_positions,
-    softmax_log_features,
-    stabilised_features,
-)
+from flt_mol.functional._common import seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.linear import linear_attention
-from flt_mol.functional.packed import offsets_of, system_sizes
-from flt_mol.functional.reference import softmax_attention
+from flt_mol.nn import streaming
+from flt_mol.nn.attend import MODES, Rule, attend
+from flt_mol.nn.feature_map import FeatureMap, current_names, feature_map_of
+from flt_mol.nn.inputs import AttentionInputs
+from flt_mol.nn.inspection import Fidelity, attention_matrices, fidelity
+from flt_mol.nn.projections import Projections
 from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.streaming import AttentionState
 
-MODES = ("linear", "exact")
+EXACT_BELOW = 256
 
 
-class FLTAttention(nn.Module):
+class FLTAttention(Projections):
     r"""Attention among the rows of each system, weights exp(q_i·k_j/√D + N̂(r_i − r_j)).
 
-    ``mode="linear"`` estimates them with M positive random features [2] of the concatenations
-    [Φ, q] and [Ψ, k] (FLT [1]; without positions: Performer), in time linear in N.
-    ``mode="exact"`` is the softmax they estimate, with the same sampled mask N̂, parameters and
-    state_dict, in time quadratic in the size of a system. Set `.mode` at any time.
+    ``mode="linear"`` estimates them with M random features [2] of the concatenations [Φ, q] and
+    [Ψ, k] (FLT [1]; without positions: Performer), in time linear in N. ``mode="exact"`` is the
+    softmax they estimate, with the same sampled mask N̂, parameters and state_dict, in time
+    quadratic in the size of a system. ``mode="auto"`` takes the exact form for systems of fewer
+    than `exact_below` keys, where it is the faster one, and the linear form for the others; what a
+    system gets depends on its own size alone. Set `.mode` at any time.
 
-    Positions come from `rpe`, owned by this layer, or, where several layers share an RPE, as
-    `position_features`, computed once by whoever owns it (``position_dim=rpe.num_features`` then).
+    Rows come packed, (N, C) with `ptr` or `system`, or padded, (B, L, C) with `mask`; see
+    `forward`. Positions come from `rpe`, owned by this layer, or, where several layers share an
+    RPE, as `position_features`, computed once by whoever owns it (``position_dim=rpe.num_features``
+    then).
 
     Args:
         embed_dim: C.
         num_heads: H; D = C/H.
-        num_features: M.
+        feature_map: φ of the linear mode: a name in `nn.FEATURE_MAPS`, or a `FeatureMap` of H, D
+            and the width of the position features.
+        num_features: M, where `feature_map` is a name; the default is 64. "elu" has a fixed number.
         rpe: an RPE of this layer's own.
         position_dim: width 2R of the position features that `forward` will be given; needs no
             value where `rpe` is given.
-        orthogonal: whether random directions are orthogonal in blocks, else independent.
+        context_dim: channels of `context`, if not C.
+        orthogonal: whether random directions are orthogonal in blocks (the default), else
+            independent.
         dropout: probability, on the attended values. There is no attention matrix to drop from.
         bias: whether the four linear maps have one.
-        mode: "linear" or "exact".
+        mode: "linear", "exact" or "auto".
+        exact_below: number of keys from which "auto" is linear. The default is where the two take
+            the same time on a CPU at M = D = 64 (``scripts/crossover.py`` measures it).
+        causal: whether row i attends to the rows of its system up to itself only.
+        redraw_every: forward passes in training mode after which random features are drawn anew.
         generator: on CPU, for weights and random features; None takes a seed from torch's global
-            one. Random features are buffers: saved, never redrawn.
+            one. Random features are buffers: saved, and never redrawn unless asked for.
 
     Raises:
-        ValueError: sizes that do not fit together, unknown mode.
+        ValueError: sizes that do not fit together, unknown mode or feature map, or mode "auto"
+            with a feature map that does not estimate the softmax.
 
     References:
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
@@ -73,209 +85,165 @@ class FLTAttention(nn.Module):
         torch.Size([5, 32])
     """
 
-    content_projection: Tensor
-    position_projection: Tensor | None
-
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
-        num_features: int = 64,
+        feature_map: str | FeatureMap = "softmax",
+        num_features: int | None = None,
         rpe: FourierRPE | None = None,
         position_dim: int | None = None,
-        orthogonal: bool = True,
+        context_dim: int | None = None,
+        orthogonal: bool | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         mode: str = "linear",
+        exact_below: int = EXACT_BELOW,
+        causal: bool = False,
+        redraw_every: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
-        if num_features < 1:
-            raise ValueError(f"num_features must be ≥ 1, got {num_features}")
+        generator = seeded_generator(generator)
+        super().__init__(
+            embed_dim, num_heads, rpe, position_dim, context_dim, bias, causal, generator
+        )
+        self.exact_below = exact_below
+        self.dropout = nn.Dropout(dropout)
+        self.feature_map = feature_map_of(
+            feature_map,
+            (num_heads, embed_dim // num_heads, self.position_dim),
+            generator,
+            num_features=num_features,
+            orthogonal=orthogonal,
+            redraw_every=redraw_every,
+        )
+        self.mode = mode
+        self.register_load_state_dict_pre_hook(_rename)  # type: ignore[no-untyped-call]
+
+    @property
+    def mode(self) -> str:
+        """How attention is computed: "linear", "exact" or "auto"."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.num_features = num_features
-        self.position_dim = _width_of_positions(rpe, position_dim, num_heads)
-        self.mode = mode
-        self.rpe = rpe
-        generator = seeded_generator(generator)
-        self.query = _linear(embed_dim, bias, generator)
-        self.key = _linear(embed_dim, bias, generator)
-        self.value = _linear(embed_dim, bias, generator)
-        self.out = _linear(embed_dim, bias, generator)
-        self.dropout = nn.Dropout(dropout)
-        self._draw_projections(orthogonal, generator)
+        if mode == "auto" and not self.feature_map.estimates_softmax:
+            raise ValueError(
+                f"mode 'auto' mixes softmax with {type(self.feature_map).__name__}, which does not "
+                "estimate it: use 'linear' or 'exact', or feature_map='softmax'"
+            )
+        self._mode = mode
 
-    def _draw_projections(self, orthogonal: bool, generator: torch.Generator) -> None:
-        draw = orthogonal_projection if orthogonal else gaussian_projection
-        width = self.position_dim + self.embed_dim // self.num_heads
-        projection = torch.stack(
-            [draw(self.num_features, width, generator=generator) for _ in range(self.num_heads)]
-        )
-        sizes = [self.position_dim, width - self.position_dim]
-        positions, content = torch.split(projection, sizes, dim=-1)
-        self.register_buffer("content_projection", placed(content.contiguous()))
-        self.register_buffer(
-            "position_projection", placed(positions.contiguous()) if self.position_dim else None
-        )
+    @property
+    def num_features(self) -> int:
+        """M."""
+        return self.feature_map.num_features
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor | None = None,
-        *,
-        ptr: Tensor | None = None,
-        system: Tensor | None = None,
-        num_systems: int | None = None,
-        position_features: PositionFeatures | None = None,
+        self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
     ) -> Tensor:
         """Attend within each system.
 
         Args:
-            x: (N, C), rows of all systems.
-            positions: (N, ℓ), Å, for a layer with an RPE of its own.
-            ptr: (B + 1,), first row of each system, for packed rows.
-            system: (N,), the system of each row in any order, instead of `ptr`. Without either,
-                all rows are one system.
-            num_systems: B, with `system` only: indices beyond it are refused.
-            position_features: of the same rows, used instead of `positions`.
+            x: (N, C), rows of all systems; or (B, L, C), one system for each b.
+            positions: (N, ℓ) or (B, L, ℓ), Å, for a layer with an RPE of its own. With ℓ = 1 the
+                default is the place of each row in its system: 0, 1, 2, …, padding not counted.
+            **given: see `AttentionInputs`: `ptr`, `system` with `num_systems`, or `mask` for the
+                layout; `position_features`; `context` and what belongs to it for
+                cross-attention; `pairs` and `images`.
 
         Returns:
-            (N, C).
+            Rows as they came, (N, C) or (B, L, C).
 
         Raises:
             ValueError: shapes that do not fit, positions missing where the layer needs them or
                 given where it has no use for them.
         """
-        if x.dim() != 2 or x.shape[-1] != self.embed_dim:
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {self.embed_dim})")
-        ptr, order = self._packing(x, ptr, system, num_systems)
-        if order is not None:
-            x = x[order]
-            positions = None if positions is None else positions[order]
-            if position_features is not None:
-                position_features = position_features.rows(order)
-        features = self._position_features(x, positions, ptr, position_features)
-        heads = (x.shape[0], self.num_heads, self.embed_dim // self.num_heads)
-        query, key, value = self.query(x), self.key(x), self.value(x)
-        attend = self._linear_attention if self.mode == "linear" else self._exact_attention
-        out = attend(query.view(heads), key.view(heads), value.view(heads), ptr, features)
-        out = self.out(self.dropout(out.reshape(x.shape).to(value.dtype)))
-        return out if order is None else torch.empty_like(out).index_copy(0, order, out)
+        self.feature_map.refresh()
+        layout, rows = self.projected(x, positions, **given)
+        out = attend(self._rule, rows)
+        out = self.out(self.dropout(out.flatten(1).to(rows.value.dtype)))
+        return layout.unpack(out)
 
-    def _packing(
-        self, x: Tensor, ptr: Tensor | None, system: Tensor | None, num_systems: int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """`ptr` of the rows of `x`, and the order that packs them, None if they are packed."""
-        rows = x.shape[0]
-        if ptr is not None and system is not None:
-            raise ValueError("give ptr or system, not both")
-        if system is None and num_systems is not None:
-            raise ValueError("num_systems belongs to system; ptr says it already")
-        if system is not None:
-            if system.shape != (rows,):
-                raise ValueError(f"system has shape {tuple(system.shape)}, expected ({rows},)")
-            return offsets_of(system, num_systems)
-        if ptr is None:
-            return torch.tensor([0, rows], dtype=torch.int64, device=x.device), None
-        system_sizes(ptr, rows)
-        return ptr, None
+    def initial_state(self, num_streams: int) -> AttentionState:
+        """What a causal layer in linear mode knows of `num_streams` sequences before they begin.
 
-    def _position_features(
-        self, x: Tensor, positions: Tensor | None, ptr: Tensor, given: PositionFeatures | None
-    ) -> PositionFeatures | None:
-        """Those given, or those of this layer's own RPE, or None for a layer without positions."""
-        rows = x.shape[0]
-        if self.position_dim == 0:
-            if positions is not None or given is not None:
-                raise ValueError(
-                    "this layer was built without positions: build it with rpe=… or position_dim=…"
-                )
-            return None
-        if given is None:
-            if self.rpe is None:
-                raise ValueError("position_features are missing: this layer has no rpe of its own")
-            if positions is None or positions.shape[0] != rows:
-                found = "are missing" if positions is None else f"have {positions.shape[0]} rows"
-                raise ValueError(
-                    f"positions {found}: this layer's rpe needs one for each of {rows}"
-                )
-            given = self.rpe(positions, ptr)
-        expected = (rows, self.position_dim)
-        if given.basis.shape != expected or given.key_weight.shape[0] != self.num_heads:
-            raise ValueError(
-                f"position_features have a basis of shape {tuple(given.basis.shape)} for "
-                f"{given.key_weight.shape[0]} heads, expected {expected} for {self.num_heads}"
-            )
-        return given
+        Raises:
+            ValueError: a layer that is not causal, or not in linear mode.
+        """
+        return streaming.initial_state(self, num_streams)
 
-    def _linear_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, at: PositionFeatures | None
-    ) -> Tensor:
-        """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
-        query_positions = key_positions = None
-        if at is not None and self.position_projection is not None:
-            # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
-            dtype = at_least_float32(query).dtype
-            query_positions, key_positions = (
-                project_positions(at.basis, weight, self.position_projection).to(dtype)
-                for weight in (at.query_weight, at.key_weight)
-            )
-        query_logits = softmax_log_features(
-            query, self.content_projection, query_positions, subtract_norm=False
-        )
-        key_logits = softmax_log_features(key, self.content_projection, key_positions)
-        query_features, key_features = stabilised_features(query_logits, key_logits, ptr)
-        return linear_attention(query_features, key_features, value, ptr)
+    def state_after(
+        self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
+    ) -> AttentionState:
+        """The state of `step` after whole sequences, one a system; takes what `forward` takes.
 
-    def _exact_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, at: PositionFeatures | None
-    ) -> Tensor:
-        """softmax(q·k/√D + Φ·Ψ), the sum of products as one product of concatenations."""
-        scale = query.shape[-1] ** -0.25
-        query, key = at_least_float32(query) * scale, at_least_float32(key) * scale
-        if at is not None:
-            positions = at.query.expand(-1, self.num_heads, -1)
-            query = torch.cat([query, positions.to(query.dtype)], dim=-1)
-            key = torch.cat([key, at.key.to(key.dtype)], dim=-1)
-        return softmax_attention(query, key, at_least_float32(value), ptr, scale=1.0)
+        Raises:
+            ValueError: as `initial_state` and `forward`.
+        """
+        return streaming.state_after(self, x, positions, given)
+
+    def step(
+        self,
+        x: Tensor,
+        state: AttentionState,
+        positions: Tensor | None = None,
+        position_features: PositionFeatures | None = None,
+    ) -> tuple[Tensor, AttentionState]:
+        """One more token of every sequence, at a cost that does not depend on what came before.
+
+        Steps give what `forward` gives for the whole sequence, token by token.
+
+        Args:
+            x: (B, C), the next token of each.
+            state: from `initial_state`, `state_after` or the step before; it stays as it is.
+            positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before.
+            position_features: of these tokens, used instead of `positions`.
+
+        Returns:
+            (B, C), and the state after these tokens.
+
+        Raises:
+            ValueError: as `initial_state`, or shapes that do not fit.
+        """
+        return streaming.step(self, x, state, positions, position_features)
+
+    def matrices(
+        self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
+    ) -> list[Tensor]:
+        """The weights in use, written out: B matrices (H, n, m) whose rows sum to 1.
+
+        Takes what `forward` takes. Costs O(N·n·H): for looking, not for training.
+        """
+        return attention_matrices(self._rule, self.projected(x, positions, **given)[1])
+
+    @torch.no_grad()
+    def fidelity(
+        self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
+    ) -> Fidelity:
+        """How far the linear mode is from the exact one on this batch, per head; see `Fidelity`.
+
+        Takes what `forward` takes. Quadratic in the size of systems.
+        """
+        return fidelity(self._rule, self.projected(x, positions, **given)[1])
+
+    @property
+    def _rule(self) -> Rule:
+        return Rule(self.feature_map, self.mode, self.causal, self.exact_below)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return (
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
-            f"num_features={self.num_features}, position_dim={self.position_dim}, "
-            f"mode={self.mode!r}"
+            f"position_dim={self.position_dim}, mode={self.mode!r}, causal={self.causal}"
         )
 
 
-def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_heads: int) -> int:
-    """2R, from whichever of the two is given, checked against the other."""
-    if rpe is None:
-        if position_dim is not None and position_dim < 0:
-            raise ValueError(f"position_dim must be ≥ 0, got {position_dim}")
-        return position_dim or 0
-    if rpe.num_heads != num_heads:
-        raise ValueError(f"the rpe has {rpe.num_heads} heads, the attention {num_heads}")
-    if position_dim not in (None, rpe.num_features):
-        raise ValueError(
-            f"position_dim is {position_dim}, but the rpe gives {rpe.num_features} features"
-        )
-    return rpe.num_features
-
-
-def _linear(width: int, bias: bool, generator: torch.Generator) -> nn.Linear:
-    """A square linear map with Xavier-uniform weights drawn on CPU, and no bias at first."""
-    weight = torch.empty(width, width, dtype=torch.float32, device="cpu")
-    nn.init.xavier_uniform_(weight, generator=generator)
-    # Built without storage, so that torch's own initialisation draws nothing from the global RNG.
-    layer = nn.Linear(width, width, bias=bias, device="meta")
-    layer.weight = nn.Parameter(placed(weight))
-    if bias:
-        layer.bias = nn.Parameter(torch.zeros_like(layer.weight[0]))
-    return layer
+def _rename(layer: FLTAttention, weights: Any, prefix: str, *rest: Any) -> None:
+    """Weights saved when attention held its projections itself."""
+    own = [key for key in weights if key.startswith(prefix)]
+    for old, new in current_names(own).items():
+        weights[new] = weights.pop(old)

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.inputs import Place
+from flt_mol.nn.layout import layout_of
+from flt_mol.nn.local import PairWeights
 from flt_mol.nn.rpe import FourierRPE
 
 
@@ -34,10 +37,22 @@ class FLTBlock(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, ptr: Tensor, position_features: PositionFeatures | None = None
+        self,
+        x: Tensor,
+        ptr: Tensor,
+        position_features: PositionFeatures | None = None,
+        *,
+        pairs: PairWeights | None = None,
+        images: PairWeights | None = None,
     ) -> Tensor:
         """Features (N, C) and ptr (B + 1,) to features (N, C)."""
-        x = x + self.attention(self.attention_norm(x), ptr=ptr, position_features=position_features)
+        x = x + self.attention(
+            self.attention_norm(x),
+            ptr=ptr,
+            position_features=position_features,
+            pairs=pairs,
+            images=images,
+        )
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
 
@@ -46,12 +61,16 @@ class FLTEncoder(nn.Module):
     """A stack of blocks that share one RPE, applied `recycles` times to its own output.
 
     Position features are computed once per forward and shared by all blocks and recycles
-    (Choromanski, Li et al. 2024, appendix: four passes of the same blocks on OC20).
+    (Choromanski, Li et al. 2024, appendix: four passes of the same blocks on OC20), and padded
+    rows are packed once.
 
     Args:
         blocks: the blocks in order.
         rpe: the relative positional encoding; None leaves positions out (a Performer).
         recycles: how often the stack is applied.
+
+    Raises:
+        ValueError: no recycle, or blocks of which some are causal and some are not.
     """
 
     def __init__(
@@ -60,14 +79,50 @@ class FLTEncoder(nn.Module):
         super().__init__()
         if recycles < 1:
             raise ValueError(f"recycles must be at least 1, got {recycles}")
+        blocks = list(blocks)
         self.blocks = nn.ModuleList(blocks)
         self.rpe = rpe
         self.recycles = recycles
+        causal = {block.attention.causal for block in blocks}
+        if len(causal) > 1:
+            raise ValueError("some blocks are causal and some are not: they share their positions")
+        self.causal = True in causal
 
-    def forward(self, x: Tensor, positions: Tensor, ptr: Tensor) -> Tensor:
-        """Features (N, C), positions (N, ℓ) and ptr (B + 1,) to features (N, C)."""
-        features = None if self.rpe is None else self.rpe(positions, ptr)
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        ptr: Tensor | None = None,
+        *,
+        system: Tensor | None = None,
+        num_systems: int | None = None,
+        mask: Tensor | None = None,
+        pairs: PairWeights | None = None,
+        images: PairWeights | None = None,
+    ) -> Tensor:
+        """Features of packed or padded rows to features of the same rows.
+
+        Args:
+            x: (N, C) with `ptr` or `system`, or (B, L, C), with `mask` where some are padding.
+            positions: (N, ℓ) or (B, L, ℓ), Å; with ℓ = 1 the default is the place in the sequence.
+            ptr: (B + 1,), first row of each system, for packed rows.
+            system: (N,), the system of each row in any order, instead of `ptr`.
+            num_systems: B, with `system` only.
+            mask: (B, L) bool, True for real rows, for padded rows.
+            pairs: weights of near pairs of packed rows, see `FLTAttention`.
+            images: keys that are periodic images, see `FLTAttention`.
+
+        Raises:
+            ValueError: arguments that do not belong together or do not fit `x`.
+        """
+        layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
+        rows = layout.pack(x)
+        features = None
+        if self.rpe is not None:
+            place = Place(layout, positions, None)
+            origin = "first" if self.causal else "mean"
+            features = place.position_features(self.rpe, rows.shape[0], origin)
         for _ in range(self.recycles):
             for block in self.blocks:
-                x = block(x, ptr, features)
-        return x
+                rows = block(rows, layout.ptr, features, pairs=pairs, images=images)
+        return layout.unpack(rows)

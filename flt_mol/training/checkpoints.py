@@ -13,6 +13,7 @@ import flt_mol
 from flt_mol import resources
 from flt_mol.files import temporary_path
 from flt_mol.models.energy import CONFIG_KEY, EnergyConfig, EnergyModel
+from flt_mol.nn.feature_map import current_names
 from flt_mol.training.checkpoint_file import read_checkpoint
 from flt_mol.training.checks import check_model
 from flt_mol.training.devices import find_device
@@ -92,6 +93,8 @@ def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu
     device = find_device(map_location)
     path = find_checkpoint(name_or_path)
     weights = strip_prefixes(read_checkpoint(path)["state_dict"])
+    renamed = current_names(weights)
+    weights = {renamed.get(key, key): value for key, value in weights.items()}
     model = _build(path, weights)
     problems = _differences(model.state_dict(), weights)
     if problems:

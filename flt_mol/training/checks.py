@@ -10,7 +10,7 @@ import torch
 
 from flt_mol.functional.fourier import SPLITS
 from flt_mol.models.energy import EnergyConfig, RPEConfig
-from flt_mol.nn.attention import MODES
+from flt_mol.nn.attend import MODES
 from flt_mol.nn.spectrum import FORMS
 from flt_mol.training.augmentation import ROTATIONS
 

@@ -7,16 +7,20 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flt_mol.functional import (
-    fourier_basis,
+from flt_mol.functional.feature_maps import (
+    elu_features,
     gaussian_projection,
-    linear_attention,
+    hyperbolic_log_features,
     orthogonal_projection,
-    position_features,
     project_positions,
+    relu_features,
     softmax_log_features,
+    softplus_log_features,
     stabilised_features,
 )
+from flt_mol.functional.fourier import fourier_basis, position_features
+from flt_mol.functional.linear import linear_attention, linear_sums
+from flt_mol.functional.reference import kernel_attention
 
 F64 = torch.float64
 
@@ -64,9 +68,10 @@ def test_the_generator_decides_and_the_default_dtype_does_not():
     assert not torch.equal(first, orthogonal_projection(6, 4, generator=seeded(4)))
 
 
+@pytest.mark.parametrize("log_features", [softmax_log_features, hyperbolic_log_features])
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("with_positions", [False, True])
-def test_features_are_unbiased(orthogonal, with_positions):
+def test_features_are_unbiased(log_features, orthogonal, with_positions):
     # Two rows, one head; K independent projections of M rows, each giving one estimate.
     generator, dim, frequencies, count = seeded(1), 4, 2, 20_000
     q, k = torch.randn(2, 1, 1, dim, generator=generator, dtype=F64)
@@ -77,7 +82,7 @@ def test_features_are_unbiased(orthogonal, with_positions):
     draw = orthogonal_projection if orthogonal else gaussian_projection
     w = torch.cat([draw(width, width, generator=generator) for _ in range(count)]).double()[None]
     expected = (q * k).sum() / math.sqrt(dim)
-    logits = [None, None]
+    logits, norms = [None, None], 0.0
     if with_positions:
         at = [position_features(fourier_basis(r, xi), ratio) for r in positions]
         logits = [
@@ -85,15 +90,31 @@ def test_features_are_unbiased(orthogonal, with_positions):
             project_positions(at[1].basis, at[1].key_weight, w[..., dim:]),
         ]
         norms = at[0].query.square().sum() + at[1].key.square().sum()
-        logits[0] = logits[0] - norms / 2  # the constant that attention drops
         expected = expected + (at[0].query * at[1].key).sum()
-    log_q = softmax_log_features(q, w[..., :dim], logits[0])
-    log_k = softmax_log_features(k, w[..., :dim], logits[1])
-    estimates = (log_q + log_k).exp().view(count, width).mean(-1)
+    log_q = log_features(q, w[..., :dim], logits[0]) - norms / 2  # the constant attention drops
+    log_k = log_features(k, w[..., :dim], logits[1])
+    # Features w come before features −w of the same draws.
+    estimates = (log_q + log_k).exp().view(-1, count, width).mean((0, 2))
     error = estimates.std() / math.sqrt(count)
     assert error < 0.02 * expected.exp()  # so a scale of 1/D or 1, or a lost norm, is seen
     assert (q / dim**0.25).square().sum() > 0.3
     assert (estimates.mean() - expected.exp()).abs() < 5 * error
+
+
+def test_opposite_pairs_vary_less_than_as_many_independent_features():
+    # Relative variance of a pair's mean, by Lemma 2 of the paper on Performers: half of
+    # (e^s − 1)(1 − e^−s) for s = ‖q̂ + k̂‖², where two independent features have half of e^s − 1.
+    generator, dim, count = seeded(5), 4, 400_000
+    q, k = 0.7 * torch.randn(2, 1, 1, dim, generator=generator, dtype=F64)
+    w = torch.randn(1, count, dim, generator=generator, dtype=F64)
+    pairs = hyperbolic_log_features(q, w) + hyperbolic_log_features(k, w)
+    estimates = pairs.exp().view(2, count).mean(0) / ((q * k).sum() / math.sqrt(dim)).exp()
+    size = ((q + k) / dim**0.25).square().sum()
+    assert size > 0.5
+    expected = 0.5 * size.expm1() * -(-size).expm1()
+    squares = (estimates - 1).square()
+    assert (squares.mean() - expected).abs() < 5 * squares.std() / math.sqrt(count)
+    assert expected < 0.8 * 0.5 * size.expm1()
 
 
 def explicit_log_features(x, at, w):
@@ -127,6 +148,45 @@ def test_added_projections_are_the_projection_of_the_concatenation(case, split):
         torch.testing.assert_close(
             fused - dropped, explicit_log_features(x, phi, w), rtol=0, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_projections_of_positions_are_those_of_the_features_written_out(case, per_head, turned):
+    _, _, _, basis, ratio, w = case
+    generator, (heads, frequencies) = seeded(4), ratio.shape
+    projection = w[..., : 2 * frequencies]
+    # Halves need not be equal here, though ρ = b + ic gives equal ones.
+    weight, turn = torch.randn(2, heads, 2 * frequencies, generator=generator, dtype=F64)
+    if per_head:
+        positions = torch.randn(len(basis), 3, generator=generator, dtype=F64)
+        xi = 0.2 * torch.randn(heads, frequencies, 3, generator=generator, dtype=F64)
+        basis = torch.stack([fourier_basis(positions, head) for head in xi], dim=1)
+    each = basis if per_head else basis[:, None].expand(-1, heads, -1)
+    cosines, sines = each.chunk(2, -1)
+    features = each * weight
+    if turned:
+        features = features + torch.cat([sines, -cosines], -1) * turn
+    found = project_positions(basis, weight, projection, turn if turned else None)
+    expected = torch.einsum("nhf,hmf->nhm", features, projection)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_turn_is_the_phase_of_a_complex_ratio(case):
+    # With W = Φ_i as its one row W·Ψ_j is (1/R) Σ_t Re[ρ_t e^{2πi ξ_t·(r_i − r_j)}].
+    _, _, _, _, ratio, _ = case
+    heads, frequencies = ratio.shape
+    generator = seeded(6)
+    positions = 3 * torch.randn(2, 3, generator=generator, dtype=F64)
+    xi = 0.2 * torch.randn(frequencies, 3, generator=generator, dtype=F64)
+    rho = torch.complex(ratio, torch.randn(ratio.shape, generator=generator, dtype=F64))
+    basis = fourier_basis(positions, xi)
+    scale = frequencies**-0.5
+    weight, turn = (scale * torch.cat([x, x], -1) for x in (rho.real, rho.imag))
+    query = (scale * basis[0]).expand(heads, 1, -1)
+    found = project_positions(basis[1:], weight, query, turn)[0, :, 0]
+    waves = torch.exp(2j * math.pi * (xi @ (positions[0] - positions[1])))
+    torch.testing.assert_close(found, (rho * waves).real.mean(-1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("split", ["one_sided", "symmetric"])
@@ -163,12 +223,65 @@ def test_the_norm_of_keys_is_not_constant(case):
     assert (outputs[0] - outputs[1]).abs().max() > 0.01
 
 
+def test_other_maps_are_those_of_the_concatenation(case):
+    q, k, _, basis, ratio, w = case
+    at = position_features(basis, ratio)
+    bias = torch.randn(w.shape[:2], generator=seeded(), dtype=F64)
+    for x, phi, weight in ((q, at.query, at.query_weight), (k, at.key, at.key_weight)):
+        joined = torch.cat([phi.expand(-1, 3, -1), x * x.shape[-1] ** -0.25], dim=-1)
+        logits = torch.einsum("nhd,hmd->nhm", joined, w)
+        positions = project_positions(basis, weight, w[..., :10])
+        content = w[..., 10:]
+        for found, expected in (
+            (relu_features(x, content, positions), logits.relu()),
+            (
+                softplus_log_features(x, content, bias, positions).exp(),
+                (logits + bias).exp().log1p(),
+            ),
+            (elu_features(x, phi), torch.nn.functional.elu(joined) + 1),
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-7), (F64, 1e-15)])
+def test_the_logarithm_of_softplus_at_every_size(dtype, tolerance):
+    z = torch.tensor([-1e4, -104.0, -40.0, -18.1, -17.9, -2.0, 0.0, 3.0, 20.0, 39.9, 40.1, 1e4])
+    z = z.to(dtype).requires_grad_()
+    one = torch.ones(1, 1, 1, dtype=dtype)
+    found = softplus_log_features(z.reshape(-1, 1, 1), one, torch.zeros(1, 1, dtype=dtype))
+    truth = [
+        math.log(math.log1p(math.exp(x))) if -700 < x < 700 else x if x < 0 else math.log(x)
+        for x in z.tolist()
+    ]
+    expected = torch.tensor(truth, dtype=dtype)
+    torch.testing.assert_close(found.flatten(), expected, rtol=tolerance, atol=2 * tolerance)
+    (slope,) = torch.autograd.grad(found.sum(), z)
+    # σ(z)/softplus(z), which is 1 − e^z/2 for small e^z.
+    wide = z.detach().double()
+    true = torch.where(
+        wide < -30, 1.0, wide.clamp(min=-30).sigmoid() / wide.clamp(-30, 700).exp().log1p()
+    )
+    true = torch.where(wide > 700, 1 / wide, true)
+    torch.testing.assert_close(slope.double(), true, rtol=20 * tolerance, atol=0)
+
+
+def test_small_elu_features_keep_their_digits():
+    x = torch.tensor([-60.0, -20.0, -1e-3, 0.0, 2.0], requires_grad=True)
+    found = elu_features(x.reshape(-1, 1, 1)).flatten()
+    expected = torch.where(x > 0, x + 1, x.exp())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    (slope,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(slope, torch.where(x > 0, 1.0, x.exp()), rtol=1e-6, atol=0)
+
+
 def log_space_attention(log_q, log_k, v, ptr):
     """The truth for logits of any size: everything stays a logarithm until the softmax."""
+    if ptr is None:  # one system, keys of another set
+        pairs = torch.logsumexp(log_q[:, None] + log_k[None], dim=-1)  # (i, j, H)
+        return torch.einsum("ijh,jhd->ihd", pairs.softmax(1), v)
     parts = []
     for a, b in pairwise(ptr.tolist()):
-        pairs = torch.logsumexp(log_q[a:b, None] + log_k[None, a:b], dim=-1)  # (i, j, H)
-        parts.append(torch.einsum("ijh,jhd->ihd", pairs.softmax(1), v[a:b]))
+        parts.append(log_space_attention(log_q[a:b], log_k[a:b], v[a:b], None))
     return torch.cat(parts)
 
 
@@ -211,6 +324,63 @@ def test_shifts_common_to_a_row_or_a_system_change_nothing(case):
     systems = torch.tensor([400.0] * 4 + [-700.0] * 5, dtype=F64)[:, None, None]
     shifted = stabilised_features(log_q + rows, log_k + systems, ptr)
     torch.testing.assert_close(linear_attention(*shifted, v, ptr), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_keys_of_another_set(size):
+    ptr, key_ptr = torch.tensor([0, 3, 5, 5, 9]), torch.tensor([0, 4, 4, 6, 7])
+    generator = seeded(7)
+    log_q = size * torch.randn(9, 2, 6, generator=generator, dtype=F64)
+    log_k = size * torch.randn(7, 2, 6, generator=generator, dtype=F64)
+    v = torch.randn(7, 2, 3, generator=generator, dtype=F64)
+    inputs = [x.requires_grad_() for x in (log_q, log_k, v)]
+    features = stabilised_features(log_q, log_k, ptr, key_ptr)
+    assert all(x.isfinite().all() for x in features)
+    has_keys = torch.tensor([True] * 3 + [False] * 2 + [True] * 4)
+    sums = linear_sums(*features, v, ptr, key_ptr)
+    assert (sums[has_keys][..., -1] >= 1 - 1e-12).all()
+    out = linear_attention(*features, v, ptr, key_ptr)
+    assert (out[~has_keys] == 0).all()
+    seed = torch.randn(out.shape, generator=generator, dtype=F64)
+    gradients = torch.autograd.grad(out, inputs, seed)
+    parts = [(slice(0, 3), slice(0, 4)), (slice(5, 9), slice(6, 7))]
+    truth = [log_space_attention(log_q[a], log_k[b], v[b], None) for a, b in parts]
+    torch.testing.assert_close(out[has_keys], torch.cat(truth), rtol=0, atol=1e-10)
+    true = torch.autograd.grad(torch.cat(truth), inputs, seed[has_keys])
+    for gradient, expected in zip(gradients, true, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-9)
+
+
+def test_attention_on_stabilised_features_can_be_differentiated_twice():
+    ptr, generator = torch.tensor([0, 1, 1, 3]), seeded(8)
+    inputs = [
+        torch.randn(3, 2, n, generator=generator, dtype=F64).requires_grad_() for n in (3, 3, 1)
+    ]
+
+    def attend(log_q, log_k, value):
+        return linear_attention(*stabilised_features(log_q, log_k, ptr), value, ptr)
+
+    assert torch.autograd.gradcheck(attend, inputs)
+    assert torch.autograd.gradgradcheck(attend, inputs)
+    plain = kernel_attention(inputs[0].exp(), inputs[1].exp(), inputs[2], ptr)
+    torch.testing.assert_close(attend(*inputs), plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), 1e4])
+def test_rows_beyond_the_last_system_are_padding(poison):
+    ptr, log = torch.tensor([0, 2, 5]), torch.randn(2, 3, 7, 4, generator=seeded(), dtype=F64)
+    clean = log[:, :, :5].clone().requires_grad_()
+    log[:, :, 5:] = poison
+    log.requires_grad_()
+    expected = torch.ops.flt_mol.stabilised_features(*clean, ptr, ptr)
+    found = torch.ops.flt_mol.stabilised_features(*log, ptr, ptr)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x[:, :5], y)
+        assert (x[:, 5:] == 0).all()
+    (gradient,) = torch.autograd.grad(sum(x.square().sum() for x in found), log)
+    (true,) = torch.autograd.grad(sum(x.square().sum() for x in expected), clean)
+    assert torch.equal(gradient[:, :, :5], true)
+    assert (gradient[:, :, 5:] == 0).all()
 
 
 @pytest.mark.parametrize("poison", [float("nan"), 1e4])

@@ -3,7 +3,15 @@ import torch
 
 from flt_mol.functional.packed import (
     centred,
+    check_ptr,
+    dense_ranks,
+    first_per_system,
+    index_in_system,
+    max_per_system,
+    mean_per_system,
     offsets_of,
+    offsets_of_both,
+    spread,
     sum_per_system,
     system_index,
     system_sizes,
@@ -30,6 +38,108 @@ def test_sizes_and_index_describe_the_same_rows():
 def test_ptr_that_does_not_describe_the_rows_is_refused(ptr):
     with pytest.raises(ValueError, match="ptr"):
         system_sizes(ptr, 4)
+
+
+def test_the_offsets_of_keys_are_those_of_queries_unless_given():
+    ptr, key_ptr = torch.tensor([0, 1, 4]), torch.tensor([0, 2, 2])
+    assert check_ptr(ptr, 4) is ptr
+    assert check_ptr(ptr, 4, None, 4) is ptr
+    assert check_ptr(ptr, 4, key_ptr, 2) is key_ptr
+    for arguments, message in (
+        ((ptr, 5), "ptr must start"),
+        ((ptr, 4, None, 5), "give key_ptr"),
+        ((ptr, 4, key_ptr, 3), "key_ptr must start"),
+        ((ptr, 4, torch.tensor([0, 2]), 2), "2 systems, key_ptr 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_ptr(*arguments)
+
+
+REDUCTIONS = {
+    sum_per_system: (0.0, lambda rows: rows.sum(0)),
+    mean_per_system: (0.0, lambda rows: rows.mean(0)),
+    max_per_system: (float("-inf"), lambda rows: rows.amax(0)),
+    first_per_system: (0.0, lambda rows: rows[0]),
+}
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_reductions_are_those_of_each_system_and_leave_padding_out(reduce, shape, padding):
+    ptr = torch.tensor([0, 0, 3, 3, 4, 9])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9 + padding, *shape, generator=generator, dtype=torch.float64)
+    x[9:] = float("nan")
+    x.requires_grad_()
+    result = reduce(x, ptr)
+    empty, of_rows = REDUCTIONS[reduce]
+    for b, rows in enumerate(torch.split(x[:9], ptr.diff().tolist())):
+        expected = of_rows(rows) if len(rows) else torch.full(shape, empty, dtype=torch.float64)
+        torch.testing.assert_close(result[b], expected)
+    filled = ptr.diff() > 0
+    (gradient,) = torch.autograd.grad(result[filled].sum(), x)
+    assert gradient[:9].isfinite().all()
+    assert (gradient[9:] == 0).all()
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_reductions_without_rows_or_systems(reduce):
+    assert reduce(torch.zeros(0, 3), torch.tensor([0])).shape == (0, 3)
+    assert reduce(torch.zeros(0, 3), torch.tensor([0, 0])).shape == (1, 3)
+    assert reduce(torch.ones(2, 3), torch.tensor([0])).shape == (0, 3)
+
+
+def test_spread_gives_every_row_its_own_and_padding_nothing():
+    ptr = torch.tensor([0, 0, 2, 3])
+    rows = spread(torch.tensor([[9.0], [1.0], [2.0]]), ptr, 5)
+    assert rows.flatten().tolist() == [1.0, 1.0, 2.0, 0.0, 0.0]
+    assert index_in_system(ptr, 5).tolist() == [0, 1, 0, 0, 0]
+    assert system_index(ptr, 5).tolist() == [1, 1, 2, 3, 3]
+
+
+def test_dense_ranks():
+    system = torch.tensor([9, 2, 9, 5, 2])
+    assert dense_ranks(system).tolist() == [2, 0, 2, 1, 0]
+    assert dense_ranks(system[:0]).tolist() == []
+
+
+@pytest.fixture
+def compiling(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+
+@pytest.mark.usefixtures("compiling")
+def test_offsets_of_static_shape():
+    ptr, order = offsets_of(torch.tensor([7, 2, 7, 4]))
+    assert ptr.tolist() == [0, 1, 2, 4, 4]
+    assert order.tolist() == [1, 3, 0, 2]
+    ptr, order = offsets_of(torch.tensor([1, 1, 3]), num_systems=5)
+    assert ptr.tolist() == [0, 0, 2, 2, 3, 3]
+    assert order.tolist() == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("compiling")
+def test_offsets_of_two_sets_of_static_shape_agree_on_systems():
+    ptr, order, key_ptr, key_order = offsets_of_both(
+        torch.tensor([8, 3, 3]), torch.tensor([5, 8, 2, 8])
+    )
+    # Systems 2, 3, 5, 8, then none.
+    assert ptr.tolist() == [0, 0, 2, 2, 3, 3, 3, 3]
+    assert key_ptr.tolist() == [0, 1, 1, 2, 4, 4, 4, 4]
+    assert (order.tolist(), key_order.tolist()) == ([1, 2, 0], [2, 0, 1, 3])
+
+
+def test_offsets_of_two_sets_are_padded_to_the_same_systems():
+    few, many = torch.tensor([0, 1]), torch.tensor([2, 0, 3])
+    ptr, order, key_ptr, key_order = offsets_of_both(few, many)
+    assert (ptr.tolist(), order) == ([0, 1, 2, 2, 2], None)
+    assert (key_ptr.tolist(), key_order.tolist()) == ([0, 1, 1, 2, 3], [1, 0, 2])
+    swapped = offsets_of_both(many, few)
+    assert torch.equal(swapped[0], key_ptr)
+    assert torch.equal(swapped[2], ptr)
+    with pytest.raises(ValueError, match="0 to 2"):
+        offsets_of_both(few, many, num_systems=3)
 
 
 def test_no_systems_and_no_rows():
@@ -94,6 +204,19 @@ def test_centring_keeps_systems_apart_and_its_gradient_is_translation_free():
     torch.testing.assert_close(
         sum_per_system(gradient[:6], torch.tensor([0, 3, 6])), torch.zeros(2, 3).double()
     )
+
+
+def test_centring_gives_zeros_for_padding_whatever_it_holds():
+    positions = torch.randn(7, 2, dtype=torch.float64)
+    positions[5:] = float("nan")
+    positions.requires_grad_()
+    ptr = torch.tensor([0, 2, 2, 5])
+    result = centred(positions, ptr)
+    assert torch.equal(result[:5], centred(positions[:5], ptr))
+    assert (result[5:] == 0).all()
+    (gradient,) = torch.autograd.grad(result.pow(3).sum(), positions)
+    assert gradient[:5].isfinite().all()
+    assert (gradient[5:] == 0).all()
 
 
 def test_centring_half_precision_is_done_in_float32():

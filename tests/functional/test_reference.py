@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from flt_mol.functional import kernel_attention, relative_mask, softmax_attention
+from flt_mol.functional.reference import kernel_attention, relative_mask, softmax_attention
 
 PTR = torch.tensor([0, 0, 3, 3, 8])
 
@@ -59,6 +59,42 @@ def test_no_systems(attention):
     empty = torch.zeros(0, 2, 4)
     assert attention(empty, empty, empty, torch.tensor([0])).shape == (0, 2, 4)
     assert attention(empty, empty, empty, torch.tensor([0, 0])).shape == (0, 2, 4)
+
+
+KEY_PTR = torch.tensor([0, 2, 2, 3, 7])
+
+
+@pytest.mark.parametrize("attention", [softmax_attention, kernel_attention])
+def test_causal_rows_see_themselves_and_earlier_rows(attention):
+    q, k = torch.rand(2, 8, 2, 5, dtype=torch.float64)
+    v = torch.randn(8, 2, 3, dtype=torch.float64)
+    out = attention(q, k, v, PTR, causal=True)
+    for i, start in ((0, 0), (2, 0), (3, 3), (6, 3)):
+        seen, end = slice(start, i + 1), torch.tensor([0, i + 1 - start])
+        alone = attention(q[seen], k[seen], v[seen], end)[-1]
+        torch.testing.assert_close(out[i], alone)
+
+
+@pytest.mark.parametrize("attention", [softmax_attention, kernel_attention])
+def test_keys_of_another_set(attention):
+    ptr = torch.tensor([0, 0, 3, 3, 8])
+    q = torch.rand(8, 2, 5, dtype=torch.float64)
+    k, v = torch.rand(2, 7, 2, 5, dtype=torch.float64)
+    out = attention(q, k, v, ptr, key_ptr=KEY_PTR)
+    assert (out[:3] == 0).all()  # the system of rows 0 to 2 has no keys
+    pairs = torch.einsum("ihd,jhd->hij", q[3:], k[3:])
+    if attention is softmax_attention:
+        pairs = (pairs / 5**0.5).exp()
+    expected = torch.einsum("hij,jhd->ihd", pairs / pairs.sum(-1, keepdim=True), v[3:])
+    torch.testing.assert_close(out[3:], expected)
+
+
+def test_the_bias_of_other_keys_has_a_column_for_each():
+    q, k, v = torch.zeros(1, 1, 4), torch.zeros(3, 1, 4), torch.tensor([0.0, 8.0, 99.0])
+    ptr, key_ptr = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
+    bias = torch.tensor([0.0, math.log(3.0), 50.0]).reshape(1, 1, 3)
+    out = softmax_attention(q, k, v.reshape(3, 1, 1), ptr, bias, key_ptr=key_ptr)
+    torch.testing.assert_close(out.flatten(), torch.tensor([6.0]))
 
 
 def test_autocast_changes_nothing():

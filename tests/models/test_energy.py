@@ -129,7 +129,7 @@ def test_translation_with_weights_of_other_dtypes(dtype, structures):
 
 
 def test_seed_decides_the_random_features():
-    key = "encoder.blocks.0.attention.content_projection"
+    key = "encoder.blocks.0.attention.feature_map.content_projection"
     assert torch.equal(build().state_dict()[key], build().state_dict()[key])
     assert not torch.equal(build().state_dict()[key], build(seed=1).state_dict()[key])
 

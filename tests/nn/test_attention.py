@@ -55,12 +55,12 @@ def written_out(layer, x, positions, ptr):
     """The layer by its definition: concatenated features, explicit N × N weights."""
     q, k, v = (f(x).view(len(x), H, -1) for f in (layer.query, layer.key, layer.value))
     q, k = q * q.shape[-1] ** -0.25, k * q.shape[-1] ** -0.25
-    w = layer.content_projection
+    w = layer.feature_map.content_projection
     if layer.rpe is not None:
         at = layer.rpe(positions, ptr)
         q = torch.cat([at.query.expand(-1, H, -1), q], dim=-1)
         k = torch.cat([at.key, k], dim=-1)
-        w = torch.cat([layer.position_projection, w], dim=-1)
+        w = torch.cat([layer.feature_map.position_projection, w], dim=-1)
     if layer.mode == "exact":
         zero = torch.zeros_like(q[..., :1])
         mask = relative_mask(q, k)
@@ -333,19 +333,24 @@ def test_the_global_seed_decides_where_no_generator_is_given():
         states.append(FLTAttention(C, H, position_dim=4).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["query.weight"], states[2]["query.weight"])
-    assert not torch.equal(states[0]["content_projection"], states[2]["content_projection"])
+    assert not torch.equal(
+        states[0]["feature_map.content_projection"], states[2]["feature_map.content_projection"]
+    )
 
 
 def test_names_in_a_checkpoint():
     names = {n for n in make().state_dict() if not n.startswith("rpe.")}
     linears = {f"{n}.{p}" for n in ("query", "key", "value", "out") for p in ("weight", "bias")}
-    assert names == linears | {"content_projection", "position_projection"}
+    assert names == linears | {
+        "feature_map.content_projection",
+        "feature_map.position_projection",
+    }
     assert set(FLTAttention(C, H, bias=False).state_dict()) == {
         "query.weight",
         "key.weight",
         "value.weight",
         "out.weight",
-        "content_projection",
+        "feature_map.content_projection",
     }
 
 
@@ -422,9 +427,9 @@ def test_inputs_that_do_not_fit_are_refused():
     system = torch.zeros(20, dtype=torch.int64)
     wrong = {
         "x has shape": lambda: layer(x[:, :5], positions),
-        "expected .N, 12.": lambda: layer(x[None], positions),
+        "expected .N, 12.": lambda: layer(x[None, None], positions),
         "positions are missing": lambda: layer(x),
-        "positions have 19 rows": lambda: layer(x, positions[1:]),
+        "positions have shape .19, 3., expected .20, 3.": lambda: layer(x, positions[1:]),
         "positions have shape": lambda: layer(x, positions[:, :2]),
         "position_features are missing": lambda: shared(x, positions),
         "position_features have": lambda: shared(x, position_features=features.rows(system[:3])),

@@ -5,10 +5,14 @@ import math
 import pytest
 import torch
 
-from flt_mol.functional import relative_mask
-from flt_mol.nn import FourierRPE, GaussianFrequencies, GaussianSpectrum
+from flt_mol.functional.packed import centred
+from flt_mol.functional.reference import relative_mask
+from flt_mol.nn.frequencies import ComponentFrequencies, GaussianFrequencies, LatticeFrequencies
+from flt_mol.nn.rpe import FourierRPE, relative_positions
+from flt_mol.nn.spectrum import DirectionalSpectrum, GaussianSpectrum
 
 F64 = torch.float64
+SPLITS = ["one_sided", "symmetric", "balanced"]
 X = torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [0.6, -0.8, 0.3], [1.5, 1.0, 0], [3.0, 3.0, -3.0]])
 
 
@@ -91,7 +95,7 @@ def test_the_variance_is_below_the_bound_for_sums_of_gaussians(shared):
     assert (variance > 1e-3 * bound).any()  # not satisfied by a mask that does not vary
 
 
-@pytest.mark.parametrize("split", ["one_sided", "symmetric"])
+@pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_products_of_features_are_the_sampled_mask_within_each_system(split, dim):
     rpe = build(split=split, dim=dim)
@@ -138,11 +142,11 @@ def test_autocast_and_save_and_load_change_nothing():
     positions = 5 * torch.randn(10, 3, generator=seeded())
     expected = rpe(positions)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for got, want in zip(rpe(positions), expected, strict=True):
+        for got, want in zip(rpe(positions)[:3], expected[:3], strict=True):
             assert torch.equal(got, want)
     other = FourierRPE(GaussianSpectrum(3, 4), GaussianFrequencies(8))
     other.load_state_dict(rpe.state_dict())
-    for got, want in zip(other(positions), expected, strict=True):
+    for got, want in zip(other(positions)[:3], expected[:3], strict=True):
         assert torch.equal(got, want)
 
 
@@ -157,7 +161,7 @@ def test_what_does_not_fit_is_refused():
         build()(torch.zeros(4, 3), torch.tensor([0, 3]))
 
 
-@pytest.mark.parametrize("split", ["one_sided", "symmetric"])
+@pytest.mark.parametrize("split", SPLITS)
 def test_derivatives_to_spectrum_and_frequencies(split):
     rpe = build(num_frequencies=3, split=split, heads=2)
     positions = 2 * torch.randn(3, 3, generator=seeded(), dtype=F64)
@@ -183,3 +187,176 @@ def test_the_mean_over_draws_does_not_depend_on_the_width_they_are_drawn_with():
     error = slopes.std(0) / math.sqrt(len(slopes))
     assert (error > 0).all()
     assert (slopes.mean(0).abs() < 5 * error).all()
+
+
+def build_complex(split="one_sided", dim=3):
+    spectrum = DirectionalSpectrum(2, 4, dim, sigma_max=2.0, generator=seeded(1))
+    frequencies = GaussianFrequencies(6, dim, (0.1, 0.25), generator=seeded(2))
+    return FourierRPE(spectrum, frequencies, split).double()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("dim", [1, 3])
+def test_products_of_directional_features_are_the_sampled_mask(split, dim):
+    rpe = build_complex(split, dim)
+    xi, ratio = rpe.ratio()
+    assert ratio.is_complex()
+    positions = 3 * torch.randn(6, dim, generator=seeded(), dtype=F64)
+    features = rpe(positions)
+    x = positions[:, None] - positions[None]
+    waves = torch.exp(2j * math.pi * (x[..., None, :] * xi).sum(-1))
+    expected = (waves[..., None, :] * ratio).real.mean(-1)
+    torch.testing.assert_close(rpe.sampled_mask(x), expected, rtol=0, atol=1e-12)
+    product = relative_mask(features.query, features.key)
+    torch.testing.assert_close(product, expected.permute(2, 0, 1), rtol=0, atol=1e-12)
+    assert (product - product.mT).abs().max() > 1e-2  # it knows a direction
+
+
+ORIGINS = ["mean", "first", "points"]
+PTR = torch.tensor([0, 3, 3, 7, 7])
+
+
+def origin_of(name, systems=4):
+    points = torch.randn(systems, 3, generator=seeded(3), dtype=F64)
+    return points if name == "points" else name
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_the_product_of_features_does_not_depend_on_the_origin(origin):
+    rpe, positions = build(), 4 * torch.randn(7, 3, generator=seeded(), dtype=F64)
+    features = rpe(positions, PTR, origin=origin_of(origin))
+    mask = relative_mask(features.query, features.key)
+    expected = rpe.sampled_mask(positions[:, None] - positions[None]).permute(2, 0, 1)
+    for rows in (slice(0, 3), slice(3, 7)):
+        torch.testing.assert_close(mask[:, rows, rows], expected[:, rows, rows], rtol=0, atol=1e-12)
+
+
+def test_positions_relative_to_each_origin():
+    positions = torch.randn(7, 3, generator=seeded(), dtype=F64)
+    points = origin_of("points")
+    for rows, system in ((slice(0, 3), 0), (slice(3, 7), 2)):
+        own = positions[rows]
+        for origin, point in (("mean", own.mean(0)), ("first", own[0]), (points, points[system])):
+            got = relative_positions(positions, PTR, origin)[rows]
+            torch.testing.assert_close(got, own - point, rtol=0, atol=1e-14)
+    torch.testing.assert_close(relative_positions(positions, PTR, "mean"), centred(positions, PTR))
+
+
+def test_with_the_first_position_as_origin_no_row_knows_of_later_ones():
+    rpe, positions = build(), 4 * torch.randn(7, 3, generator=seeded(), dtype=F64)
+    expected = rpe(positions, PTR, origin="first").basis
+    for row in range(1, 7):
+        changed = positions.clone()
+        changed[row:] = 9.0
+        same = [n for n in range(row) if not (row <= 3 <= n)]
+        got = rpe(changed, PTR, origin="first").basis
+        assert torch.equal(got[same], expected[same])
+    assert not torch.equal(rpe(changed, PTR).basis[3:6], rpe(positions, PTR).basis[3:6])
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_nothing_leaks_from_other_systems_not_even_gradients_or_nan(origin):
+    rpe, positions = build(), 4 * torch.randn(7, 3, generator=seeded(), dtype=F64)
+    alone = positions[3:].clone().requires_grad_()
+    points = origin_of(origin)
+    own = points[2:3] if origin == "points" else points
+    expected = rpe(alone, origin=own)
+    (slope,) = torch.autograd.grad(expected.key.sin().sum(), alone)
+    positions[:3] = math.nan
+    positions.requires_grad_()
+    features = rpe(positions, PTR, origin=points)
+    torch.testing.assert_close(features.key[3:], expected.key, rtol=0, atol=1e-13)
+    (gradient,) = torch.autograd.grad(features.key[3:].sin().sum(), positions)
+    torch.testing.assert_close(gradient[3:], slope, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("systems", [0, 2])
+def test_nothing_at_all_gives_nothing(origin, systems):
+    ptr = torch.zeros(systems + 1, dtype=torch.int64)
+    features = build()(torch.zeros(0, 3, dtype=F64), ptr, origin=origin_of(origin, systems))
+    assert features.basis.shape == (0, 16)
+    assert features.key.shape == (0, 3, 16)
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("kind", [build, build_complex])
+def test_derivatives_of_all_orders_to_positions(origin, kind):
+    rpe, points = kind(), origin_of(origin, 3)
+    positions = 2 * torch.randn(4, 3, generator=seeded(), dtype=F64, requires_grad=True)
+
+    def features(x):
+        at = rpe(x, torch.tensor([0, 3, 3, 4]), origin=points)
+        return at.query.sum(1), at.key.sum(1)
+
+    assert torch.autograd.gradcheck(features, positions)
+    assert torch.autograd.gradgradcheck(features, positions)
+
+
+@pytest.mark.parametrize("origin", ["mean", "first"])
+def test_forces_of_anything_made_of_the_features_add_up_to_zero(origin):
+    positions = 2 * torch.randn(7, 3, generator=seeded(), dtype=F64, requires_grad=True)
+    features = build()(positions, PTR, origin=origin)
+    (force,) = torch.autograd.grad((features.key * features.query).exp().sum(), positions)
+    assert force.abs().max() > 1e-3
+    assert force[:3].sum(0).abs().max() < 1e-12
+    assert force[3:].sum(0).abs().max() < 1e-12
+
+
+def component(heads=2):
+    spectrum = GaussianSpectrum(heads, 3, generator=seeded(1))
+    return FourierRPE(spectrum, ComponentFrequencies.of(spectrum, 6, generator=seeded(2)))
+
+
+def lattice():
+    return FourierRPE(GaussianSpectrum(2, 3, generator=seeded(1)), LatticeFrequencies(4.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "origin"),
+    [(build, "mean"), (build_complex, "first"), (component, "points"), (lattice, "mean")],
+)
+def test_forward_compiles_without_a_break(kind, origin):
+    torch._dynamo.reset()
+    rpe = kind().double()
+    compiled = torch.compile(rpe, backend="aot_eager", fullgraph=True, dynamic=True)
+    for sizes in ([3, 0, 4], [5, 2, 0]):
+        rows = sum(sizes)
+        positions = torch.randn(rows, 3, generator=seeded(), dtype=F64)
+        ptr = torch.tensor([0, *sizes]).cumsum(0)
+        point = origin_of(origin, 3)
+        got, want = compiled(positions, ptr, origin=point), rpe(positions, ptr, origin=point)
+        torch.testing.assert_close(got.key, want.key, rtol=0, atol=1e-12)
+        torch.testing.assert_close(got.query, want.query, rtol=0, atol=1e-12)
+
+
+def test_forward_is_exported_for_any_number_of_rows():
+    rpe = build()
+    positions = torch.randn(7, 3, generator=seeded(), dtype=F64)
+    shapes = {
+        "positions": {0: torch.export.Dim("rows")},
+        "ptr": {0: torch.export.Dim("offsets", min=3)},
+    }
+    program = torch.export.export(rpe, (positions, PTR), dynamic_shapes=shapes)
+    larger, ptr = torch.cat([positions, positions + 1]), torch.tensor([0, 9, 14])
+    got, want = program.module()(larger, ptr), rpe(larger, ptr)
+    torch.testing.assert_close(got.key, want.key, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [build, build_complex, component, lattice])
+def test_float32_agrees_with_float64(kind):
+    rpe = kind().double()
+    positions = 100 + 4 * torch.randn(7, 3, generator=seeded())
+    expected = rpe(positions.double(), PTR)
+    got = rpe.float()(positions, PTR)
+    assert got.basis.dtype == got.key_weight.dtype == torch.float32
+    for one, other in zip((got.query, got.key), (expected.query, expected.key), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_origins_that_do_not_fit_are_refused():
+    rpe, positions = build(), torch.zeros(7, 3, dtype=F64)
+    with pytest.raises(ValueError, match="origin is 'last'"):
+        rpe(positions, PTR, origin="last")
+    with pytest.raises(ValueError, match=r"expected \(4, 3\)"):
+        rpe(positions, PTR, origin=torch.zeros(3, 3))

@@ -3,7 +3,22 @@ import math
 import pytest
 import torch
 
-from flt_mol.nn import FourierRPE, GaussianFrequencies, GaussianSpectrum, Spectrum
+from flt_mol.nn.frequencies import GaussianFrequencies
+from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectrum import (
+    SPECTRA,
+    BoxSpectrum,
+    CauchySpectrum,
+    DirectionalSpectrum,
+    GaussianMixtureSpectrum,
+    GaussianSpectrum,
+    LaplaceSpectrum,
+    MaternSpectrum,
+    ProductSpectrum,
+    ShellSpectrum,
+    Spectrum,
+    SumSpectrum,
+)
 
 F64 = torch.float64
 
@@ -115,3 +130,153 @@ def test_a_family_of_ones_own_needs_one_method():
     assert rpe(torch.zeros(5, 3)).key.shape == (5, 2, 8)
     with pytest.raises(NotImplementedError, match="White has no closed form"):
         rpe.mask(torch.zeros(5, 3))
+
+
+class Ball(Spectrum):
+    """g = b where ‖ξ‖ ≤ 1/2, over three dimensions: a family of one's own, with its closed form."""
+
+    def __init__(self, num_heads):
+        super().__init__(num_heads, 3)
+        self.height = torch.nn.Parameter(torch.arange(1.0, num_heads + 1))
+
+    def forward(self, frequencies):
+        return self.height[:, None] * (frequencies.norm(dim=-1) <= 0.5)
+
+    def mask(self, displacements):
+        z = math.pi * displacements.norm(dim=-1, keepdim=True)
+        return self.height * (math.pi / 2) * (z.sin() - z * z.cos()) / z**3
+
+
+def test_a_family_of_ones_own_goes_where_the_others_go():
+    ball, other = Ball(2), GaussianSpectrum(2, 3, generator=seeded())
+    line = LaplaceSpectrum(2, 1, 1, generator=seeded())
+    x, xi = torch.randn(5, 3, generator=seeded(1)), torch.randn(8, 3, generator=seeded(2)) / 4
+    total = ball + other
+    torch.testing.assert_close(total.mask(x), ball.mask(x) + other.mask(x))
+    torch.testing.assert_close(total(xi), ball(xi) + other(xi))
+    product = ProductSpectrum(ball, line)
+    longer = torch.cat([xi, xi[:, :1]], 1)
+    torch.testing.assert_close(product(longer), ball(xi) * line(xi[:, :1]))
+    rpe = FourierRPE(ball, GaussianFrequencies(4096, sigma=0.25, generator=seeded()))
+    torch.testing.assert_close(rpe.sampled_mask(x), rpe.mask(x), rtol=0, atol=0.15)
+
+
+def test_sums_and_products_of_sums():
+    parts = [GaussianSpectrum(2, 2, 1, generator=seeded(n)) for n in range(3)]
+    xi = torch.randn(8, 1, generator=seeded(5)) / 4
+    total = parts[0] + parts[1] + parts[2]
+    assert isinstance(total, SumSpectrum)
+    torch.testing.assert_close(total(xi), sum(part(xi) for part in parts))
+    torch.testing.assert_close(total(xi), SumSpectrum(*parts)(xi))
+    torch.testing.assert_close(total.mask(xi), SumSpectrum(*parts).mask(xi))
+    assert len(list(total.parameters())) == 6
+    pair = torch.cat([xi, xi.flip(0)], 1)
+    product = ProductSpectrum(total, parts[0])
+    torch.testing.assert_close(product(pair), total(xi) * parts[0](xi.flip(0)))
+    assert (ProductSpectrum(parts[0]).dim, product.dim) == (1, 2)
+    assert not product.is_complex
+    assert (total + DirectionalSpectrum(2, 1, 1)).is_complex
+    assert ProductSpectrum(total, DirectionalSpectrum(2, 1, 1)).is_complex
+
+
+def test_sums_and_products_take_frequencies_per_head():
+    first, second = (GaussianSpectrum(2, 2, 1, generator=seeded(n)) for n in range(2))
+    xi = torch.randn(2, 8, 2, generator=seeded(5)) / 4
+    product = ProductSpectrum(first, second)
+    each = torch.stack([product(xi[0])[0], product(xi[1])[1]])
+    torch.testing.assert_close(product(xi), each)
+    total = first + second
+    each = torch.stack([total(xi[0, :, :1])[0], total(xi[1, :, :1])[1]])
+    torch.testing.assert_close(total(xi[:, :, :1]), each)
+
+
+def test_spectra_that_do_not_fit_together_are_refused():
+    one = GaussianSpectrum(2, 2, 1)
+    with pytest.raises(ValueError, match=r"\[1, 3\] dimensions cannot be added"):
+        one + GaussianSpectrum(2, 2, 3)
+    for combine in (SumSpectrum, ProductSpectrum):
+        with pytest.raises(ValueError, match=r"\[2, 4\] heads"):
+            combine(one, GaussianSpectrum(4, 2, 1))
+        with pytest.raises(ValueError, match="no spectrum"):
+            combine()
+    with pytest.raises(TypeError):
+        one + 1.0
+    with pytest.raises(ValueError, match="over 2 dimensions"):
+        ProductSpectrum(one, one)(torch.zeros(4, 3))
+
+
+def test_the_mixture_at_zero_is_the_gaussian_and_without_phases_it_is_directional():
+    gaussian = GaussianSpectrum(2, 3, generator=seeded())
+    mixture = GaussianMixtureSpectrum(2, 3, mean_std=0.0, generator=seeded())
+    x, xi = torch.randn(5, 3, generator=seeded(1)), torch.randn(8, 3, generator=seeded(2)) / 5
+    torch.testing.assert_close(mixture.mask(x), gaussian.mask(x))
+    torch.testing.assert_close(mixture(xi), gaussian(xi))
+    mixture = GaussianMixtureSpectrum(2, 3, generator=seeded())
+    directional = DirectionalSpectrum(2, 3, generator=seeded())
+    assert torch.equal(mixture.mean, directional.mean)
+    assert 0.07 < GaussianMixtureSpectrum(20, 20).mean.std() < 0.13
+    torch.nn.init.zeros_(directional.phase)
+    torch.testing.assert_close(directional.mask(x), mixture.mask(x))
+    torch.testing.assert_close(directional(xi), mixture(xi) + 0j)
+    # A quarter turn of the phase makes every wave odd.
+    torch.nn.init.constant_(directional.phase, math.pi / 2)
+    torch.testing.assert_close(directional.mask(-x), -directional.mask(x))
+
+
+def test_kernels_by_hand():
+    def unit(family, **settings):
+        spectrum = family(1, 1, length_min=2.0, length_max=2.0, **settings).double()
+        torch.nn.init.ones_(spectrum.amplitude)
+        return spectrum
+
+    x = torch.tensor([[1.0, 2.0, -2.0]], dtype=F64)  # of length 3
+    u = 1.5
+    for family, settings, expected in [
+        (LaplaceSpectrum, {}, math.exp(-u)),
+        (LaplaceSpectrum, {"form": "separable"}, math.exp(-2.5)),
+        (MaternSpectrum, {"nu": 0.5}, math.exp(-u)),
+        (MaternSpectrum, {}, (1 + u * 3**0.5) * math.exp(-u * 3**0.5)),
+        (MaternSpectrum, {"nu": 2.5}, (1 + u * 5**0.5 + u**2 * 5 / 3) * math.exp(-u * 5**0.5)),
+        (CauchySpectrum, {}, (1 + u**2) ** -2),
+        (CauchySpectrum, {"form": "rational"}, 1 / (1 + u**2)),
+        (CauchySpectrum, {"form": "separable"}, 1 / (1.25 * 2 * 2)),
+    ]:
+        spectrum = unit(family, **settings)
+        assert spectrum.mask(x).item() == pytest.approx(expected, rel=1e-7), (family, settings)
+        assert spectrum.mask(0 * x).item() == 1
+    # ∫ f = g(0): 8π s³ for exp(−r/s).
+    assert unit(LaplaceSpectrum)(0 * x).item() == pytest.approx(8 * math.pi * 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda: GaussianMixtureSpectrum(1, 1, mean_std=-0.1), "mean_std"),
+        (lambda: DirectionalSpectrum(1, 1, form="phase"), "form"),
+        (lambda: MaternSpectrum(1, 1, nu=2.0), "nu is 2.0, expected one of 0.5, 1.5, 2.5"),
+        (lambda: LaplaceSpectrum(1, 1, form="round"), "form"),
+        (lambda: LaplaceSpectrum(1, 1, length_min=0.0), "length_min"),
+        (lambda: CauchySpectrum(1, 1, form="lorentz"), "multivariate, rational, separable"),
+        (lambda: CauchySpectrum(1, 1, length_max=math.inf), "length_max"),
+        (lambda: ShellSpectrum(1, 2, powers=[1]), "powers"),
+        (lambda: ShellSpectrum(1, 2, powers=[1, -1]), "powers"),
+        (lambda: ShellSpectrum(1, 2, powers=[1, 0.5]), "powers"),
+        (lambda: ShellSpectrum(1, 2, sigma_min=math.nan), "sigma_min"),
+        (lambda: BoxSpectrum(1, 2, radius_min=-1.0), "radius_min"),
+    ],
+)
+def test_settings_of_other_families_that_make_no_sense_are_refused(build, name):
+    with pytest.raises(ValueError, match=name):
+        build()
+
+
+def test_the_registry_has_every_family_that_yaml_can_name():
+    families, waiting = set(), [Spectrum]
+    while waiting:
+        for family in waiting.pop().__subclasses__():
+            if family.__module__.startswith("flt_mol."):
+                families.add(family)
+                waiting.append(family)
+    abstract = {"GaussianTerms", "TermSpectrum", "KernelSpectrum"}
+    named = set(SPECTRA.values()) | {SumSpectrum, ProductSpectrum}
+    assert {family for family in families if family.__name__ not in abstract} == named

@@ -1,4 +1,4 @@
-"""Property checks to run on your own modules: each raises AssertionError with the numbers.
+"""Checks of energy models: each raises AssertionError with the numbers.
 
 A model is anything that maps :class:`~flt_mol.structures.Structures` of B systems to
 ``{"energy": (B,)}`` or a (B,) tensor, in eV. Modules are put in eval mode meanwhile. Two energies
@@ -13,87 +13,18 @@ Example:
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.evaluation.splits import evaluating
 from flt_mol.structures import Structures
-
-__all__ = [
-    "check_batch_equals_alone",
-    "check_deterministic",
-    "check_empty_and_single_atom",
-    "check_gradients",
-    "check_periodic_images",
-    "check_permutation",
-    "check_rotation",
-    "check_save_load",
-    "check_translation",
-    "random_structures",
-]
+from flt_mol.testing._common import evaluating, load_saved_state, seeded, trainable
+from flt_mol.testing.structures import rounded_to_1024ths, shifted, tiled
 
 Model = Callable[[Structures], Mapping[str, Tensor] | Tensor]
-
-
-def random_structures(
-    generator: torch.Generator,
-    natoms: Sequence[int] = (5, 9, 14),
-    periodic: bool | Sequence[bool] = True,
-    *,
-    elements: Sequence[int] = (1, 6, 7, 8, 13, 28, 29, 46, 47, 78, 79),
-    spacing: float = 2.5,
-    dtype: torch.dtype = torch.float32,
-) -> Structures:
-    """Random systems with all fields: for checks, not physics.
-
-    Atoms lie on jittered points of a grid of a random triclinic cell, none closer than about half
-    of `spacing`, so that no potential is singular. Tags are random, atoms of tag 0 fixed, energies
-    standard normal.
-
-    Args:
-        generator: source of all draws.
-        natoms: atoms of each of the B systems, 0 allowed.
-        periodic: pbc of all systems, or one value for each lattice vector.
-        elements: atomic numbers to draw from.
-        spacing: of the grid, Å.
-        dtype: of positions and cells.
-
-    Example:
-        >>> random_structures(torch.Generator().manual_seed(0), natoms=(3, 0, 4))
-        Structures(3 systems, 7 atoms)
-    """
-    choices = torch.tensor(elements, dtype=torch.int64)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5
-
-    def system(sid: int, n: int) -> Structures:
-        side = max(1, round(n ** (1 / 3) + 0.4999))
-        cell = side * spacing * (torch.eye(3, dtype=torch.float64) + 0.2 * uniform(3, 3))
-        points = torch.randperm(side**3, generator=generator)[:n]
-        grid = torch.stack([points // side**2, points // side % side, points % side], dim=1)
-        fractional = (grid + 0.5 + 0.4 * uniform(n, 3)) / side
-        tags = torch.randint(3, (n,), generator=generator)
-        positions = fractional @ cell
-        return Structures.single(
-            choices[torch.randint(len(choices), (n,), generator=generator)],
-            positions,
-            cell=cell,
-            pbc=periodic,
-            tags=tags,
-            fixed=tags == 0,
-            sid=sid,
-            energy=float(torch.randn((), generator=generator, dtype=torch.float64)),
-            positions_relaxed=positions + 0.2 * uniform(n, 3),
-            dtype=dtype,
-        )
-
-    return Structures.cat([system(sid, n) for sid, n in enumerate(natoms)])
 
 
 def check_permutation(
@@ -104,7 +35,7 @@ def check_permutation(
     generator: torch.Generator | None = None,
 ) -> None:
     """The energy does not depend on the order of a system's atoms."""
-    generator = _generator(generator)
+    generator = seeded(generator)
     order = torch.cat(
         [
             int(start) + torch.randperm(int(n), generator=generator)
@@ -138,10 +69,10 @@ def check_translation(
     exact in float32 (below 8,000 Å): what differs is the model's doing. Each system has its own
     shift.
     """
-    generator = _generator(generator)
+    generator = seeded(generator)
     shift = torch.randint(-distance, distance + 1, (len(structures), 3), generator=generator)
-    before = _rounded(structures)
-    after = _shifted(before, shift.to(before.positions)[before.system])
+    before = rounded_to_1024ths(structures)
+    after = shifted(before, shift.to(before.positions)[before.system])
     _compare(model, before, after, tolerance, f"it was shifted by up to {distance} Å")
 
 
@@ -156,12 +87,12 @@ def check_periodic_images(
 
     Positions and cells are first rounded to 1/1024 Å, so that the moves are exact in float32.
     """
-    generator = _generator(generator)
-    before = _rounded(structures)
+    generator = seeded(generator)
+    before = rounded_to_1024ths(structures)
     counts = torch.randint(-1, 2, (before.num_atoms, 3), generator=generator).to(before.positions)
     counts = counts * before.pbc[before.system]
     moves = (counts.unsqueeze(2) * before.cell[before.system]).sum(dim=1)
-    after = _shifted(before, moves)
+    after = shifted(before, moves)
     _compare(model, before, after, tolerance, "its atoms were moved by lattice vectors")
 
 
@@ -176,7 +107,7 @@ def check_rotation(
 
     The default tolerance leaves room for the rounding of rotated float32 positions.
     """
-    generator = _generator(generator)
+    generator = seeded(generator)
     normal = torch.randn(len(structures), 3, 3, generator=generator, dtype=torch.float64)
     q, _ = torch.linalg.qr(normal)
     q = q * torch.linalg.det(q).sign()[:, None, None]  # proper rotations only
@@ -212,7 +143,7 @@ def check_batch_equals_alone(
         alone = torch.cat([_energies(model, system) for system in systems])
         together = _energies(model, structures)
         reverse = _energies(model, Structures.cat(systems[::-1])).flip(0)
-        partner = _tiled(max(systems, key=lambda system: system.num_atoms), larger)
+        partner = tiled(max(systems, key=lambda system: system.num_atoms), larger)
         beside = _energies(model, Structures.cat([partner, *systems, partner]))[1:-1]
     _agree(structures, alone, together, tolerance, "from alone to all in one batch")
     _agree(structures, alone, reverse, tolerance, "from alone to a batch in reverse order")
@@ -238,16 +169,8 @@ def check_save_load(
 
     The state goes through `torch.save` and `torch.load(weights_only=True)`, as in a file.
     """
-    stream = io.BytesIO()
-    torch.save(model.state_dict(), stream)
-    stream.seek(0)
     other = build()
-    wrong = other.load_state_dict(torch.load(stream, weights_only=True), strict=False)
-    if wrong.missing_keys or wrong.unexpected_keys:
-        raise AssertionError(
-            f"the state_dict does not fit a second instance: missing {wrong.missing_keys}, "
-            f"unexpected {wrong.unexpected_keys}"
-        )
+    load_saved_state(model, other)
     with evaluating(model), evaluating(other), torch.no_grad():
         first, second = _energies(model, structures), _energies(other, structures)
     _agree(structures, first, second, tolerance, "from a module to one with its saved state")
@@ -295,15 +218,15 @@ def check_gradients(model: nn.Module, structures: Structures) -> None:
 
     The mode of the module is left as it is, and so are its `grad` fields.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named = trainable(model)
     if not named:
         raise AssertionError("the module has no trainable parameter")
     loss = _energies(model, structures).square().sum()
     if not loss.requires_grad:
         raise AssertionError("the energies do not depend on any parameter")
-    gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     bad = []
-    for (name, _), gradient in zip(named, gradients, strict=True):
+    for name, gradient in zip(named, gradients, strict=True):
         if gradient is None:
             bad.append(f"{name} (none)")
         elif not bool(gradient.isfinite().all()):
@@ -311,10 +234,6 @@ def check_gradients(model: nn.Module, structures: Structures) -> None:
             bad.append(f"{name} ({count} of {gradient.numel()} entries not finite)")
     if bad:
         raise AssertionError(f"parameters without a finite gradient: {', '.join(bad)}")
-
-
-def _generator(generator: torch.Generator | None) -> torch.Generator:
-    return torch.Generator().manual_seed(0) if generator is None else generator
 
 
 def _energies(model: Any, structures: Structures) -> Tensor:
@@ -352,45 +271,3 @@ def _agree(
         f"by {float(second[worst] - first[worst]):.3g} eV, "
         f"tolerance {tolerance:g} · max(1 eV, |E|)"
     )
-
-
-def _rounded(structures: Structures) -> Structures:
-    """Positions and cells rounded to 1/1024 Å."""
-
-    def rounded(x: Tensor) -> Tensor:
-        return (x * 1024).round() / 1024
-
-    return replace(
-        structures, positions=rounded(structures.positions), cell=rounded(structures.cell)
-    )
-
-
-def _shifted(structures: Structures, shift: Tensor) -> Structures:
-    relaxed = structures.positions_relaxed
-    return replace(
-        structures,
-        positions=structures.positions + shift,
-        positions_relaxed=None if relaxed is None else relaxed + shift,
-    )
-
-
-def _tiled(system: Structures, times: int) -> Structures:
-    """`system` repeated along its first lattice vector, or beside itself where it has none."""
-    first = system.cell[0, 0]
-    positions, cell = system.positions, system.cell[0].clone()
-    if not bool(first.any()):
-        width = 0.0 if not len(positions) else float(positions[:, 0].max() - positions[:, 0].min())
-        first = torch.tensor([width + 3.0, 0, 0]).to(positions)
-    else:
-        cell[0] = times * first
-    steps = torch.arange(times, device=positions.device).to(positions)[:, None, None] * first
-    return Structures.single(
-        system.atomic_numbers.repeat(times),
-        (positions + steps).reshape(-1, 3),
-        cell=cell,
-        pbc=system.pbc[0],
-        tags=system.tags.repeat(times),
-        fixed=system.fixed.repeat(times),
-        sid="partner",
-        dtype=positions.dtype,
-    ).to(positions.device)

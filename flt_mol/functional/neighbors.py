@@ -1,0 +1,246 @@
+"""Neighbour pairs within a cutoff, periodic images included, and the vectors between them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flt_mol.functional._common import at_least_float32
+from flt_mol.functional._vesin import search
+from flt_mol.functional.packed import system_sizes
+
+_MOST_IMAGES = 100
+_FARTHEST = 1e8  # Å; vesin counts cells in 32 bits
+
+
+class PairGroups(NamedTuple):
+    """The distinct (i, j) of a list of pairs: all images of j around i are one group.
+
+    Attributes:
+        index_i: (G,) int64, receiver of each group, ascending.
+        index_j: (G,) int64, sender of each group, ascending within a receiver.
+        group: (P,) int64, the group of each pair.
+    """
+
+    index_i: Tensor
+    index_j: Tensor
+    group: Tensor
+
+    def to(self, device: torch.device | str) -> PairGroups:
+        """The same groups on another device."""
+        return PairGroups(*(x.to(device) for x in self))
+
+
+class NeighborPairs(NamedTuple):
+    """Pairs (i, j, T): atom i sees the image of atom j at r_j + T·cell. Sorted by i, j, then T.
+
+    Both directions are listed, (i, j, T) and (j, i, −T), and an atom may see images of itself.
+
+    Attributes:
+        index_i: (P,) int64, the receiver (query), a row of the batch.
+        index_j: (P,) int64, the sender (key), a row of the same system.
+        shift: T (P, 3) int64, in lattice vectors; 0 along axes that do not repeat.
+    """
+
+    index_i: Tensor
+    index_j: Tensor
+    shift: Tensor
+
+    def vectors(self, positions: Tensor, cell: Tensor, ptr: Tensor) -> Tensor:
+        """r_i − r_j − T·cell, the vector from the image of j to i; differentiable.
+
+        Positions are subtracted before anything else happens, so a system that lies 10⁵ Å from
+        the origin loses no more than the float32 spacing of its own coordinates.
+
+        Args:
+            positions: (N, 3), Å.
+            cell: (B, 3, 3), Å; rows are lattice vectors.
+            ptr: (B + 1,), first row of each system.
+
+        Returns:
+            (P, 3), Å, at least float32.
+        """
+        positions = at_least_float32(positions)
+        system = torch.bucketize(self.index_i, ptr.to(torch.int64), right=True) - 1
+        lattice = cell.to(positions.dtype)[system]
+        # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
+        image = (self.shift.to(positions.dtype)[:, :, None] * lattice).sum(1)
+        return (positions[self.index_i] - positions[self.index_j]) - image
+
+    def groups(self) -> PairGroups:
+        """Which pairs share (i, j).
+
+        How many groups there are depends on the data: call this where the pairs are made, not in a
+        region that is compiled.
+        """
+        step = (self.index_i.diff() != 0) | (self.index_j.diff() != 0)
+        first = torch.cat([step.new_ones(min(1, len(self.index_i))), step])
+        return PairGroups(self.index_i[first], self.index_j[first], first.cumsum(0) - 1)
+
+    def is_self(self) -> Tensor:
+        """(P,) bool, which pairs are an atom and itself, without a shift."""
+        return (self.index_i == self.index_j) & (self.shift == 0).all(-1)
+
+    def without_self(self) -> NeighborPairs:
+        """The pairs that are not an atom and itself."""
+        other = ~self.is_self()
+        return NeighborPairs(*(x[other] for x in self))
+
+    def to(self, device: torch.device | str) -> NeighborPairs:
+        """The same pairs on another device."""
+        return NeighborPairs(*(x.to(device) for x in self))
+
+
+def pair_lengths(vectors: Tensor) -> Tensor:
+    """‖x‖ with gradient 0 instead of NaN at x = 0: (P, 3) → (P,), at least float32.
+
+    Example:
+        >>> pair_lengths(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
+        tensor([5., 0.])
+    """
+    squared = at_least_float32(vectors).square().sum(-1)
+    zero = squared == 0
+    return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
+
+
+def neighbor_pairs(
+    positions: Tensor,
+    cell: Tensor,
+    pbc: Tensor,
+    ptr: Tensor,
+    cutoff: float,
+    *,
+    self_pairs: bool = False,
+) -> NeighborPairs:
+    """All pairs within `cutoff` in every system of a batch, by vesin's cell lists.
+
+    Distances are judged in float64. Atoms may lie outside their cell, cells may be smaller than
+    the cutoff (then j appears with several shifts, and i sees itself), systems may be empty, and
+    vectors of axes that do not repeat are ignored, whatever they hold. Runs on CPU; not for
+    regions that are compiled, since the number of pairs depends on the data.
+
+    Args:
+        positions: (N, 3), Å, any device.
+        cell: (B, 3, 3), Å; rows are lattice vectors.
+        pbc: (B, 3) bool, whether the system repeats along each lattice vector.
+        ptr: (B + 1,), first row of each system.
+        cutoff: Å.
+        self_pairs: whether every atom also sees itself at distance 0.
+
+    Returns:
+        Pairs on the device of `positions`.
+
+    Raises:
+        ValueError: shapes that do not belong together, positions or cells that are not finite or
+            beyond 10⁸ Å, a cutoff that is not positive, or a cell that is singular along a
+            periodic axis.
+
+    References:
+        Fraux et al., vesin, https://luthaf.fr/vesin.
+
+    Example:
+        >>> one, ptr = torch.zeros(1, 3), torch.tensor([0, 1])
+        >>> chain = torch.tensor([[True, False, False]])
+        >>> neighbor_pairs(one, 2.0 * torch.eye(3)[None], chain, ptr, 2.5).shift.tolist()
+        [[-1, 0, 0], [1, 0, 0]]
+    """
+    sizes = system_sizes(ptr, positions.shape[0])
+    _check(positions, cell, pbc, len(sizes), cutoff)
+    points, lattices = (x.detach().cpu().to(torch.float64).numpy() for x in (positions, cell))
+    periodic = pbc.detach().cpu().numpy()
+    heights = _checked_heights(lattices, periodic, float(cutoff))
+    lattices = np.where(periodic[:, :, None], lattices, 0.0)
+    indices, shifts, start = [np.zeros((0, 2), np.int64)], [np.zeros((0, 3), np.int64)], 0
+    for b, size in enumerate(sizes):
+        if size and (size > 1 or self_pairs or periodic[b].any()):
+            rows = points[start : start + size]
+            pair, shift = search(rows, lattices[b], periodic[b], heights[b], float(cutoff))
+            pair, shift = _in_order(pair, shift, size if self_pairs else 0)
+            indices.append(pair + start)
+            shifts.append(shift)
+        start += size
+    pairs = np.ascontiguousarray(np.concatenate(indices).T)
+    index_i, index_j = torch.from_numpy(pairs).to(positions.device)
+    shift_of = torch.from_numpy(np.concatenate(shifts)).to(positions.device)
+    return NeighborPairs(index_i, index_j, shift_of)
+
+
+def _in_order(
+    pair: NDArray[np.int64], shift: NDArray[np.int64], self_pairs: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pairs (P, 2) and shifts (P, 3), with so many self pairs, by i, then j, then shift."""
+    if self_pairs:
+        atoms = np.arange(self_pairs)
+        pair = np.concatenate([pair, np.stack([atoms, atoms], axis=1)])
+        shift = np.concatenate([shift, np.zeros((self_pairs, 3), np.int64)])
+    if len(pair) == 0:
+        return pair, shift
+    columns = np.concatenate([pair, shift], axis=1)
+    lowest = columns.min(axis=0)
+    spans = (columns.max(axis=0) - lowest + 1).tolist()
+    if math.prod(spans) < 2**62:
+        order = np.argsort((columns - lowest) @ _place_values(spans))
+    else:  # atoms scattered over so many cells that one integer cannot hold pair and shift
+        order = np.lexsort(columns.T[::-1])
+    return pair[order], shift[order]
+
+
+def _place_values(spans: list[int]) -> NDArray[np.int64]:
+    """What a digit counts, where digits run to `spans`: [6, 3, 1] for spans [·, 2, 3]."""
+    return np.array([math.prod(spans[k + 1 :]) for k in range(len(spans))], np.int64)
+
+
+def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: float) -> None:
+    expected = {"positions": (positions.shape[0], 3), "cell": (systems, 3, 3), "pbc": (systems, 3)}
+    for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
+        if tuple(value.shape) != expected[name]:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, expected {expected[name]} for "
+                f"{systems} systems and {positions.shape[0]} atoms"
+            )
+    if pbc.dtype != torch.bool:
+        raise ValueError(f"pbc is {pbc.dtype}, expected torch.bool: pass pbc.bool()")
+    for name, value in (("positions", positions), ("cell", cell)):
+        sound = (value.abs() < _FARTHEST).flatten(1).all(1)
+        if not sound.all():
+            row = int((~sound).nonzero()[0])
+            raise ValueError(
+                f"{name}[{row}] is {value[row].tolist()}, expected finite numbers below "
+                f"{_FARTHEST:.0e} Å: correct the structure, or move it to the origin"
+            )
+    if not 0 < cutoff < math.inf:
+        raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
+
+
+def _checked_heights(
+    cells: NDArray[np.float64], periodic: NDArray[np.bool_], cutoff: float
+) -> NDArray[np.float64]:
+    """Distance between lattice planes (B, 3), refused below a hundredth of the cutoff."""
+    if len(cells) == 0:
+        return np.zeros((0, 3))
+    lengths = np.linalg.norm(cells, axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        directions = np.nan_to_num(cells / lengths[..., None])
+    # Axes that do not repeat are taken as perpendicular to all others.
+    repeats = periodic[:, :, None] & periodic[:, None, :]
+    gram = np.where(repeats, directions @ directions.transpose(0, 2, 1), np.eye(3))
+    flat = np.linalg.det(gram) < 1e-12
+    inverse = np.linalg.inv(np.where(flat[:, None, None], np.eye(3), gram))
+    # Dual vectors are as long as one over the distance between lattice planes.
+    heights = lengths / np.sqrt(np.diagonal(inverse, axis1=1, axis2=2))
+    thin = (periodic & (heights * _MOST_IMAGES < cutoff)).any(1)
+    if (flat | thin).any():
+        bad = int(np.flatnonzero(flat | thin)[0])
+        axes = ", ".join("abc"[axis] for axis in np.flatnonzero(periodic[bad]))
+        raise ValueError(
+            f"cell[{bad}] is {cells[bad].tolist()}: singular, or thinner than a "
+            f"{_MOST_IMAGES}th of the cutoff {cutoff} Å, along its periodic axes ({axes}); give a "
+            "lattice vector for each periodic axis, none in line with the others, or set pbc "
+            "False there"
+        )
+    return np.asarray(heights)

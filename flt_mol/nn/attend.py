@@ -1,0 +1,197 @@
+"""From queries, keys and values to attended values, in each mode: no weights, only the choice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flt_mol.functional._common import at_least_float32
+from flt_mol.functional.causal import causal_attention, causal_log_attention
+from flt_mol.functional.exact import exact_attention
+from flt_mol.functional.feature_maps import stabilised_features
+from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.images import image_attention
+from flt_mol.functional.linear import linear_sums, normalised
+from flt_mol.functional.packed import system_index
+from flt_mol.functional.pairs import pair_sums
+from flt_mol.nn.feature_map import FeatureMap
+from flt_mol.nn.local import PairWeights
+
+MODES = ("linear", "exact", "auto")
+
+
+class Projected(NamedTuple):
+    """What attention works on: packed rows by head, and the geometry between them.
+
+    Attributes:
+        query: (N, H, D).
+        key: (K, H, D).
+        value: (K, H, V).
+        ptr: (B + 1,), first query of each system.
+        key_ptr: (B + 1,), first key of each system; None where keys are rows of the same set.
+        query_at: Φ of the queries; None without positions.
+        key_at: Ψ of the keys.
+        pairs: what `nn.local.PairCorrection` gives: A_ij → A_ij (1 + weight_ij). Or None.
+        images: what `nn.local.ImageKeys` gives: keys that are periodic images, each with the
+            logarithm of its factor. Or None.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    ptr: Tensor
+    key_ptr: Tensor | None = None
+    query_at: PositionFeatures | None = None
+    key_at: PositionFeatures | None = None
+    pairs: PairWeights | None = None
+    images: PairWeights | None = None
+
+
+class Rule(NamedTuple):
+    """How attention attends: see `FLTAttention`."""
+
+    feature_map: FeatureMap
+    mode: str
+    causal: bool
+    exact_below: int
+
+
+def attend(rule: Rule, rows: Projected) -> Tensor:
+    """Attended values (N, H, V), at least float32.
+
+    Raises:
+        ValueError: a combination that has no meaning or no implementation.
+    """
+    if rows.images is not None:
+        return _with_images(rule, rows, rows.images)
+    if rows.pairs is not None:
+        if rule.causal or rows.key_ptr is not None or rule.mode == "auto":
+            raise ValueError(
+                "pairs correct attention among the atoms of one set: not with causal, not with a "
+                "context, and in mode 'linear' or 'exact', which the caller chooses"
+            )
+        if rule.mode == "exact":
+            return _exact_with_pairs(rows, rows.pairs)
+    if rule.mode == "linear":
+        return linear(rule, rows)
+    if rule.mode == "exact":
+        return exact(rows, rule.causal)
+    return _by_size(rule, rows)
+
+
+def linear(rule: Rule, rows: Projected) -> Tensor:
+    """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
+    queries = rule.feature_map(rows.query, rows.query_at, key=False)
+    keys = rule.feature_map(rows.key, rows.key_at, key=True)
+    if rule.causal:
+        run = causal_log_attention if rule.feature_map.exponential else causal_attention
+        return run(queries, keys, rows.value, rows.ptr)
+    if rule.feature_map.exponential:
+        queries, keys = stabilised_features(queries, keys, rows.ptr, rows.key_ptr)
+    sums = linear_sums(queries, keys, rows.value, rows.ptr, rows.key_ptr)
+    if rows.pairs is not None:
+        value = at_least_float32(rows.value)
+        sums = sums + pair_sums(queries, keys, value, rows.pairs.weight, *rows.pairs[:2])
+    return normalised(sums)
+
+
+def exact(rows: Projected, causal: bool = False) -> Tensor:
+    """softmax(q·k/√D + Φ·Ψ), the sum of products as one product of concatenations."""
+    query, key = _concatenated(rows)
+    value = at_least_float32(rows.value)
+    return exact_attention(query, key, value, rows.ptr, rows.key_ptr, scale=1.0, causal=causal)
+
+
+def _concatenated(rows: Projected) -> tuple[Tensor, Tensor]:
+    """[q D^{-1/4}, Φ] and [k D^{-1/4}, Ψ], whose product is the whole logit."""
+    scale = rows.query.shape[-1] ** -0.25
+    query, key = at_least_float32(rows.query) * scale, at_least_float32(rows.key) * scale
+    if rows.query_at is not None and rows.key_at is not None:
+        # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
+        at_queries = rows.query_at.query.expand(-1, query.shape[1], -1)
+        query = torch.cat([query, at_queries.to(query.dtype)], dim=-1)
+        key = torch.cat([key, rows.key_at.key.to(key.dtype)], dim=-1)
+    return query, key
+
+
+def _with_images(rule: Rule, rows: Projected, images: PairWeights) -> Tensor:
+    """exp(q·k/√D) times a lattice sum over the images of the key."""
+    if rule.mode != "exact" or rule.causal or rows.pairs is not None or rows.key_ptr is not None:
+        raise ValueError(
+            "image keys are for mode 'exact', among the atoms of one set: without causal, pairs "
+            "and context"
+        )
+    query, key, value = (at_least_float32(x) for x in (rows.query, rows.key, rows.value))
+    return image_attention(query, key, value, rows.ptr, *images)
+
+
+def _exact_with_pairs(rows: Projected, pairs: PairWeights) -> Tensor:
+    """The softmax of all pairs written out, those corrected among them: for small systems."""
+    query, key = _concatenated(rows)
+    value = at_least_float32(rows.value)
+    index_i, index_j, first = _all_pairs(rows.ptr, query.shape[0])
+    i, j, weight = pairs
+    start = rows.ptr[system_index(rows.ptr, query.shape[0])]
+    correction = weight.to(query.dtype).log1p()
+    zeros = correction.new_zeros(index_i.shape[0], correction.shape[1])
+    log_weight = zeros.index_add(0, first[i] + j - start[i], correction)
+    return image_attention(query, key, value, rows.ptr, index_i, index_j, log_weight, scale=1.0)
+
+
+def _all_pairs(ptr: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All (i, j) within systems, by i then j, and the place of each i's first pair."""
+    system = system_index(ptr, num_rows)
+    partners = ptr.diff()[system]
+    first = partners.cumsum(0) - partners
+    index_i = torch.repeat_interleave(partners)
+    index_j = torch.arange(index_i.shape[0], device=ptr.device) - first[index_i]
+    return index_i, index_j + ptr[system[index_i]], first
+
+
+def _by_size(rule: Rule, rows: Projected) -> Tensor:
+    """Each system by its own number of keys: exact below `exact_below`, linear from there on."""
+    key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
+    small = key_ptr.diff() < rule.exact_below
+    if not torch.compiler.is_compiling():
+        if bool(small.all()):
+            return exact(rows, rule.causal)
+        if not bool(small.any()):
+            return linear(rule, rows)
+    near, few = _part(rows, small)
+    far, many = _part(rows, ~small)
+    by_softmax, by_features = exact(few, rule.causal), linear(rule, many)
+    out = by_softmax.new_zeros(rows.query.shape[0], *by_softmax.shape[1:])
+    # Added, not put: a compiled graph holds all rows in both parts, zero where not chosen.
+    return out.index_add(0, near, by_softmax).index_add(0, far, by_features)
+
+
+def _part(rows: Projected, chosen: Tensor) -> tuple[Tensor, Projected]:
+    """The queries of the chosen systems, by their rows, and all that belongs to them."""
+    order, ptr = _chosen_rows(rows.ptr, rows.query.shape[0], chosen)
+    if rows.key_ptr is None:
+        keys, key_ptr = order, None
+    else:
+        keys, key_ptr = _chosen_rows(rows.key_ptr, rows.key.shape[0], chosen)
+    return order, Projected(
+        rows.query[order],
+        rows.key[keys],
+        rows.value[keys],
+        ptr,
+        key_ptr,
+        None if rows.query_at is None else rows.query_at.rows(order),
+        None if rows.key_at is None else rows.key_at.rows(keys),
+    )
+
+
+def _chosen_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of the chosen systems, and their offsets, in which other systems are empty."""
+    sizes = ptr.diff() * chosen
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    # Rows behind the last offset belong to no system, and are not kept.
+    kept = torch.cat([chosen, chosen.new_zeros(1)])[system_index(ptr, num_rows)]
+    if torch.compiler.is_compiling():
+        # Of static shape: the others' rows stay, as padding behind the last offset.
+        return torch.argsort((~kept).to(torch.uint8), stable=True), offsets
+    return kept.nonzero().squeeze(1), offsets

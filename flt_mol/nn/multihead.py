@@ -1,0 +1,225 @@
+"""In the place of `torch.nn.MultiheadAttention`: its call, its masks, its layouts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.inputs import AttentionInputs
+
+
+class FLTMultiheadAttention(nn.Module):
+    """`FLTAttention` behind the interface of `torch.nn.MultiheadAttention`.
+
+    Takes the place of `self_attn` and `multihead_attn` in torch's Transformer layers. What differs
+    from torch's module:
+
+    - ``need_weights`` is False unless asked for: weights are a matrix, which linear attention does
+      not form. Asked for, they are written out, at quadratic cost.
+    - ``attn_mask`` may only be the causal mask, of a layer built with ``causal=True``. That layer
+      is causal whether a mask is given or not.
+    - Rows of padding come out as 0, and a row whose keys are all masked as ``out(0)``, not NaN.
+    - ``dropout`` acts on the attended values, since there is no matrix to drop from.
+    - There are no ``add_bias_kv``, ``add_zero_attn``, and keys and values have the same width.
+
+    Args:
+        embed_dim: C.
+        num_heads: H.
+        dropout: probability, on the attended values.
+        bias: whether the four linear maps have one.
+        kdim: channels of keys and values, if not C.
+        batch_first: whether tensors are (B, L, C) instead of (L, B, C).
+        **settings: what else `FLTAttention` takes: feature_map, rpe, mode, causal, …
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+        >>> layer.self_attn = FLTMultiheadAttention.from_torch(layer.self_attn, mode="auto")
+        >>> layer(torch.randn(2, 10, 32)).shape
+        torch.Size([2, 10, 32])
+    """
+
+    # What torch's Transformer layers ask for before they take a fused path around `forward`.
+    _qkv_same_embed_dim = False
+    in_proj_weight = None
+    in_proj_bias = None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        batch_first: bool = False,
+        **settings: object,
+    ) -> None:
+        super().__init__()
+        self.attention = FLTAttention(
+            embed_dim,
+            num_heads,
+            dropout=dropout,
+            bias=bias,
+            context_dim=kdim,
+            **settings,  # type: ignore[arg-type]
+        )
+        self.batch_first = batch_first
+
+    @property
+    def embed_dim(self) -> int:
+        """C."""
+        return self.attention.embed_dim
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.attention.num_heads
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, **settings: object) -> FLTMultiheadAttention:
+        """The same linear maps, with attention of this library between them.
+
+        Args:
+            module: without add_bias_kv and add_zero_attn, keys and values of the same width.
+            **settings: what else `FLTAttention` takes.
+
+        Raises:
+            ValueError: a module with what this one has not.
+        """
+        if module.bias_k is not None or module.add_zero_attn or module.kdim != module.vdim:
+            raise ValueError(
+                "add_bias_kv, add_zero_attn and values of another width than keys have no "
+                "counterpart here"
+            )
+        weight = module.out_proj.weight
+        new = cls(
+            module.embed_dim,
+            module.num_heads,
+            module.dropout,
+            module.in_proj_bias is not None,
+            module.kdim,
+            module.batch_first,
+            **settings,
+        ).to(weight.device, weight.dtype)
+        maps = (new.attention.query, new.attention.key, new.attention.value)
+        if module.in_proj_weight is not None:
+            parts = tuple(module.in_proj_weight.chunk(3))
+        else:
+            parts = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        with torch.no_grad():
+            for linear, part in zip(maps, parts, strict=True):
+                linear.weight.copy_(part)
+            new.attention.out.weight.copy_(weight)
+            if module.in_proj_bias is not None:
+                for linear, bias in zip(maps, module.in_proj_bias.chunk(3), strict=True):
+                    linear.bias.copy_(bias)
+                new.attention.out.bias.copy_(module.out_proj.bias)
+        return new.train(module.training)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention in torch's layout.
+
+        Args:
+            query: (L, B, C), or (B, L, C) if `batch_first`, or (L, C).
+            key: as `query`, S rows of `kdim` channels; None for `query`.
+            value: as `key`; None for `key`.
+            key_padding_mask: (B, S) or (S,); bool, **True = ignore**, as torch has it, or float
+                with 0 and −inf.
+            need_weights: whether weights are returned.
+            attn_mask: the causal mask or None, see the class.
+            average_attn_weights: whether weights are averaged over heads.
+            is_causal: whether `attn_mask` is the causal mask.
+            positions: of the queries, for a layer with an RPE over ℓ > 1, in their layout.
+            key_positions: of the keys, where they are another set.
+
+        Returns:
+            Rows as `query`, and weights (B, L, S) or (B, H, L, S), (L, S) or (H, L, S), or None.
+
+        Raises:
+            ValueError: masks that linear attention has no form for; shapes that do not fit.
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        x = self._batched(query)
+        at = None if positions is None else self._batched(positions)
+        self._check_causal(attn_mask, is_causal, x.shape[1])
+        real = _real(key_padding_mask)
+        given: AttentionInputs = {}
+        if key is query:
+            given["mask"] = real
+        else:
+            given["context"] = self._batched(key)
+            if key_positions is not None:
+                given["context_positions"] = self._batched(key_positions)
+            given["context_mask"] = real
+        if value is not key:
+            given["context_values"] = self._batched(value)
+        out = self.attention(x, at, **given)
+        weights = None
+        if need_weights:
+            weights = self._weights(x, at, given)
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights[0] if query.dim() == 2 else weights
+        if query.dim() == 2:
+            return out[0], weights
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _batched(self, x: Tensor) -> Tensor:
+        """(B, L, …) of rows as given."""
+        if x.dim() == 2:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _check_causal(self, attn_mask: Tensor | None, is_causal: bool, length: int) -> None:
+        if attn_mask is None and not is_causal:
+            return
+        if attn_mask is not None and not torch.compiler.is_compiling():
+            hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == float("-inf")
+            causal = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
+            others = attn_mask[~hidden] if attn_mask.is_floating_point() else hidden[:0]
+            if hidden.shape != causal.shape or not torch.equal(hidden, causal) or others.any():
+                raise ValueError(
+                    "attn_mask is not the causal mask: linear attention has no other; for padding "
+                    "use key_padding_mask, for relative positions an rpe"
+                )
+        if not self.attention.causal:
+            raise ValueError("a causal mask was given: build this layer with causal=True")
+
+    def _weights(self, x: Tensor, at: Tensor | None, given: AttentionInputs) -> Tensor:
+        """(B, H, L, S), zeros in rows and columns of padding."""
+        masks = given.get("mask"), given.get("mask", given.get("context_mask"))
+        keys = given.get("context")
+        lengths = x.shape[1], x.shape[1] if keys is None else keys.shape[1]
+        weights = x.new_zeros(len(x), self.num_heads, *lengths)
+        for b, matrix in enumerate(self.attention.matrices(x, at, **given)):
+            rows, columns = (
+                torch.arange(length, device=x.device) if mask is None else mask[b].nonzero()[:, 0]
+                for length, mask in zip(lengths, masks, strict=True)
+            )
+            weights[b, :, rows[:, None], columns] = matrix.to(weights.dtype)
+        return weights
+
+
+def _real(key_padding_mask: Tensor | None) -> Tensor | None:
+    """(B, S) bool, True for real keys, from torch's mask of those to ignore."""
+    if key_padding_mask is None:
+        return None
+    mask = key_padding_mask
+    if mask.is_floating_point():
+        if not torch.compiler.is_compiling() and bool(((mask != 0) & (mask != -torch.inf)).any()):
+            raise ValueError("a key_padding_mask of floats holds 0 or −inf: weights have no form")
+        mask = mask != 0
+    return ~(mask if mask.dim() == 2 else mask[None])

@@ -1,0 +1,141 @@
+"""Functions of a distance: smooth cutoff, Gaussians with centres, per pair of elements."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.functional._common import at_least_float32, draw_normal, placed, seeded_generator
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER
+
+
+def smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
+    """w(u) = 1 − 10u³ + 15u⁴ − 6u⁵ with u = r / cutoff, and 0 beyond: C², 1 at r = 0.
+
+    Value, slope and curvature are 0 at the cutoff, and slope and curvature at 0, so forces of a
+    model are continuously differentiable there. Written as (1 − u)³(1 + 3u + 6u²), which does not
+    cancel near the cutoff. The polynomial of order p = 3 of the family in [1, equation 8].
+
+    References:
+        [1] Gasteiger et al., "Directional message passing for molecular graphs", ICLR 2020.
+
+    Example:
+        >>> smooth_cutoff(torch.tensor([0.0, 3.0, 6.0, 9.0]), 6.0)
+        tensor([1.0000, 0.5000, 0.0000, 0.0000])
+    """
+    u = (distances / cutoff).clamp(max=1.0)
+    return (1 - u) ** 3 * (1 + 3 * u + 6 * u.square())
+
+
+def log_smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
+    """Logarithm of `smooth_cutoff`: −∞ at and beyond the cutoff, with gradient 0 there.
+
+    Example:
+        >>> log_smooth_cutoff(torch.tensor([0.0, 3.0, 6.0]), 6.0).exp()
+        tensor([1.0000, 0.5000, 0.0000])
+    """
+    u = distances / cutoff
+    outside = u >= 1
+    u = u.masked_fill(outside, 0.0)
+    log = 3 * torch.log1p(-u) + torch.log1p(3 * u + 6 * u.square())
+    return log.masked_fill(outside, -torch.inf)
+
+
+class PairTypes(nn.Module):
+    """r' = a r + b with a and b learned for each ordered pair of elements, as 3D-Graphormer's [1].
+
+    a_ij = 1 + s_{z_i}·t_{z_j} and b_ij = p_{z_i}·q_{z_j}: a table of `rank` numbers per element
+    and role takes the place of one of 119 × 119 numbers. **Not symmetrical**: what z_i receives
+    from z_j need not be what z_j receives from z_i.
+
+    Args:
+        rank: numbers per element and role.
+        generator: on CPU; None takes a seed from torch's global one.
+
+    References:
+        [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
+    """
+
+    def __init__(self, rank: int = 4, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        elements = MAX_ATOMIC_NUMBER + 1
+        start = draw_normal(4, elements, rank, generator=seeded_generator(generator))
+        start[::2] *= 0.02
+        self.scale_receiver, self.scale_sender, self.shift_receiver, self.shift_sender = (
+            nn.Parameter(placed(table * rank**-0.5)) for table in start
+        )
+
+    def forward(self, distances: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
+        """Distances r (P,) and the elements (P,) of both atoms to r' (P,)."""
+
+        def dot(a: Tensor, b: Tensor) -> Tensor:
+            return (at_least_float32(a)[receiver] * at_least_float32(b)[sender]).sum(-1)
+
+        scale = 1 + dot(self.scale_receiver, self.scale_sender)
+        shift = dot(self.shift_receiver, self.shift_sender)
+        return scale.to(distances.dtype) * distances + shift.to(distances.dtype)
+
+
+class RadialBasis(nn.Module):
+    """B_t(r) = exp(−(r' − μ_t)² / 2σ²) · w(r): Gaussians with centres, under a smooth cutoff.
+
+    T centres are spaced evenly over [0, cutoff], one spacing wide (σ). r' = r, or a r + b with a
+    and b learned per pair of elements; the cutoff w acts on r itself.
+
+    Args:
+        cutoff: Å.
+        num_basis: T.
+        pair_types: whether r is transformed per pair of elements (`PairTypes`).
+        generator: on CPU; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: a cutoff that is not positive, or fewer than two functions.
+
+    Example:
+        >>> RadialBasis(cutoff=6.0, num_basis=4)(torch.tensor([0.0, 6.0])).round(decimals=2)
+        tensor([[1.0000, 0.6100, 0.1400, 0.0100],
+                [0.0000, 0.0000, 0.0000, 0.0000]])
+    """
+
+    def __init__(
+        self,
+        cutoff: float = 6.0,
+        num_basis: int = 32,
+        pair_types: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if not cutoff > 0 or num_basis < 2:
+            raise ValueError(
+                f"need cutoff > 0 and num_basis ≥ 2, got cutoff={cutoff}, num_basis={num_basis}"
+            )
+        self.cutoff = float(cutoff)
+        self.num_basis = num_basis
+        self.pair_types = PairTypes(generator=generator) if pair_types else None
+
+    def forward(
+        self,
+        distances: Tensor,
+        receiver: Tensor | None = None,
+        sender: Tensor | None = None,
+        *,
+        windowed: bool = True,
+    ) -> Tensor:
+        """Distances (P,), Å, and the atomic numbers (P,) of both atoms if types are on → (P, T).
+
+        Raises:
+            ValueError: types are on and atomic numbers are missing.
+        """
+        r = transformed = at_least_float32(distances)
+        if self.pair_types is not None:
+            if receiver is None or sender is None:
+                raise ValueError("pair_types=True needs atomic_numbers (N,): pass them to forward")
+            transformed = self.pair_types(r, receiver, sender)
+        spacing = self.cutoff / (self.num_basis - 1)
+        steps = torch.arange(self.num_basis, dtype=r.dtype, device=r.device)
+        gaussians = (-0.5 * (transformed[:, None] / spacing - steps).square()).exp()
+        return gaussians * smooth_cutoff(r, self.cutoff)[:, None] if windowed else gaussians
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"cutoff={self.cutoff}, num_basis={self.num_basis}"

@@ -1,0 +1,71 @@
+"""The scripts run, with the smallest of settings, and print tables."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def run(name, *arguments, monkeypatch):
+    script = SCRIPTS / f"{name}.py"
+    if not script.is_file():
+        pytest.skip("needs the checkout")
+    monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def test_bench_layer(capsys, monkeypatch):
+    run(
+        "bench_layer", "--tokens", "32", "64", "--frequencies", "2", "--rounds", "1",
+        "--features", "8", "--parts", "attention", monkeypatch=monkeypatch,
+    )  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == [
+        "attention, 32, 2",
+        "attention, 64, 2",
+    ]
+
+
+@pytest.mark.parametrize(("check", "last"), [((), "equal at"), (("--check",), "worst")])
+def test_crossover(capsys, monkeypatch, check, last):
+    run(
+        "crossover", "--sizes", "4", "8", "--shapes", "16,8", "--embed-dim", "32",
+        "--passes", "forward", "--rounds", "1", *check, monkeypatch=monkeypatch,
+    )  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert "heads, forward, D = 16, M = 8" in lines[0]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["4", "8", last]
+
+
+def test_fidelity_table(capsys, monkeypatch, tmp_path):
+    run(
+        "fidelity_table", "--folder", str(tmp_path), "--head-dims", "4", "--features", "8",
+        "--scales", "0.5", "--magnitudes", "1", "--draws", "1", "--steps", "2",
+        monkeypatch=monkeypatch,
+    )  # fmt: skip
+    text = (tmp_path / "fidelity_D4.md").read_text("utf-8")
+    assert text.strip() in capsys.readouterr().out
+    assert "softplus, fitted, M = 8" in text
+
+
+def test_frequencies_table(capsys, monkeypatch):
+    run(
+        "frequencies_table", "--sigma", "4", "--counts", "4", "--radius", "12", "--draws", "2",
+        monkeypatch=monkeypatch,
+    )  # fmt: skip
+    out = capsys.readouterr().out
+    assert "σ = 4 Å, distances up to 12 Å" in out
+    assert "shells, cutoff 4.2, margin 4" in out
+
+
+def test_docs_figures(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    run(
+        "docs_figures", "--folder", str(tmp_path), "--only", "learned_masks",
+        monkeypatch=monkeypatch,
+    )  # fmt: skip
+    assert "learned_masks.png" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["learned_masks.png"]

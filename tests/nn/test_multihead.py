@@ -1,0 +1,147 @@
+"""In the place of torch.nn.MultiheadAttention: the same numbers in exact mode, in every layout."""
+
+import pytest
+import torch
+from torch import nn
+
+from flt_mol.nn import FLTMultiheadAttention
+
+C, H, B, L, S = 16, 4, 3, 7, 5
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def pair(batch_first=True, mode="exact", **settings):
+    torch.manual_seed(0)
+    causal = settings.pop("causal", False)
+    theirs = nn.MultiheadAttention(C, H, batch_first=batch_first, **settings).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.normal_(std=0.3)
+    ours = FLTMultiheadAttention.from_torch(theirs, mode=mode, causal=causal)
+    return theirs, ours
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=seeded(seed))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kdim", [None, 6])
+def test_the_same_numbers_as_torchs_module(batch_first, bias, kdim):
+    theirs, ours = pair(batch_first, bias=bias, kdim=kdim, vdim=kdim)
+    query, key = draw(B, L, C), draw(B, S, kdim or C, seed=1)
+    value = draw(B, S, kdim or C, seed=2)
+    mask = torch.zeros(B, S, dtype=torch.bool)
+    mask[0, 3:], mask[2, 0] = True, True
+    if not batch_first:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    for k, v in ((key, key), (key, value)):
+        for padding in (None, mask):
+            for average in (True, False):
+                given = {"key_padding_mask": padding, "average_attn_weights": average}
+                expected = theirs(query, k, v, need_weights=True, **given)
+                out = ours(query, k, v, need_weights=True, **given)
+                torch.testing.assert_close(out[0], expected[0], rtol=0, atol=2e-6)
+                torch.testing.assert_close(out[1], expected[1], rtol=0, atol=2e-6)
+
+
+def test_self_attention_with_padding_and_queries_of_their_own_values():
+    theirs, ours = pair()
+    x, value = draw(B, L, C), draw(B, L, C, seed=1)
+    mask = torch.zeros(B, L, dtype=torch.bool)
+    mask[0, 5:], mask[1, 0] = True, True
+    for v in (x, value):
+        expected, weights = theirs(x, x, v, key_padding_mask=mask)
+        out, ours_weights = ours(x, x, v, key_padding_mask=mask, need_weights=True)
+        torch.testing.assert_close(out[~mask], expected[~mask], rtol=0, atol=2e-6)
+        torch.testing.assert_close(ours_weights[~mask], weights[~mask], rtol=0, atol=2e-6)
+        assert not out[mask].any()
+    floats = torch.zeros(B, L).masked_fill(mask, float("-inf"))
+    assert torch.equal(ours(x, x, v, key_padding_mask=floats)[0], out)
+
+
+def test_without_a_batch():
+    theirs, ours = pair()
+    x, key = draw(L, C), draw(S, C, seed=1)
+    for k in (x, key):
+        expected = theirs(x, k, k)
+        out = ours(x, k, k, need_weights=True)
+        torch.testing.assert_close(out[0], expected[0], rtol=0, atol=2e-6)
+        torch.testing.assert_close(out[1], expected[1], rtol=0, atol=2e-6)
+    assert ours(x)[1] is None
+
+
+@pytest.mark.parametrize("boolean", [True, False])
+def test_the_causal_mask(boolean):
+    theirs, ours = pair(causal=True)
+    x = draw(B, L, C)
+    mask = torch.ones(L, L, dtype=torch.bool).triu(1)
+    if not boolean:
+        mask = nn.Transformer.generate_square_subsequent_mask(L)
+    expected = theirs(x, x, x, attn_mask=mask)[0]
+    torch.testing.assert_close(ours(x, x, x, attn_mask=mask)[0], expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        ours(x, x, x, attn_mask=mask, is_causal=True)[0], expected, rtol=0, atol=2e-6
+    )
+    torch.testing.assert_close(ours(x)[0], expected, rtol=0, atol=2e-6)
+
+
+def test_masks_without_a_linear_form_are_refused():
+    x = draw(B, L, C)
+    causal = torch.ones(L, L, dtype=torch.bool).triu(1)
+    with pytest.raises(ValueError, match="build this layer with causal=True"):
+        pair()[1](x, x, x, attn_mask=causal)
+    with pytest.raises(ValueError, match="not the causal mask"):
+        pair(causal=True)[1](x, x, x, attn_mask=causal.T)
+    with pytest.raises(ValueError, match="not the causal mask"):
+        pair(causal=True)[1](x, x, x, attn_mask=draw(L, L))
+    with pytest.raises(ValueError, match="0 or −inf"):
+        pair()[1](x, x, x, key_padding_mask=draw(B, L))
+    with pytest.raises(ValueError, match="add_bias_kv"):
+        FLTMultiheadAttention.from_torch(nn.MultiheadAttention(C, H, add_bias_kv=True))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_inside_torchs_encoder_layer(training, norm_first):
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(
+        C, H, 32, dropout=0.0, batch_first=True, norm_first=norm_first
+    ).train(training)
+    x = draw(B, L, C)
+    mask = torch.arange(L) >= torch.tensor([L, 4, 1])[:, None]
+    expected = layer(x, src_key_padding_mask=mask)
+    layer.self_attn = FLTMultiheadAttention.from_torch(layer.self_attn, mode="exact")
+    out = layer(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(out[~mask], expected[~mask], rtol=0, atol=5e-6)
+    stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(training)
+    assert stack(x, src_key_padding_mask=mask)[~mask].isfinite().all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_inside_torchs_decoder_layer(training):
+    torch.manual_seed(1)
+    layer = nn.TransformerDecoderLayer(C, H, 32, dropout=0.0, batch_first=True).train(training)
+    x, memory = draw(B, L, C), draw(B, S, C, seed=1)
+    mask = nn.Transformer.generate_square_subsequent_mask(L)
+    padding = torch.arange(S) >= torch.tensor([S, 4, 1])[:, None]
+    given = {"tgt_mask": mask, "memory_key_padding_mask": padding, "tgt_is_causal": True}
+    expected = layer(x, memory, **given)
+    layer.self_attn = FLTMultiheadAttention.from_torch(layer.self_attn, mode="exact", causal=True)
+    layer.multihead_attn = FLTMultiheadAttention.from_torch(layer.multihead_attn, mode="exact")
+    torch.testing.assert_close(layer(x, memory, **given), expected, rtol=0, atol=5e-6)
+
+
+def test_the_linear_mode_keeps_what_comes_in_and_takes_its_settings():
+    _, ours = pair(mode="linear")
+    x = draw(B, L, C)
+    assert ours(x)[0].shape == x.shape
+    layer = FLTMultiheadAttention(C, H, feature_map="softplus", num_features=8)
+    assert layer.attention.num_features == 8
+    assert layer(x.transpose(0, 1))[0].shape == (L, B, C)
+    assert layer.embed_dim == C
+    assert layer.num_heads == H

@@ -1,0 +1,188 @@
+"""Small instances of every layer, each a function seed → layer under test."""
+
+import torch
+from torch import nn
+
+from flt_mol.functional.neighbors import neighbor_pairs
+from flt_mol.models import EnergyConfig, EnergyModel
+from flt_mol.models.energy import RPEConfig
+from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.frequencies import GaussianFrequencies
+from flt_mol.nn.local import ImageKeys, PairCorrection, PairFilter
+from flt_mol.nn.multihead import FLTMultiheadAttention
+from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectrum import GaussianSpectrum
+from flt_mol.nn.transformer import FLTBlock, FLTEncoder
+from flt_mol.testing import PackedLayer, PaddedLayer
+
+C, H = 8, 2
+CUTOFF = 4.0  # Å
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def from_seed(seed, function, *arguments, **settings):
+    """What draws from torch's global generator, with a seed of its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return function(*arguments, **settings)
+
+
+def make_rpe(generator, dim=3, frequencies=None):
+    """Gaussians of 2 to 3 Å, or tokens, with a few random frequencies or those given."""
+    spectrum = GaussianSpectrum(H, 3, dim, sigma_min=2.0, sigma_max=3.0, generator=generator)
+    if frequencies is None:
+        frequencies = GaussianFrequencies(5, dim, generator=generator)
+    return FourierRPE(spectrum, frequencies)
+
+
+def make_attention(seed, dim=3, frequencies=None, **settings):
+    """FLTAttention with an RPE in `dim` dimensions, or with none."""
+    generator = seeded(seed)
+    own = None if dim is None else make_rpe(generator, dim, frequencies)
+    return FLTAttention(C, H, rpe=own, generator=generator, **settings)
+
+
+def attention(**settings):
+    return lambda seed: PackedLayer(make_attention(seed, **settings))
+
+
+def padded(**settings):
+    return lambda seed: PaddedLayer(make_attention(seed, **settings))
+
+
+def multihead(**settings):
+    def call(module, x, positions, mask):
+        return module(x, x, x, key_padding_mask=~mask, positions=positions)[0]
+
+    def build(seed):
+        generator = seeded(seed)
+        settings_ = {"rpe": make_rpe(generator), "generator": generator, **settings}
+        layer = FLTMultiheadAttention(C, H, batch_first=True, **settings_)
+        return PaddedLayer(layer, call)
+
+    return build
+
+
+def cross(**settings):
+    """Keys are the rows whose first feature is positive: any number in each system, even none."""
+
+    def call(module, rows):
+        keys = rows.x[:, 0] > 0
+        return module(
+            rows.x,
+            rows.positions,
+            system=rows.system,
+            num_systems=len(rows),
+            context=rows.x[keys],
+            context_positions=None if rows.positions is None else rows.positions[keys],
+            context_system=rows.system[keys],
+        )
+
+    return lambda seed: PackedLayer(make_attention(seed, **settings), call)
+
+
+def shared_attention(generator, mode):
+    return FLTAttention(C, H, num_features=16, position_dim=10, mode=mode, generator=generator)
+
+
+def block(mode):
+    def call(parts, rows):
+        return parts["block"](rows.x, rows.ptr, parts["rpe"](rows.positions, rows.ptr))
+
+    def build(seed):
+        generator = seeded(seed)
+        layer = from_seed(seed, FLTBlock, shared_attention(generator, mode), 16)
+        return PackedLayer(nn.ModuleDict({"rpe": make_rpe(generator), "block": layer}), call)
+
+    return build
+
+
+def encoder(mode):
+    def build(seed):
+        generator = seeded(seed)
+        layers = [shared_attention(generator, mode) for _ in range(2)]
+        blocks = [from_seed(seed, FLTBlock, layer, 16) for layer in layers]
+        return PackedLayer(
+            FLTEncoder(blocks, make_rpe(generator), recycles=2),
+            lambda module, rows: module(rows.x, rows.positions, rows.ptr),
+        )
+
+    return build
+
+
+def energy_model(mode):
+    def build(seed):
+        rpe = RPEConfig(num_terms=3, num_frequencies=5)
+        config = EnergyConfig(C, H, 2, 1, 16, 16, attention=mode, rpe=rpe, seed=seed)
+        model = from_seed(seed, EnergyModel, config)
+        return PackedLayer(model, lambda m, rows: m(rows.structures)["energy"][rows.system, None])
+
+    return build
+
+
+def spectral_filter(**settings):
+    def call(module, rows):
+        geometry = module.geometry(rows.positions, rows.cell, rows.pbc, rows.ptr)
+        return module(rows.x, geometry)
+
+    return lambda seed: PackedLayer(
+        SpectralFilter(C, H, generator=seeded(seed), **{"sigma_max": 2.0, **settings}), call
+    )
+
+
+def neighbours(rows, **settings):
+    """Pairs within CUTOFF and the vectors between them."""
+    pairs = neighbor_pairs(rows.positions, rows.cell, rows.pbc, rows.ptr, CUTOFF, **settings)
+    return pairs, pairs.vectors(rows.positions, rows.cell, rows.ptr)
+
+
+def local_filter(**settings):
+    def call(module, rows):
+        return module(rows.x, *neighbours(rows), rows.atomic_numbers)
+
+    def build(seed):
+        settings_ = {"num_basis": 8, "generator": seeded(seed), **settings}
+        return PackedLayer(from_seed(seed, PairFilter, C, CUTOFF, **settings_), call)
+
+    return build
+
+
+def corrected_attention(mode):
+    def call(parts, rows):
+        pairs, vectors = neighbours(rows)
+        weights = parts["pairs"](pairs, pairs.groups(), vectors, rows.atomic_numbers)
+        return parts["attention"](rows.x, ptr=rows.ptr, pairs=weights)
+
+    def build(seed):
+        layer = make_attention(seed, dim=None, mode=mode)
+        pairs = PairCorrection(H, CUTOFF, num_basis=8, generator=seeded(seed))
+        return PackedLayer(nn.ModuleDict({"attention": layer, "pairs": pairs}), call)
+
+    return build
+
+
+class Mask(nn.Module):
+    """f of a spectrum, as a module that holds its parameters."""
+
+    def __init__(self, spectrum):
+        super().__init__()
+        self.spectrum = spectrum
+
+    def forward(self, displacements):
+        return self.spectrum.mask(displacements)
+
+
+def image_attention(seed):
+    def call(parts, rows):
+        pairs, vectors = neighbours(rows, self_pairs=True)
+        images = parts["images"](pairs, vectors)
+        return parts["attention"](rows.x, ptr=rows.ptr, images=images)
+
+    spectrum = GaussianSpectrum(H, 3, generator=seeded(seed))
+    layer = make_attention(seed, dim=None, mode="exact")
+    parts = {"attention": layer, "images": ImageKeys(Mask(spectrum), CUTOFF)}
+    return PackedLayer(nn.ModuleDict(parts), call)
