@@ -155,44 +155,37 @@ def neighbor_pairs(
     periodic = pbc.detach().cpu().numpy()
     heights = _checked_heights(lattices, periodic, float(cutoff))
     lattices = np.where(periodic[:, :, None], lattices, 0.0)
-    indices, shifts, start = [np.zeros((0, 2), np.int64)], [np.zeros((0, 3), np.int64)], 0
+    parts, start = [np.zeros((5, 0), np.int64)], 0
     for b, size in enumerate(sizes):
         if size and (size > 1 or self_pairs or periodic[b].any()):
             rows = points[start : start + size]
             pair, shift = search(rows, lattices[b], periodic[b], heights[b], float(cutoff))
-            pair, shift = _in_order(pair, shift, size if self_pairs else 0)
-            indices.append(pair + start)
-            shifts.append(shift)
+            parts.append(_in_order(pair, shift, size if self_pairs else 0))
+            parts[-1][:2] += start
         start += size
-    pairs = np.ascontiguousarray(np.concatenate(indices).T)
-    index_i, index_j = torch.from_numpy(pairs).to(positions.device)
-    shift_of = torch.from_numpy(np.concatenate(shifts)).to(positions.device)
-    return NeighborPairs(index_i, index_j, shift_of)
+    index_i, index_j, *shifts = torch.from_numpy(np.concatenate(parts, axis=1))
+    pairs = NeighborPairs(index_i, index_j, torch.stack(shifts, 1))
+    return pairs.to(positions.device)
 
 
 def _in_order(
     pair: NDArray[np.int64], shift: NDArray[np.int64], self_pairs: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs (P, 2) and shifts (P, 3), with so many self pairs, by i, then j, then shift."""
-    if self_pairs:
-        atoms = np.arange(self_pairs)
-        pair = np.concatenate([pair, np.stack([atoms, atoms], axis=1)])
-        shift = np.concatenate([shift, np.zeros((self_pairs, 3), np.int64)])
-    if len(pair) == 0:
-        return pair, shift
-    columns = np.concatenate([pair, shift], axis=1)
-    lowest = columns.min(axis=0)
-    spans = (columns.max(axis=0) - lowest + 1).tolist()
-    if math.prod(spans) < 2**62:
-        order = np.argsort((columns - lowest) @ _place_values(spans))
-    else:  # atoms scattered over so many cells that one integer cannot hold pair and shift
-        order = np.lexsort(columns.T[::-1])
-    return pair[order], shift[order]
-
-
-def _place_values(spans: list[int]) -> NDArray[np.int64]:
-    """What a digit counts, where digits run to `spans`: [6, 3, 1] for spans [·, 2, 3]."""
-    return np.array([math.prod(spans[k + 1 :]) for k in range(len(spans))], np.int64)
+) -> NDArray[np.int64]:
+    """i, j and shift (5, P) of pairs and so many self pairs, sorted by i, then j, then shift."""
+    rows = np.zeros((5, len(pair) + self_pairs), np.int64)
+    rows[:2, : len(pair)], rows[2:, : len(pair)] = pair.T, shift.T
+    rows[:2, len(pair) :] = np.arange(self_pairs)
+    if rows.shape[1] == 0:
+        return rows
+    lowest = rows.min(axis=1)
+    spans = (rows.max(axis=1) - lowest + 1).tolist()
+    if math.prod(spans) >= 2**62:
+        # Atoms scattered over so many cells that one integer cannot hold pair and shift.
+        return rows[:, np.lexsort(rows[::-1])]
+    key = np.zeros(rows.shape[1], np.int64)
+    for row, low, span in zip(rows, lowest, spans, strict=True):
+        key = key * span + (row - low)
+    return rows[:, np.argsort(key)]
 
 
 def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: float) -> None:

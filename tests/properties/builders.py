@@ -12,7 +12,7 @@ from flt_mol.nn.local import ImageKeys, PairCorrection, PairFilter
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
-from flt_mol.nn.spectrum import GaussianSpectrum
+from flt_mol.nn.spectrum import SPECTRA, GaussianSpectrum
 from flt_mol.nn.transformer import FLTBlock, FLTEncoder
 from flt_mol.testing import PackedLayer, PaddedLayer
 
@@ -31,18 +31,21 @@ def from_seed(seed, function, *arguments, **settings):
         return function(*arguments, **settings)
 
 
-def make_rpe(generator, dim=3, frequencies=None):
+def make_rpe(generator, dim=3, frequencies=None, spectrum=None):
     """Gaussians of 2 to 3 Å, or tokens, with a few random frequencies or those given."""
-    spectrum = GaussianSpectrum(H, 3, dim, sigma_min=2.0, sigma_max=3.0, generator=generator)
+    if spectrum is None:
+        spectrum = GaussianSpectrum(H, 3, dim, sigma_min=2.0, sigma_max=3.0, generator=generator)
+    else:
+        spectrum = SPECTRA[spectrum](H, 3, dim, generator=generator)
     if frequencies is None:
         frequencies = GaussianFrequencies(5, dim, generator=generator)
     return FourierRPE(spectrum, frequencies)
 
 
-def make_attention(seed, dim=3, frequencies=None, **settings):
+def make_attention(seed, dim=3, frequencies=None, spectrum=None, **settings):
     """FLTAttention with an RPE in `dim` dimensions, or with none."""
     generator = seeded(seed)
-    own = None if dim is None else make_rpe(generator, dim, frequencies)
+    own = None if dim is None else make_rpe(generator, dim, frequencies, spectrum)
     return FLTAttention(C, H, rpe=own, generator=generator, **settings)
 
 

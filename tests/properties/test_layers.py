@@ -28,6 +28,7 @@ from torch import nn
 
 from flt_mol import testing
 from flt_mol.nn.frequencies import LatticeFrequencies, LebedevFrequencies
+from flt_mol.nn.spectrum import SPECTRA
 from flt_mol.testing import PackedLayer, random_rows
 
 NUMBERS = {"deterministic", "save_load", "dtype", "bfloat16", "float16", "gradients", "device"}
@@ -36,6 +37,7 @@ SETS = BASIC | {"permutation"}
 PLACED = SETS | {"translation", "coincident"}
 CRYSTALS = PLACED | {"rotation", "lattice_shifts", "cell_basis", "supercell"}
 PADDED = frozenset({"padding", "padded_equals_packed"})
+UNTRAINED = {"box": {"gradients"}}
 BLIND = frozenset({"rotation", "causality"})
 
 
@@ -118,6 +120,14 @@ CASES = [
     *(
         Case(f"linear {name}", attention(feature_map=name), PLACED, BLIND)
         for name in ("hyperbolic", "relu", "softplus", "elu")
+    ),
+    # The box's weights have no finite variance: a few of them saturate attention, and queries get
+    # gradients of 1e-9.
+    *(
+        Case(
+            f"spectrum {name}", attention(spectrum=name), PLACED - UNTRAINED.get(name, set()), BLIND
+        )
+        for name in SPECTRA
     ),
     Case(
         "exact bcc",
@@ -224,3 +234,20 @@ def test_what_a_layer_claims(case, name):
 def test_what_a_layer_lacks(case, name):
     with pytest.raises(AssertionError, match="outputs changed"):
         run(case, name)
+
+
+@pytest.mark.parametrize("feature_map", ["softmax", "softplus", "elu"])
+@pytest.mark.parametrize("dim", [None, 1, 3])
+def test_token_by_token_is_the_whole(dim, feature_map):
+    layer = attention(dim=dim, causal=True, feature_map=feature_map)(1)
+    rows = random_rows(seeded(0), width=C, dim=dim)
+
+    def step(part, state):
+        state = layer.module.initial_state(1) if state is None else state
+        # Along a sequence the place of the token is in the state.
+        return layer.module.step(part.x, state, part.positions if dim == 3 else None)
+
+    whole = layer
+    if dim == 1:
+        whole = PackedLayer(layer.module, lambda module, rows: module(rows.x, ptr=rows.ptr))
+    testing.check_layer_streaming(whole, step, rows)
