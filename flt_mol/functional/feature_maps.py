@@ -9,7 +9,7 @@ uniform while all numbers stay finite.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn.functional import softplus
 
 from flt_mol.functional._common import at_least_float32, draw_normal, settled, without_autocast
 from flt_mol.functional.packed import check_ptr
+from flt_mol.functional.shared import joint_product, shared_product
 
 SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0
 
@@ -63,6 +64,27 @@ def orthogonal_projection(
     return projection
 
 
+class SharedLogits(NamedTuple):
+    """Position logits T·F not multiplied yet, so that the content's can be added as they are made.
+
+    Attributes:
+        basis: T (N, 2R), shared by all heads.
+        columns: F (H, 2R, M), projections with the weights of position features in them.
+    """
+
+    basis: Tensor
+    columns: Tensor
+
+
+def position_logits(
+    basis: Tensor, weight: Tensor, projection: Tensor, turn: Tensor | None = None
+) -> Tensor | SharedLogits:
+    """W·Φ as `softmax_log_features` takes it: `project_positions`, put off where T is shared."""
+    if basis.dim() == 3:
+        return project_positions(basis, weight, projection, turn)
+    return SharedLogits(basis, _folded(weight, projection, turn))
+
+
 def project_positions(
     basis: Tensor, weight: Tensor, projection: Tensor, turn: Tensor | None = None
 ) -> Tensor:
@@ -88,18 +110,25 @@ def project_positions(
     """
     basis = at_least_float32(basis)
     with without_autocast(basis):
-        folded = projection * weight[:, None, :]
-        if turn is not None:
-            cosines, sines = (projection * turn[:, None, :]).chunk(2, dim=-1)
-            folded = folded + torch.cat([-sines, cosines], dim=-1)
-        rows = basis if basis.dim() == 2 else basis.transpose(0, 1)
-        return (rows @ folded.to(basis.dtype).transpose(1, 2)).transpose(0, 1)
+        columns = _folded(weight, projection, turn).to(basis.dtype)
+        if basis.dim() == 2:
+            return shared_product(basis, columns).transpose(0, 1)
+        return (basis.transpose(0, 1) @ columns).transpose(0, 1)
+
+
+def _folded(weight: Tensor, projection: Tensor, turn: Tensor | None) -> Tensor:
+    """F (H, 2R, M) with T·F = W·Φ."""
+    folded = projection * weight[:, None, :]
+    if turn is not None:
+        cosines, sines = (projection * turn[:, None, :]).chunk(2, dim=-1)
+        folded = folded + torch.cat([-sines, cosines], dim=-1)
+    return folded.transpose(1, 2)
 
 
 def softmax_log_features(
     x: Tensor,
     projection: Tensor,
-    position_logits: Tensor | None = None,
+    position_logits: Tensor | SharedLogits | None = None,
     *,
     subtract_norm: bool = True,
 ) -> Tensor:
@@ -113,7 +142,7 @@ def softmax_log_features(
     Args:
         x: queries or keys (N, H, D).
         projection: W (H, M, D), rows standard normal.
-        position_logits: (N, H, M) of `project_positions`, or None.
+        position_logits: (N, H, M) of `project_positions`, or what `position_logits` gives, or None.
         subtract_norm: whether to subtract ‖x̂‖²/2. For queries it is a constant of the row, which
             cancels; for keys it does not.
 
@@ -129,6 +158,9 @@ def softmax_log_features(
         columns = (projection.to(rows.dtype) * scale).transpose(1, 2)
         if position_logits is None:
             logits = torch.bmm(rows, columns)
+        elif isinstance(position_logits, SharedLogits):
+            shared, own = (factor.to(rows.dtype) for factor in position_logits)
+            logits = joint_product(shared, own, rows, columns)
         else:
             logits = torch.baddbmm(position_logits.transpose(0, 1), rows, columns)
         if subtract_norm:
@@ -139,7 +171,7 @@ def softmax_log_features(
 def hyperbolic_log_features(
     x: Tensor,
     projection: Tensor,
-    position_logits: Tensor | None = None,
+    position_logits: Tensor | SharedLogits | None = None,
     *,
     subtract_norm: bool = True,
 ) -> Tensor:
@@ -167,7 +199,9 @@ def hyperbolic_log_features(
     return both
 
 
-def relu_features(x: Tensor, projection: Tensor, position_logits: Tensor | None = None) -> Tensor:
+def relu_features(
+    x: Tensor, projection: Tensor, position_logits: Tensor | SharedLogits | None = None
+) -> Tensor:
     """ReLU(W [Φ, x̂]): the map of the paper's image model [1], an attention of its own kind.
 
     Positions act as further inputs here, no longer as the exponential of a mask. A row whose
@@ -190,7 +224,10 @@ def relu_features(x: Tensor, projection: Tensor, position_logits: Tensor | None 
 
 
 def softplus_log_features(
-    x: Tensor, projection: Tensor, bias: Tensor, position_logits: Tensor | None = None
+    x: Tensor,
+    projection: Tensor,
+    bias: Tensor,
+    position_logits: Tensor | SharedLogits | None = None,
 ) -> Tensor:
     """Log softplus(W [Φ, x̂] + b), for learned W and b: positive features of any size.
 

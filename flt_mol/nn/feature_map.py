@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, placed, seeded_generator
+from flt_mol.functional._common import placed, seeded_generator
 from flt_mol.functional.feature_maps import (
+    SharedLogits,
     elu_features,
     gaussian_projection,
     hyperbolic_log_features,
     orthogonal_projection,
-    project_positions,
+    position_logits,
     relu_features,
     softmax_log_features,
     softplus_log_features,
@@ -133,10 +134,12 @@ class RandomFeatures(FeatureMap, Redrawn):
         """Draw W anew if its time has come."""
         self._maybe_redraw()
 
-    def _position_logits(self, at: PositionFeatures | None, key: bool, x: Tensor) -> Tensor | None:
+    def _position_logits(
+        self, at: PositionFeatures | None, key: bool
+    ) -> Tensor | SharedLogits | None:
         if self.position_projection is None or at is None:
             return None
-        return _projected(at, self.position_projection, key, x)
+        return _projected(at, self.position_projection, key)
 
 
 class SoftmaxFeatures(RandomFeatures):
@@ -154,7 +157,7 @@ class SoftmaxFeatures(RandomFeatures):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """Log φ of rows (N, H, D) → (N, H, M)."""
-        logits = self._position_logits(at, key, x)
+        logits = self._position_logits(at, key)
         return softmax_log_features(x, self.content_projection, logits, subtract_norm=key)
 
 
@@ -173,7 +176,7 @@ class HyperbolicFeatures(RandomFeatures):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """Log φ of rows (N, H, D) → (N, H, M)."""
-        logits = self._position_logits(at, key, x)
+        logits = self._position_logits(at, key)
         return hyperbolic_log_features(x, self.content_projection, logits, subtract_norm=key)
 
 
@@ -182,7 +185,7 @@ class ReLUFeatures(RandomFeatures):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ of rows (N, H, D) → (N, H, M)."""
-        logits = self._position_logits(at, key, x)
+        logits = self._position_logits(at, key)
         return relu_features(x, self.content_projection, logits)
 
 
@@ -221,7 +224,7 @@ class SoftplusFeatures(FeatureMap):
         """Log φ of rows (N, H, D) → (N, H, M)."""
         logits = None
         if self.position_weight is not None and at is not None:
-            logits = _projected(at, self.position_weight, key, x)
+            logits = _projected(at, self.position_weight, key)
         return softplus_log_features(x, self.weight, self.bias, logits)
 
 
@@ -307,11 +310,10 @@ def _directions(
     return content.contiguous(), positions.contiguous()
 
 
-def _projected(at: PositionFeatures, projection: Tensor, key: bool, x: Tensor) -> Tensor:
-    """W·Φ or W·Ψ (N, H, M) in the precision of the rows they are added to."""
+def _projected(at: PositionFeatures, projection: Tensor, key: bool) -> Tensor | SharedLogits:
+    """W·Φ or W·Ψ (N, H, M), as the functions of `feature_maps` take it."""
     weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
-    # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
-    return project_positions(at.basis, weight, projection, turn).to(at_least_float32(x).dtype)
+    return position_logits(at.basis, weight, projection, turn)
 
 
 def current_names(keys: Iterable[str]) -> dict[str, str]:
