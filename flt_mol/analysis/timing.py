@@ -125,9 +125,9 @@ def peak_memory(function: Callable[[], object]) -> int:
     """Most bytes that tensors hold at once during a call, beyond those they held before it.
 
     Counted by torch's CPU allocator, as its profiler reports: the same number in every run. Scratch
-    space that BLAS and oneDNN allocate for themselves is not in it, nor are pages that the C
-    library keeps after a tensor is gone; the growth of a fresh process's resident memory, which
-    has both, was within 3 % of it for layers of 4,096 tokens.
+    space of BLAS and oneDNN is not in it, nor what the C library keeps of freed memory. Resident
+    memory, which has both, grew by 7 to 70 % more in layers of 4,096 tokens, but by other amounts
+    in every run, with RPE as often less than without: too coarse to compare layers.
 
     Args:
         function: called twice, the first time to warm up. What it returns is dropped.

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flt_mol.functional._operator import system_offsets
+
 LENGTHS = (4, 8, 16, 32, 64)
 
 
@@ -64,7 +66,7 @@ class Blocks(NamedTuple):
 
 def blocks_of(ptr: Tensor, num_rows: int) -> Blocks:
     """How to cut systems with offsets `ptr` (B + 1,) among `num_rows` N ≥ ptr[-1] rows."""
-    offsets: list[int] = ptr.tolist()
+    offsets = system_offsets(ptr, num_rows)
     spans = [(start, stop) for start, stop in pairwise(offsets) if stop > start]
     if not spans:
         return Blocks(LENGTHS[0], [], None, None, None)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flt_mol.functional import _pair_ops
 from flt_mol.functional._common import without_autocast
+from flt_mol.functional._operator import operator, system_offsets
 from flt_mol.functional.linear import normalised
 from flt_mol.functional.pairs import pair_dots, segment_peak, weighted_sum, with_ones
 
@@ -123,10 +124,13 @@ def _grouped(log_weight: Tensor, i: Tensor, j: Tensor, num_rows: int) -> _Groups
     return _Groups(label // num_rows, label % num_rows, total.log() + peak, group)
 
 
-def _systems(ptr: Tensor, groups: _Groups) -> Iterator[tuple[slice, slice, _Pairs | _Matrix]]:
+def _systems(
+    ptr: Tensor, num_rows: int, groups: _Groups
+) -> Iterator[tuple[slice, slice, _Pairs | _Matrix]]:
     """Rows, groups and arithmetic of each system that has groups."""
+    offsets = system_offsets(ptr, num_rows)
     first = torch.searchsorted(groups.i, ptr.to(groups.i.dtype)).tolist()
-    for (start, stop), (low, high) in zip(pairwise(ptr.tolist()), pairwise(first), strict=True):
+    for (start, stop), (low, high) in zip(pairwise(offsets), pairwise(first), strict=True):
         if low < high:
             form = _Matrix if (stop - start) ** 2 <= _PAIR_COST * (high - low) else _Pairs
             i, j = groups.i[low:high] - start, groups.j[low:high] - start
@@ -139,7 +143,7 @@ def _weights(form: _Pairs | _Matrix, q: Tensor, k: Tensor, log_weight: Tensor) -
     return logits.sub_(form.of_rows(form.peak(logits))).exp_()
 
 
-@torch.library.custom_op("flt_mol::image_attention", mutates_args=())
+@operator("image_attention")
 def image_attention(
     q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, ptr: Tensor, i: Tensor, j: Tensor
 ) -> Tensor:
@@ -147,13 +151,13 @@ def image_attention(
     out = v.new_zeros(v.shape)
     with without_autocast(v):
         groups = _grouped(log_weight, i, j, q.shape[0])
-        for rows, part, form in _systems(ptr, groups):
+        for rows, part, form in _systems(ptr, q.shape[0], groups):
             weight = _weights(form, q[rows], k[rows], groups.log_weight[part])
             out[rows] = normalised(form.times(weight, with_ones(v[rows])))
     return out
 
 
-@torch.library.custom_op("flt_mol::image_attention_gradients", mutates_args=())
+@operator("image_attention_gradients")
 def _gradients(
     grad: Tensor,
     q: Tensor,
@@ -169,7 +173,7 @@ def _gradients(
     with without_autocast(v):
         groups = _grouped(log_weight, i, j, q.shape[0])
         to_list = torch.zeros_like(groups.log_weight)
-        for rows, part, form in _systems(ptr, groups):
+        for rows, part, form in _systems(ptr, q.shape[0], groups):
             g, q_b, k_b, v_b = grad[rows], q[rows], k[rows], v[rows]
             ones = v_b.new_ones(1, 1, 1).expand(*v_b.shape[:2], 1)
             weight = _weights(form, q_b, k_b, groups.log_weight[part])

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flt_mol.functional._common import without_autocast
+from flt_mol.functional._operator import operator
 
 # Numbers in a chunk's largest tensor: within a core's cache, and enough to keep a GPU busy.
 _CHUNK = {"cpu": 2**17}
@@ -68,7 +69,7 @@ def _add_rows(out: Tensor, x: Tensor, chunk: _Chunk) -> None:
     )
 
 
-@torch.library.custom_op("flt_mol::pair_filter", mutates_args=())
+@operator("pair_filter")
 def pair_filter(
     basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:
@@ -81,7 +82,7 @@ def pair_filter(
     return out
 
 
-@torch.library.custom_op("flt_mol::pair_filter_basis", mutates_args=())
+@operator("pair_filter_basis")
 def pair_filter_basis(x: Tensor, y: Tensor, weight: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂B: (x_i ∘ y_j) Wᵀ, one row per pair."""
     out = x.new_empty(len(i), weight.shape[0])
@@ -92,7 +93,7 @@ def pair_filter_basis(x: Tensor, y: Tensor, weight: Tensor, i: Tensor, j: Tensor
     return out
 
 
-@torch.library.custom_op("flt_mol::pair_filter_weight", mutates_args=())
+@operator("pair_filter_weight")
 def pair_filter_weight(x: Tensor, y: Tensor, basis: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂W: Σ_p B_pᵀ (x_i ∘ y_j)."""
     out = x.new_zeros(basis.shape[1], x.shape[1])
@@ -103,7 +104,7 @@ def pair_filter_weight(x: Tensor, y: Tensor, basis: Tensor, i: Tensor, j: Tensor
     return out
 
 
-@torch.library.custom_op("flt_mol::pair_dots", mutates_args=())
+@operator("pair_dots")
 def pair_dots(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> Tensor:
     out = x.new_empty(len(i), x.shape[1])
     with without_autocast(x):
@@ -113,7 +114,7 @@ def pair_dots(x: Tensor, y: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("flt_mol::pair_weighted_sum", mutates_args=())
+@operator("pair_weighted_sum")
 def weighted_sum(
     weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:

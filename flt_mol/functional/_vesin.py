@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
-from vesin import NeighborList
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -26,6 +27,9 @@ def search(
         periodic: (3,), which axes repeat.
         heights: (3,), distance between lattice planes, for axes that repeat.
         cutoff: in the unit of the points.
+
+    Raises:
+        ImportError: vesin is not installed.
     """
     span, wrapped = np.ptp(points, axis=0), None
     if span.max() > _WIDE * cutoff:
@@ -33,7 +37,7 @@ def search(
     # With one or two open axes, vesin picks their directions; without lattice, those of space.
     extent = np.where(periodic, heights, np.linalg.norm(span)) if periodic.any() else span
     radius = _radius(extent, periodic, cutoff)
-    found = NeighborList(cutoff=radius, full_list=True)
+    found = _vesin().NeighborList(cutoff=radius, full_list=True)
     pair, shift, distance = found.compute(points, cell, periodic, "PSd")
     pair, shift = pair.astype(np.int64), shift.astype(np.int64)
     if radius > cutoff:
@@ -42,6 +46,15 @@ def search(
     if wrapped is not None:
         shift += wrapped[pair[:, 0]] - wrapped[pair[:, 1]]
     return pair, shift
+
+
+def _vesin() -> Any:
+    """vesin, which nothing but the search needs."""
+    try:
+        import vesin
+    except ImportError as error:
+        raise ImportError("neighbour pairs are found by vesin: pip install vesin") from error
+    return vesin
 
 
 def _gathered(

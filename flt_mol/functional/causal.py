@@ -16,6 +16,7 @@ from torch import Tensor
 from flt_mol.functional._blocks import blocks_of, carried_back, carried_in, with_ones
 from flt_mol.functional._causal_log import attend, attend_backward
 from flt_mol.functional._common import settled, without_autocast
+from flt_mol.functional._operator import operator
 from flt_mol.functional.linear import normalised
 from flt_mol.functional.packed import check_ptr
 
@@ -131,7 +132,7 @@ def _by_head(
     return q, k, v
 
 
-@torch.library.custom_op("flt_mol::causal_sums", mutates_args=())
+@operator("causal_sums")
 def _sums(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, reverse: bool) -> Tensor:
     num_rows = q.shape[1]
     blocks = blocks_of(ptr, num_rows)
@@ -173,7 +174,7 @@ def _sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _sums.register_autograd(_sums_backward, setup_context=_save_inputs)
 
 
-@torch.library.custom_op("flt_mol::causal_log_attention", mutates_args=())
+@operator("causal_log_attention")
 def _log_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     """(H, N, M), (H, N, M), (H, N, V) → out (H, N, V) and (H, N, 2) for the backward pass."""
     with without_autocast(q), torch.no_grad():
@@ -185,7 +186,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     return v.new_empty(v.shape), q.new_empty(*q.shape[:2], 2)
 
 
-@torch.library.custom_op("flt_mol::causal_log_attention_backward", mutates_args=())
+@operator("causal_log_attention_backward")
 def _log_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, rows: Tensor, ptr: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

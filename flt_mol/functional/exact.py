@@ -7,7 +7,6 @@ in one operator, which autograd and torch.compile see as a single step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from flt_mol.functional._common import settled, without_autocast
+from flt_mol.functional._operator import operator, systems_of_both
 from flt_mol.functional.packed import check_ptr
 
 # Weights that are held at once (1 MB in float32). Up to as many over all heads of a system, three
@@ -70,12 +70,12 @@ def exact_attention(
         return out.transpose(0, 1)
 
 
-@torch.library.custom_op("flt_mol::exact_attention", mutates_args=())
+@operator("exact_attention")
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, scale: float, causal: bool
 ) -> Tensor:
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
-    for rows, keys in _systems(ptr, key_ptr):
+    for rows, keys in _systems(q, k, ptr, key_ptr):
         system = q[:, rows], k[:, keys], v[:, keys]
         small = q.shape[0] * system[0].shape[1] * system[1].shape[1] <= MAX_WEIGHTS
         if small:
@@ -129,7 +129,7 @@ def _gradients(
     With P = softmax(s Q Kᵀ): dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ_v G ∘ out), dQ = s dS K, dK = s dSᵀ Q.
     """
     to_query, to_key, to_value = (torch.zeros_like(x) for x in (q, k, v))
-    for rows, keys in _systems(ptr, key_ptr):
+    for rows, keys in _systems(q, k, ptr, key_ptr):
         for heads, block in _blocks(q.shape[0], rows, keys):
             k_b, q_b, g = k[heads, keys], q[heads, block], grad[heads, block]
             weights = _weights(q_b, k_b, scale, causal, block.start - rows.start)
@@ -154,7 +154,7 @@ def _blocks(num_heads: int, rows: slice, keys: slice) -> list[tuple[slice, slice
     ]
 
 
-@torch.library.custom_op("flt_mol::exact_attention_gradients", mutates_args=())
+@operator("exact_attention_gradients")
 def _gradients_op(
     grad: Tensor,
     out: Tensor,
@@ -203,8 +203,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _attend.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _systems(ptr: Tensor, key_ptr: Tensor) -> list[tuple[slice, slice]]:
+def _systems(
+    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
+) -> list[tuple[slice, slice]]:
     """The queries and keys of each system that has both."""
-    rows, keys = (pairwise(offsets.tolist()) for offsets in (ptr, key_ptr))
-    both = zip(rows, keys, strict=True)
-    return [(slice(*r), slice(*k)) for r, k in both if r[0] < r[1] and k[0] < k[1]]
+    both = systems_of_both(ptr, queries.shape[1], key_ptr, keys.shape[1])
+    return [(r, k) for r, k in both if r.start < r.stop and k.start < k.stop]

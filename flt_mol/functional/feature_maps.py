@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from flt_mol.functional._common import at_least_float32, draw_normal, settled, without_autocast
+from flt_mol.functional._operator import operator, systems_of_both
 from flt_mol.functional.packed import check_ptr
 from flt_mol.functional.shared import joint_product, shared_product
 
@@ -317,20 +318,19 @@ def stabilised_features(
     return queries.transpose(0, 1), keys.transpose(0, 1)
 
 
-@torch.library.custom_op("flt_mol::stabilised_features", mutates_args=())
+@operator("stabilised_features")
 def _stabilised(
     queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     outputs = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
-    rows, key_rows = ptr.tolist(), key_ptr.tolist()
-    for b in range(len(rows) - 1):
-        system, key_system = slice(rows[b], rows[b + 1]), slice(key_rows[b], key_rows[b + 1])
+    system = key_system = slice(0, 0)
+    for system, key_system in systems_of_both(ptr, queries.shape[1], key_ptr, keys.shape[1]):
         _exponentials(
             *(queries[:, system], keys[:, key_system]),
             *(outputs[0][:, system], outputs[1][:, key_system]),
         )
-    outputs[0][:, rows[-1] :] = 0.0
-    outputs[1][:, key_rows[-1] :] = 0.0
+    outputs[0][:, system.stop :] = 0.0
+    outputs[1][:, key_system.stop :] = 0.0
     return outputs
 
 

@@ -49,7 +49,8 @@ def image_attention(
         (N, H, V), at least float32 whatever the autocast dtype; 0 for rows without any weight.
 
     Raises:
-        ValueError: `ptr` does not describe N rows, or `log_weight` not P pairs and H heads.
+        ValueError: `ptr` does not describe N rows, `log_weight` not P pairs and H heads, or there
+            are rows and no pairs at all.
 
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
@@ -68,6 +69,11 @@ def image_attention(
         )
     if not torch.compiler.is_compiling():
         system_sizes(ptr, query.shape[0])
+        if len(index_i) == 0 and query.shape[0]:
+            raise ValueError(
+                f"there are {query.shape[0]} queries and no pairs, so no atom would attend to "
+                "itself: build pairs with neighbor_pairs(..., self_pairs=True)"
+            )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     q, k, v, w = settled(query, key, value, log_weight)
     with without_autocast(q):

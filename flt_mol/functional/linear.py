@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flt_mol.functional._common import settled, without_autocast
+from flt_mol.functional._operator import operator, systems_of_both
 from flt_mol.functional.packed import check_ptr
 
 
@@ -113,9 +113,10 @@ def read_back(
     return out
 
 
-@torch.library.custom_op("flt_mol::read_back", mutates_args=())
+@operator("read_back")
 def _read_back(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor) -> Tensor:
-    parts = [q[:, rows].bmm(k[:, keys].mT.bmm(v[:, keys])) for rows, keys in _systems(ptr, key_ptr)]
+    systems = _systems(q, k, ptr, key_ptr)
+    parts = [q[:, rows].bmm(k[:, keys].mT.bmm(v[:, keys])) for rows, keys in systems]
     return _joined(parts, q, v.shape[-1])
 
 
@@ -124,13 +125,13 @@ def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
 
 
-@torch.library.custom_op("flt_mol::read_back_gradients", mutates_args=())
+@operator("read_back_gradients")
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """All three gradients at once: the sums Qᵀ G serve two of them."""
     to_queries, to_keys, to_values = [], [], []
-    for rows, keys in _systems(ptr, key_ptr):
+    for rows, keys in _systems(q, k, ptr, key_ptr):
         g, k_b, v_b = grad[:, rows], k[:, keys], v[:, keys]
         to_queries.append(g.bmm(v_b.mT.bmm(k_b)))
         to_sums = q[:, rows].mT.bmm(g)
@@ -172,11 +173,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _read_back.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _systems(ptr: Tensor, key_ptr: Tensor) -> list[tuple[slice, slice]]:
+def _systems(
+    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
+) -> list[tuple[slice, slice]]:
     """The queries and keys of each system that has any of either."""
-    rows, keys = (pairwise(offsets.tolist()) for offsets in (ptr, key_ptr))
-    both = zip(rows, keys, strict=True)
-    return [(slice(*r), slice(*k)) for r, k in both if r[0] < r[1] or k[0] < k[1]]
+    both = systems_of_both(ptr, queries.shape[1], key_ptr, keys.shape[1])
+    return [(r, k) for r, k in both if r.start < r.stop or k.start < k.stop]
 
 
 def _joined(parts: list[Tensor], like: Tensor, width: int) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._common import without_autocast
+from flt_mol.functional._operator import operator
 
 
 def ragged_layout(rows: Tensor, columns: Tensor, present: Tensor | None = None) -> Tensor:
@@ -76,7 +77,7 @@ def matrices(blocks: Tensor, rows: slice, columns: slice, piece: slice) -> Tenso
     return view
 
 
-@torch.library.custom_op("flt_mol::ragged_product", mutates_args=())
+@operator("ragged_product")
 def _product(blocks: Tensor, y: Tensor, layout: Tensor, num_rows: int) -> Tensor:
     out = y.new_zeros(num_rows, *y.shape[1:])
     with without_autocast(y):
@@ -91,7 +92,7 @@ def _(blocks: Tensor, y: Tensor, layout: Tensor, num_rows: int) -> Tensor:
     return y.new_empty(num_rows, *y.shape[1:])
 
 
-@torch.library.custom_op("flt_mol::ragged_transposed_product", mutates_args=())
+@operator("ragged_transposed_product")
 def _transposed(blocks: Tensor, x: Tensor, layout: Tensor, num_columns: int) -> Tensor:
     out = x.new_zeros(num_columns, *x.shape[1:])
     with without_autocast(x):
@@ -106,7 +107,7 @@ def _(blocks: Tensor, x: Tensor, layout: Tensor, num_columns: int) -> Tensor:
     return x.new_empty(num_columns, *x.shape[1:])
 
 
-@torch.library.custom_op("flt_mol::ragged_outer", mutates_args=())
+@operator("ragged_outer")
 def _outer(x: Tensor, y: Tensor, layout: Tensor, size: int) -> Tensor:
     out = x.new_zeros(x.shape[1], size)
     with without_autocast(x):

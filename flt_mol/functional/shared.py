@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._common import without_autocast
+from flt_mol.functional._operator import operator
 
 
 def shared_product(shared: Tensor, own: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ def joint_product(shared: Tensor, own: Tensor, rows: Tensor, columns: Tensor) ->
     return out
 
 
-@torch.library.custom_op("flt_mol::joint_product", mutates_args=())
+@operator("joint_product")
 def _joint(shared: Tensor, own: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.bmm(rows, columns).baddbmm_(shared.expand(own.shape[0], -1, -1), own)
 
@@ -57,7 +58,7 @@ def _(shared: Tensor, own: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return shared.new_empty(own.shape[0], shared.shape[0], own.shape[2])
 
 
-@torch.library.custom_op("flt_mol::shared_product", mutates_args=())
+@operator("shared_product")
 def _product(shared: Tensor, own: Tensor) -> Tensor:
     return torch.bmm(shared.expand(own.shape[0], -1, -1), own)
 
@@ -67,7 +68,7 @@ def _(shared: Tensor, own: Tensor) -> Tensor:
     return shared.new_empty(own.shape[0], shared.shape[0], own.shape[2])
 
 
-@torch.library.custom_op("flt_mol::shared_product_sum", mutates_args=())
+@operator("shared_product_sum")
 def _sum(grad: Tensor, own: Tensor) -> Tensor:
     """Σ_h G_h F_hᵀ, the gradient to T, one head after the other."""
     out = grad.new_zeros(grad.shape[1], own.shape[1])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._common import without_autocast
+from flt_mol.functional._operator import operator
 from flt_mol.functional.ragged import (
     matrices,
     ragged_product,
@@ -32,11 +33,12 @@ from flt_mol.functional.ragged import (
 def radial_basis(magnitude: Tensor, centers: Tensor, width: float, k_max: float) -> Tensor:
     r"""G_n(k) = [e^{−(k−κ_n)²/2s²} + e^{−(k+κ_n)²/2s²}]·(1 − k²/k_max²)², 0 from k_max on.
 
-    Even in k, so that it is smooth in three dimensions and its inverse Fourier transform decays as
-    a Gaussian of σ = 1/(2πs). It goes to 0 with its slope at k_max, so a vector that enters or
-    leaves the sum makes no jump. What these cuts leave beyond 4σ is below 3e-4, beyond 5σ below
-    2e-5 of √(f(0)² + ρ∫f²), the effect of f on an atom and its neighbours at a density ρ of
-    0.05 Å⁻³ (measured for κ_n ≤ k_max − 2s, σ = 2.5 to 4 Å, k_max = 0.45 Å⁻¹).
+    Even in k, so that it is smooth in three dimensions and its inverse Fourier transform decays
+    about as a Gaussian of σ = 1/(2πs), to 2e-5 at 5σ. It goes to 0 with its slope at k_max, so a
+    vector that enters or leaves the sum makes no jump; the curvature that does jump there leaves
+    a tail that falls as a power of r, 1e-5 of f(0) at 6σ. What these cuts leave beyond 4σ is below
+    3e-4, beyond 5σ below 2e-5 of √(f(0)² + ρ∫f²), the effect of f on an atom and its neighbours at
+    a density ρ of 0.05 Å⁻³ (measured for κ_n ≤ k_max − 2s, σ = 2.5 to 4 Å, k_max = 0.45 Å⁻¹).
 
     Args:
         magnitude: \|k\| (K,), cycles/Å.
@@ -132,7 +134,7 @@ def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor, layout: Te
         return ragged_product(kernels, spread, layout, rows).sum(1).view(rows, heads, width)
 
 
-@torch.library.custom_op("flt_mol::lattice_turns", mutates_args=())
+@operator("lattice_turns")
 def _turns(fraction: Tensor, integers: Tensor, layout: Tensor, size: int) -> Tensor:
     """k·r_i in turns. Not a matmul: TF32 would cost phases three digits."""
     out = fraction.new_empty(size)
@@ -168,7 +170,7 @@ _turns.register_autograd(_turns_backward, setup_context=_turns_setup)
 # are its derivatives, and so are theirs.
 
 
-@torch.library.custom_op("flt_mol::spectral_kernel", mutates_args=())
+@operator("spectral_kernel")
 def _kernel(a: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, size: int) -> Tensor:
     """(a ∘ γ_t) bᵀ for every system and t: (2S,), (2S,), (2K, T) → (T, P)."""
     out = a.new_empty(spectra.shape[1], size)
@@ -184,7 +186,7 @@ def _(a: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, size: int) -> Tenso
     return a.new_empty(spectra.shape[1], size)
 
 
-@torch.library.custom_op("flt_mol::spectral_kernel_pull", mutates_args=())
+@operator("spectral_kernel_pull")
 def _pull(y: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, transposed: bool) -> Tensor:
     """Σ_t (y_t b) ∘ γ_t, or of y_tᵀ: (T, P), (2S,), (2K, T) → (2S,)."""
     out = torch.zeros_like(b)
@@ -202,7 +204,7 @@ def _(y: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, transposed: bool) -
     return torch.empty_like(b)
 
 
-@torch.library.custom_op("flt_mol::spectral_kernel_spectra", mutates_args=())
+@operator("spectral_kernel_spectra")
 def _spectra(y: Tensor, a: Tensor, b: Tensor, layout: Tensor, num_columns: int) -> Tensor:
     """Σ_ij y_tij a_ik b_jk for every k and t: (T, P), (2S,), (2S,) → (2K, T)."""
     out = a.new_zeros(num_columns, y.shape[0])

@@ -18,7 +18,8 @@ from flt_mol.nn.projections import Projections
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import AttentionState
 
-EXACT_BELOW = 256
+# Where exact and linear attention take the same time, in units of M/D^¼: see `exact_below`.
+CROSSOVER, CAUSAL_CROSSOVER = 6.5, 18.0
 
 
 class FLTAttention(Projections):
@@ -51,12 +52,16 @@ class FLTAttention(Projections):
         dropout: probability, on the attended values. There is no attention matrix to drop from.
         bias: whether the four linear maps have one.
         mode: "linear", "exact" or "auto".
-        exact_below: number of keys from which "auto" is linear. The default is where the two take
-            the same time on a CPU at M = D = 64 (``scripts/crossover.py`` measures it).
+        exact_below: number of keys from which "auto" is linear. The default, 6.5 M/D^¼, is about
+            where the two take the same time on one thread of a CPU: ``scripts/crossover.py``
+            measured 122–169 keys at D = M = 64, 197–200 at D = 16 and 248–334 at M = 128, forward
+            and backward the lower. Causal layers: 18 M/D^¼ (429 keys forward and backward at
+            D = M = 64, 430 at D = 16, 752 at M = 128).
         causal: whether row i attends to the rows of its system up to itself only.
-        redraw_every: forward passes in training mode after which random features are drawn anew.
+        redraw_every: training steps after which training draws random features anew; eval keeps
+            to those saved (see `nn.redraw.Redrawn`). None: training keeps to them, too.
         generator: on CPU, for weights and random features; None takes a seed from torch's global
-            one. Random features are buffers: saved, and never redrawn unless asked for.
+            one. Random features are buffers, saved with the weights.
 
     Raises:
         ValueError: sizes that do not fit together, unknown mode or feature map, or mode "auto"
@@ -99,7 +104,7 @@ class FLTAttention(Projections):
         dropout: float = 0.0,
         bias: bool = True,
         mode: str = "linear",
-        exact_below: int = EXACT_BELOW,
+        exact_below: int | None = None,
         causal: bool = False,
         redraw_every: int | None = None,
         generator: torch.Generator | None = None,
@@ -108,7 +113,6 @@ class FLTAttention(Projections):
         super().__init__(
             embed_dim, num_heads, rpe, position_dim, context_dim, bias, causal, generator
         )
-        self.exact_below = exact_below
         self.dropout = nn.Dropout(dropout)
         self.feature_map = feature_map_of(
             feature_map,
@@ -118,6 +122,9 @@ class FLTAttention(Projections):
             orthogonal=orthogonal,
             redraw_every=redraw_every,
         )
+        unit = CAUSAL_CROSSOVER if causal else CROSSOVER
+        crossover = round(unit * self.num_features * (embed_dim // num_heads) ** -0.25)
+        self.exact_below = crossover if exact_below is None else exact_below
         self.mode = mode
         self.register_load_state_dict_pre_hook(_rename)  # type: ignore[no-untyped-call]
 
@@ -162,7 +169,6 @@ class FLTAttention(Projections):
             ValueError: shapes that do not fit, positions missing where the layer needs them or
                 given where it has no use for them.
         """
-        self.feature_map.refresh()
         layout, rows = self.projected(x, positions, **given)
         out = attend(self._rule, rows)
         out = self.out(self.dropout(out.flatten(1).to(rows.value.dtype)))
@@ -218,7 +224,8 @@ class FLTAttention(Projections):
 
         Takes what `forward` takes. Costs O(N·n·H): for looking, not for training.
         """
-        return attention_matrices(self._rule, self.projected(x, positions, **given)[1])
+        rows = self.projected(x, positions, refresh=False, **given)[1]
+        return attention_matrices(self._rule, rows)
 
     @torch.no_grad()
     def fidelity(
@@ -228,7 +235,11 @@ class FLTAttention(Projections):
 
         Takes what `forward` takes. Quadratic in the size of systems.
         """
-        return fidelity(self._rule, self.projected(x, positions, **given)[1])
+        return fidelity(self._rule, self.projected(x, positions, refresh=False, **given)[1])
+
+    def refresh(self) -> None:
+        """Draw random features anew, if their time has come."""
+        self.feature_map.refresh()
 
     @property
     def _rule(self) -> Rule:

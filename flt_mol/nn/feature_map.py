@@ -79,7 +79,7 @@ class FeatureMap(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no features: define forward")
 
     def refresh(self) -> None:
-        """What is due once per forward pass of an attention layer: redrawing, where asked for."""
+        """What is due once per forward pass of an attention layer: counting steps, for redraws."""
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
@@ -98,7 +98,8 @@ class RandomFeatures(FeatureMap, Redrawn):
         position_dim: 2R.
         num_features: M.
         orthogonal: whether directions are orthogonal in blocks, else independent.
-        redraw_every: forward passes in training mode after which W is drawn anew; None: never.
+        redraw_every: None, or the number of training steps after which training goes on with
+            another W, while eval keeps the saved one: see `Redrawn` for what a step is.
         generator: on CPU; None takes a seed from torch's global one.
     """
 
@@ -124,22 +125,36 @@ class RandomFeatures(FeatureMap, Redrawn):
         self.register_buffer("position_projection", None)
         self._init_redraw(redraw_every, generator)
 
-    def _draw(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         content, positions = _directions(self, self.orthogonal, generator)
-        self._set_drawn("content_projection", content)
+        draws = {"content_projection": content}
         if self.position_dim:
-            self._set_drawn("position_projection", positions)
+            draws["position_projection"] = positions
+        return draws
 
     def refresh(self) -> None:
-        """Draw W anew if its time has come."""
-        self._maybe_redraw()
+        """Count a training step where one begins, and with it the next W where that is due."""
+        self._count_step()
+
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
+        projection = self._drawn("content_projection")
+        features = self._features(x, projection, self._position_logits(at, key), key)
+        self._watch(features)
+        return features
+
+    def _features(
+        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
+    ) -> Tensor:
+        """The map itself: rows, W for content, and W·Φ or W·Ψ."""
+        raise NotImplementedError(f"{type(self).__name__} has no features: define _features")
 
     def _position_logits(
         self, at: PositionFeatures | None, key: bool
     ) -> Tensor | SharedLogits | None:
         if self.position_projection is None or at is None:
             return None
-        return _projected(at, self.position_projection, key)
+        return _projected(at, self._drawn("position_projection"), key)
 
 
 class SoftmaxFeatures(RandomFeatures):
@@ -155,10 +170,10 @@ class SoftmaxFeatures(RandomFeatures):
     exponential = True
     estimates_softmax = True
 
-    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
-        """Log φ of rows (N, H, D) → (N, H, M)."""
-        logits = self._position_logits(at, key)
-        return softmax_log_features(x, self.content_projection, logits, subtract_norm=key)
+    def _features(
+        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
+    ) -> Tensor:
+        return softmax_log_features(x, projection, logits, subtract_norm=key)
 
 
 class HyperbolicFeatures(RandomFeatures):
@@ -174,19 +189,19 @@ class HyperbolicFeatures(RandomFeatures):
     estimates_softmax = True
     per_direction = 2
 
-    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
-        """Log φ of rows (N, H, D) → (N, H, M)."""
-        logits = self._position_logits(at, key)
-        return hyperbolic_log_features(x, self.content_projection, logits, subtract_norm=key)
+    def _features(
+        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
+    ) -> Tensor:
+        return hyperbolic_log_features(x, projection, logits, subtract_norm=key)
 
 
 class ReLUFeatures(RandomFeatures):
     """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed: the map of the paper's image model."""
 
-    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
-        """φ of rows (N, H, D) → (N, H, M)."""
-        logits = self._position_logits(at, key)
-        return relu_features(x, self.content_projection, logits)
+    def _features(
+        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
+    ) -> Tensor:
+        return relu_features(x, projection, logits)
 
 
 class SoftplusFeatures(FeatureMap):

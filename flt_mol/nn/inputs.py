@@ -104,17 +104,3 @@ class Place(NamedTuple):
         positions = self.packed_positions(rpe, num_rows)
         features: PositionFeatures = rpe(positions, self.layout.ptr, origin=origin, redraw=redraw)
         return features
-
-
-def check_features(at: PositionFeatures, num_rows: int, num_heads: int, position_dim: int) -> None:
-    """Refuse position features of other rows, heads or width.
-
-    Raises:
-        ValueError: as said.
-    """
-    rows, width = at.basis.shape[0], at.basis.shape[-1]
-    if (rows, width, at.key_weight.shape[0]) != (num_rows, position_dim, num_heads):
-        raise ValueError(
-            f"position_features have a basis of shape {tuple(at.basis.shape)} for "
-            f"{at.key_weight.shape[0]} heads, expected {(num_rows, position_dim)} for {num_heads}"
-        )

@@ -46,7 +46,11 @@ def fidelity(rule: Rule, rows: Projected) -> Fidelity:
     """The linear form of `rule` against its exact twin, on the same queries, keys and mask."""
     linear, exact = rule._replace(mode="linear"), rule._replace(mode="exact")
     ours, truth = attend(linear, rows), attend(exact, rows)
-    error = (ours - truth).square().sum((0, 2)) / truth.square().sum((0, 2))
+    size = truth.square().sum((0, 2))
+    # Without rows, or with values that are all 0, there is nothing to be wrong by.
+    error = (ours - truth).square().sum((0, 2)) / torch.where(size > 0, size, 1.0)
     pairs = zip(attention_matrices(linear, rows), attention_matrices(exact, rows), strict=True)
-    distance = torch.stack([(a - b).abs().sum((1, 2)) / 2 for a, b in pairs]).sum(0)
+    distance = torch.zeros_like(error)
+    for a, b in pairs:
+        distance += (a - b).abs().sum((1, 2)) / 2
     return Fidelity(error.sqrt(), distance / max(len(rows.query), 1))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.packed import offsets_of, offsets_of_both, system_sizes
+from flt_mol.nn.checks import require
 
 
 class RowsGiven(TypedDict):
@@ -159,6 +160,9 @@ def _packed(
                 f"system has shape {tuple(system.shape)}, expected ({rows},), one for each row of "
                 f"{name}"
             )
+        if num_systems is not None and torch.compiler.is_compiling():
+            fits = ((system >= 0) & (system < num_systems)).all()
+            require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
         ptr, order = offsets_of(system, num_systems)
         return Layout(ptr, order, None, (rows,))
     if ptr is None:

@@ -6,7 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.checks import require
 from flt_mol.nn.inputs import AttentionInputs
+
+
+class _NoFusedPath:
+    """Anything with __torch_function__ among the weights turns torch's fused inference off."""
+
+    requires_grad = False
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> object:
+        return NotImplemented
 
 
 class FLTMultiheadAttention(nn.Module):
@@ -39,9 +50,8 @@ class FLTMultiheadAttention(nn.Module):
         torch.Size([2, 10, 32])
     """
 
-    # What torch's Transformer layers ask for before they take a fused path around `forward`.
+    # torch's Transformer layers read these to decide on fused paths around `forward`.
     _qkv_same_embed_dim = False
-    in_proj_weight = None
     in_proj_bias = None
 
     def __init__(
@@ -64,6 +74,16 @@ class FLTMultiheadAttention(nn.Module):
             **settings,  # type: ignore[arg-type]
         )
         self.batch_first = batch_first
+
+    @property
+    def in_proj_weight(self) -> _NoFusedPath:
+        """What keeps torch's layers from computing attention by themselves."""
+        return _NoFusedPath()
+
+    @property
+    def out_proj(self) -> nn.Linear:
+        """The output map, by torch's name."""
+        return self.attention.out
 
     @property
     def embed_dim(self) -> int:
@@ -114,6 +134,8 @@ class FLTMultiheadAttention(nn.Module):
                 for linear, bias in zip(maps, module.in_proj_bias.chunk(3), strict=True):
                     linear.bias.copy_(bias)
                 new.attention.out.bias.copy_(module.out_proj.bias)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            new.requires_grad_(False)
         return new.train(module.training)
 
     def forward(
@@ -153,12 +175,19 @@ class FLTMultiheadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise ValueError(
+                "nested tensors are not taken: build the TransformerEncoder with "
+                "enable_nested_tensor=False"
+            )
+        # Keys at other places than the queries are another set of rows, if of the same features.
+        same = key is query and key_positions is None
         x = self._batched(query)
         at = None if positions is None else self._batched(positions)
         self._check_causal(attn_mask, is_causal, x.shape[1])
         real = _real(key_padding_mask)
         given: AttentionInputs = {}
-        if key is query:
+        if same:
             given["mask"] = real
         else:
             given["context"] = self._batched(key)
@@ -186,15 +215,21 @@ class FLTMultiheadAttention(nn.Module):
     def _check_causal(self, attn_mask: Tensor | None, is_causal: bool, length: int) -> None:
         if attn_mask is None and not is_causal:
             return
-        if attn_mask is not None and not torch.compiler.is_compiling():
+        if attn_mask is not None:
             hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == float("-inf")
             causal = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-            others = attn_mask[~hidden] if attn_mask.is_floating_point() else hidden[:0]
-            if hidden.shape != causal.shape or not torch.equal(hidden, causal) or others.any():
-                raise ValueError(
-                    "attn_mask is not the causal mask: linear attention has no other; for padding "
-                    "use key_padding_mask, for relative positions an rpe"
-                )
+            message = (
+                "attn_mask is not the causal mask: linear attention has no other; for padding use "
+                "key_padding_mask, for relative positions an rpe"
+            )
+            if hidden.shape != causal.shape:
+                raise ValueError(f"{message} (it has shape {tuple(attn_mask.shape)})")
+            # Floats other than 0 and −inf would be a bias.
+            plain = hidden | (attn_mask == 0)
+            if self.attention.causal:
+                require(((hidden == causal) & plain).all(), message)
+            elif not torch.compiler.is_compiling() and not bool(hidden.any()) and bool(plain.all()):
+                return  # a mask that hides nothing
         if not self.attention.causal:
             raise ValueError("a causal mask was given: build this layer with causal=True")
 
@@ -219,7 +254,12 @@ def _real(key_padding_mask: Tensor | None) -> Tensor | None:
         return None
     mask = key_padding_mask
     if mask.is_floating_point():
-        if not torch.compiler.is_compiling() and bool(((mask != 0) & (mask != -torch.inf)).any()):
-            raise ValueError("a key_padding_mask of floats holds 0 or −inf: weights have no form")
+        allowed = ((mask == 0) | (mask == -torch.inf)).all()
+        require(allowed, "a key_padding_mask of floats holds 0 or −inf: weights have no form")
         mask = mask != 0
+    elif mask.dtype != torch.bool:
+        raise ValueError(
+            f"key_padding_mask is {mask.dtype}, expected bool, True = ignore, or float with 0 and "
+            "−inf: key_padding_mask.bool()"
+        )
     return ~(mask if mask.dim() == 2 else mask[None])

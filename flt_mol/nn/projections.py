@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import placed, seeded_generator
+from flt_mol.functional._common import at_least_float32, seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.packed import mean_per_system
+from flt_mol.nn._init import drawn_linear
 from flt_mol.nn.attend import Projected
-from flt_mol.nn.inputs import Place, check_features
+from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_tensors
+from flt_mol.nn.inputs import Place
 from flt_mol.nn.layout import Layout, RowsGiven, aligned_layouts, layout_of
 from flt_mol.nn.local import PairWeights
 from flt_mol.nn.rpe import FourierRPE
@@ -53,10 +55,10 @@ class Projections(nn.Module):
         self.causal = causal
         self.rpe = rpe
         generator = seeded_generator(generator)
-        self.query = _linear(embed_dim, embed_dim, bias, generator)
-        self.key = _linear(self.context_dim, embed_dim, bias, generator)
-        self.value = _linear(self.context_dim, embed_dim, bias, generator)
-        self.out = _linear(embed_dim, embed_dim, bias, generator)
+        self.query = drawn_linear(embed_dim, embed_dim, bias, generator)
+        self.key = drawn_linear(self.context_dim, embed_dim, bias, generator)
+        self.value = drawn_linear(self.context_dim, embed_dim, bias, generator)
+        self.out = drawn_linear(embed_dim, embed_dim, bias, generator)
 
     def projected(
         self,
@@ -77,12 +79,22 @@ class Projections(nn.Module):
         context_values: Tensor | None = None,
         pairs: PairWeights | None = None,
         images: PairWeights | None = None,
+        refresh: bool = True,
     ) -> tuple[Layout, Projected]:
         """The layout of the rows, and their queries, keys, values and geometry, packed.
 
-        Takes what `forward` takes; what `forward` does before it attends.
+        Takes what `forward` takes; what `forward` does before it attends. With ``refresh=False``
+        random draws stay as they are, as befits looking at what a layer does.
         """
-        _check_rows(x, self.embed_dim, "x")
+        check_tensors(x=x, positions=positions, ptr=ptr, system=system, mask=mask, context=context)
+        check_tensors(
+            context_positions=context_positions,
+            context_ptr=context_ptr,
+            context_system=context_system,
+            context_mask=context_mask,
+            context_values=context_values,
+        )
+        check_rows(x, self.embed_dim, "x", self.query.weight)
         rows: RowsGiven = {"ptr": ptr, "system": system, "mask": mask}
         others: RowsGiven = {"ptr": context_ptr, "system": context_system, "mask": context_mask}
         if context is None:
@@ -91,14 +103,24 @@ class Projections(nn.Module):
         else:
             if self.causal:
                 raise ValueError("a causal layer attends to its own rows: it takes no context")
-            _check_rows(context, self.context_dim, "context")
+            check_rows(context, self.context_dim, "context", self.key.weight)
             layout, keys = aligned_layouts(x, context, num_systems, rows, others)
         if (pairs is not None or images is not None) and layout.order is not None:
             raise ValueError(
                 "pairs and images count packed rows: sort rows by system, and give ptr or system"
             )
+        check_pairs(pairs, layout.ptr, self.num_heads, "pairs")
+        check_pairs(images, layout.ptr, self.num_heads, "images")
         sources = x if context is None else context
         values = sources if context_values is None else context_values
+        check_rows(values, self.context_dim, "context_values", self.value.weight)
+        if values.shape[:-1] != sources.shape[:-1]:
+            raise ValueError(
+                f"context_values have shape {tuple(values.shape)}, the rows that keys are made of "
+                f"{tuple(sources.shape)}: one value for each key"
+            )
+        if refresh:
+            self.refresh()
         query = self._by_head(self.query(layout.pack(x)))
         key = self._by_head(self.key(keys.pack(sources)))
         value = self._by_head(self.value(keys.pack(values)))
@@ -107,9 +129,13 @@ class Projections(nn.Module):
             None if context is None else Place(keys, context_positions, context_features),
             (query.shape[0], key.shape[0]),
             needed=images is None,
+            redraw=refresh,
         )
         key_ptr = None if context is None else keys.ptr
         return layout, Projected(query, key, value, layout.ptr, key_ptr, *at, pairs, images)
+
+    def refresh(self) -> None:
+        """What is due once per forward pass: nothing here."""
 
     def _refuse_context(self, *given: object) -> None:
         if any(value is not None for value in given):
@@ -123,7 +149,13 @@ class Projections(nn.Module):
         return rows.view(rows.shape[0], self.num_heads, self.embed_dim // self.num_heads)
 
     def _places(
-        self, queries: Place, keys: Place | None, num_rows: tuple[int, int], needed: bool
+        self,
+        queries: Place,
+        keys: Place | None,
+        num_rows: tuple[int, int],
+        *,
+        needed: bool,
+        redraw: bool,
     ) -> tuple[PositionFeatures | None, PositionFeatures | None]:
         """Φ of the queries and Ψ of the keys, or twice None for a layer without positions."""
         if self.position_dim == 0:
@@ -138,8 +170,11 @@ class Projections(nn.Module):
         origin: str | Tensor = "first" if self.causal else "mean"
         if keys is not None and self.rpe is not None and keys.features is None:
             # One origin for both: what an estimate's features are depends on it.
-            origin = mean_per_system(keys.packed_positions(self.rpe, num_rows[1]), keys.layout.ptr)
-        query_at = queries.position_features(self.rpe, num_rows[0], origin)
+            given = keys.packed_positions(self.rpe, num_rows[1])
+            # Sums of integers may wrap, of half floats overflow, and lose digits in float32.
+            given = at_least_float32(given) if given.is_floating_point() else given.double()
+            origin = mean_per_system(given, keys.layout.ptr)
+        query_at = queries.position_features(self.rpe, num_rows[0], origin, redraw=redraw)
         check_features(query_at, num_rows[0], self.num_heads, self.position_dim)
         if keys is None:
             return query_at, query_at
@@ -149,15 +184,12 @@ class Projections(nn.Module):
         return query_at, key_at
 
 
-def _check_rows(x: Tensor, width: int, name: str) -> None:
-    if x.dim() not in (2, 3) or x.shape[-1] != width:
-        raise ValueError(
-            f"{name} has shape {tuple(x.shape)}, expected (N, {width}) or (B, L, {width})"
-        )
-
-
 def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_heads: int) -> int:
     """2R, from whichever of the two is given, checked against the other."""
+    if rpe is not None and not isinstance(rpe, FourierRPE):
+        raise ValueError(
+            f"rpe is a {type(rpe).__name__}, expected FourierRPE(spectrum, frequencies)"
+        )
     if rpe is None:
         if position_dim is not None and position_dim < 0:
             raise ValueError(f"position_dim must be ≥ 0, got {position_dim}")
@@ -169,15 +201,3 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
             f"position_dim is {position_dim}, but the rpe gives {rpe.num_features} features"
         )
     return rpe.num_features
-
-
-def _linear(inputs: int, outputs: int, bias: bool, generator: torch.Generator) -> nn.Linear:
-    """A linear map with Xavier-uniform weights drawn on CPU, and no bias at first."""
-    weight = torch.empty(outputs, inputs, dtype=torch.float32, device="cpu")
-    nn.init.xavier_uniform_(weight, generator=generator)
-    # Built without storage, so that torch's own initialisation draws nothing from the global RNG.
-    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
-    layer.weight = nn.Parameter(placed(weight))
-    if bias:
-        layer.bias = nn.Parameter(torch.zeros_like(layer.weight[:, 0]))
-    return layer

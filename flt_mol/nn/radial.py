@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional._common import at_least_float32, draw_normal, placed, seeded_generator
+from flt_mol.nn._pair_checks import check_elements, check_sizes
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER
 
 
@@ -52,12 +55,16 @@ class PairTypes(nn.Module):
         rank: numbers per element and role.
         generator: on CPU; None takes a seed from torch's global one.
 
+    Raises:
+        ValueError: a rank below 1.
+
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
     """
 
     def __init__(self, rank: int = 4, generator: torch.Generator | None = None) -> None:
         super().__init__()
+        check_sizes(rank=rank)
         elements = MAX_ATOMIC_NUMBER + 1
         start = draw_normal(4, elements, rank, generator=seeded_generator(generator))
         start[::2] *= 0.02
@@ -66,7 +73,18 @@ class PairTypes(nn.Module):
         )
 
     def forward(self, distances: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
-        """Distances r (P,) and the elements (P,) of both atoms to r' (P,)."""
+        """Distances r (P,) and the atomic numbers (P,) of both atoms, 1 to 118, to r' (P,).
+
+        Raises:
+            ValueError: atomic numbers that are none, or not one for each pair.
+        """
+        for elements in (receiver, sender):
+            check_elements(elements)
+            if not torch.compiler.is_compiling() and elements.shape != distances.shape:
+                raise ValueError(
+                    f"elements have shape {tuple(elements.shape)}, expected "
+                    f"{tuple(distances.shape)}: one for each pair"
+                )
 
         def dot(a: Tensor, b: Tensor) -> Tensor:
             return (at_least_float32(a)[receiver] * at_least_float32(b)[sender]).sum(-1)
@@ -89,7 +107,7 @@ class RadialBasis(nn.Module):
         generator: on CPU; None takes a seed from torch's global one.
 
     Raises:
-        ValueError: a cutoff that is not positive, or fewer than two functions.
+        ValueError: a cutoff that is not a positive length, or fewer than two functions.
 
     Example:
         >>> RadialBasis(cutoff=6.0, num_basis=4)(torch.tensor([0.0, 6.0])).round(decimals=2)
@@ -105,9 +123,9 @@ class RadialBasis(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if not cutoff > 0 or num_basis < 2:
+        if not 0 < cutoff < math.inf or num_basis < 2:
             raise ValueError(
-                f"need cutoff > 0 and num_basis ≥ 2, got cutoff={cutoff}, num_basis={num_basis}"
+                f"need 0 < cutoff < ∞ and num_basis ≥ 2, got cutoff={cutoff}, num_basis={num_basis}"
             )
         self.cutoff = float(cutoff)
         self.num_basis = num_basis

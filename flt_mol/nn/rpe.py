@@ -34,7 +34,8 @@ class FourierRPE(nn.Module):
         split: how ρ is shared between Φ and Ψ, see `functional.position_features`.
 
     Raises:
-        ValueError: spectrum and frequencies of different ℓ, or an unknown split.
+        ValueError: something else than a spectrum and frequencies, two of different ℓ,
+            or an unknown split.
 
     References:
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
@@ -52,6 +53,11 @@ class FourierRPE(nn.Module):
         self, spectrum: Spectrum, frequencies: Frequencies, split: str = "one_sided"
     ) -> None:
         super().__init__()
+        if not (isinstance(spectrum, Spectrum) and isinstance(frequencies, Frequencies)):
+            raise ValueError(
+                f"FourierRPE takes (spectrum, frequencies), a Spectrum and Frequencies in this "
+                f"order, got {type(spectrum).__name__} and {type(frequencies).__name__}"
+            )
         if spectrum.dim != frequencies.dim:
             raise ValueError(
                 f"the spectrum is over {spectrum.dim} dimensions, the frequencies over "
@@ -103,13 +109,13 @@ class FourierRPE(nn.Module):
             origin: "mean" of the system's positions; its "first" position, for causal layers, where
                 no row may know of later ones; or points (B, ℓ), Å, for cross-attention, where
                 queries and keys need the same one.
-            redraw: False if this call belongs together with an earlier one, as that for the keys
-                of cross-attention does with that for the queries: it then uses the same
-                frequencies and does not count for their `redraw_every`.
+            redraw: False if this call is no training forward of its own, as that for the keys of
+                cross-attention or one for inspection: it uses the present frequencies and does
+                not begin a step of their `redraw_every`, see `Redrawn`.
 
         Raises:
-            ValueError: positions that are not (N, ℓ), `ptr` that does not describe N rows, or an
-                origin that is neither "mean" nor "first" nor (B, ℓ).
+            ValueError: positions that are not (N, ℓ) or complex, `ptr` that does not describe N
+                rows, or an origin that is neither "mean" nor "first" nor (B, ℓ).
         """
         if positions.dim() != 2 or positions.shape[-1] != self.dim:
             raise ValueError(
@@ -119,10 +125,12 @@ class FourierRPE(nn.Module):
             ptr = torch.arange(2, device=positions.device) * positions.shape[0]
         check_ptr(ptr, positions.shape[0])
         if redraw:
-            self.frequencies._maybe_redraw()
+            self.frequencies._count_step()
         frequencies, ratio = self.ratio()
         basis = fourier_basis(relative_positions(positions, ptr, origin), frequencies)
-        return position_features(basis, ratio, self.split)
+        features = position_features(basis, ratio, self.split)
+        self.frequencies._watch(*(x for x in features if x is not None), always=redraw)
+        return features
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x), what the features estimate: displacements (…, ℓ), Å → (…, H)."""
@@ -150,33 +158,61 @@ class FourierRPE(nn.Module):
 def relative_positions(positions: Tensor, ptr: Tensor, origin: str | Tensor) -> Tensor:
     """Positions relative to their own system's origin: (N, ℓ) → (N, ℓ), at least float32.
 
+    Nothing is rounded before the difference is formed: integers are subtracted as such, float16
+    and bfloat16 positions as float32.
+
     Args:
-        positions: (N, ℓ), Å.
+        positions: (N, ℓ), Å, of any real or integer dtype.
         ptr: (B + 1,), first row of each system.
         origin: "mean", "first", or points (B, ℓ), Å. Gradients reach the origin too.
 
     Raises:
-        ValueError: another word, or points of another shape.
+        ValueError: another word, points of another shape, or complex numbers.
 
     Example:
         >>> positions = torch.tensor([[100001.0], [100003.0], [5.0]])
         >>> relative_positions(positions, torch.tensor([0, 2, 2, 3]), "first").tolist()
         [[0.0], [2.0], [0.0]]
     """
+    positions = _exact(positions, "positions")
     if isinstance(origin, Tensor):
         if origin.shape != (ptr.numel() - 1, positions.shape[-1]):
             raise ValueError(
                 f"origin has shape {tuple(origin.shape)}, expected ({ptr.numel() - 1}, "
                 f"{positions.shape[-1]}): one point per system"
             )
-        points = origin
-    elif origin == "mean":
+        return _difference(positions, spread(_exact(origin, "origin"), ptr, positions.shape[0]))
+    if origin == "mean" and positions.is_floating_point():
         return centred(positions, ptr)
-    elif origin == "first":
-        points = first_per_system(positions, ptr)
-    else:
+    if origin not in ("mean", "first"):
         raise ValueError(f"origin is {origin!r}, expected 'mean', 'first' or points (B, ℓ)")
-    return at_least_float32(positions) - spread(at_least_float32(points), ptr, positions.shape[0])
+    first = spread(first_per_system(positions, ptr), ptr, positions.shape[0])
+    local = _difference(positions, first)
+    return centred(local, ptr) if origin == "mean" else local
+
+
+def _exact(x: Tensor, name: str) -> Tensor:
+    """The same numbers in a dtype whose differences are right: int64, or at least float32."""
+    if x.is_complex():
+        raise ValueError(f"{name} are complex ({x.dtype}), expected real coordinates")
+    return at_least_float32(x) if x.is_floating_point() else x.to(torch.int64)
+
+
+def _difference(x: Tensor, y: Tensor) -> Tensor:
+    """In at least float32, and exact before it is rounded where one or both are integers."""
+    if x.is_floating_point() == y.is_floating_point():
+        return at_least_float32(x - y)
+    (whole, rest), (other, other_rest) = _whole_and_rest(x), _whole_and_rest(y)
+    # An origin in float64 makes no float64 out of integers.
+    return at_least_float32(whole - other) + (rest - other_rest).to(rest.dtype)
+
+
+def _whole_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest integer as int64, and what is left, through which gradients go."""
+    if not x.is_floating_point():
+        return x, torch.zeros_like(x, dtype=torch.float32)
+    whole = x.detach().round()
+    return whole.to(torch.int64), x - whole
 
 
 def rotation_error(

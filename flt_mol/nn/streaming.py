@@ -12,7 +12,8 @@ from flt_mol.functional._common import at_least_float32
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.packed import first_per_system
 from flt_mol.functional.streaming import CausalState
-from flt_mol.nn.inputs import AttentionInputs, check_features
+from flt_mol.nn.checks import check_features
+from flt_mol.nn.inputs import AttentionInputs
 
 if TYPE_CHECKING:
     from flt_mol.nn.attention import FLTAttention
@@ -110,11 +111,16 @@ def _where(
             if layer.rpe.dim != 1:
                 raise ValueError(f"positions are missing: give (B, {layer.rpe.dim})")
             positions = length[:, None].to(state.origin.dtype)
+        if positions.shape != state.origin.shape:
+            raise ValueError(
+                f"positions have shape {tuple(positions.shape)}, expected "
+                f"{tuple(state.origin.shape)}: one of each sequence of the state"
+            )
         positions = at_least_float32(positions)
         origin = state.origin.to(positions.dtype)
         origin = torch.where((length == 0)[:, None], positions, origin)
         ptr = torch.arange(length.shape[0] + 1, device=length.device)
-        features = layer.rpe(positions, ptr, origin=origin)
+        features = layer.rpe(positions, ptr, origin=origin, redraw=False)
         state = state._replace(origin=origin)
     check_features(features, length.shape[0], layer.num_heads, layer.position_dim)
     return features, state.origin
@@ -125,7 +131,7 @@ def state_after(
 ) -> AttentionState:
     """The state after the sequences `x`, as if their tokens had come one by one."""
     _check(layer)
-    layout, rows = layer.projected(x, positions, **given)
+    layout, rows = layer.projected(x, positions, refresh=False, **given)
     keys = layer.feature_map(rows.key, rows.key_at, key=True)
     run = streaming.state_of_log if layer.feature_map.exponential else streaming.state_of
     sums = run(keys, rows.value, rows.ptr)

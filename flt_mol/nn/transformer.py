@@ -42,12 +42,14 @@ class FLTBlock(nn.Module):
         ptr: Tensor,
         position_features: PositionFeatures | None = None,
         *,
+        positions: Tensor | None = None,
         pairs: PairWeights | None = None,
         images: PairWeights | None = None,
     ) -> Tensor:
-        """Features (N, C) and ptr (B + 1,) to features (N, C)."""
+        """Features (N, C) and ptr (B + 1,) to features (N, C); the rest is for the attention."""
         x = x + self.attention(
             self.attention_norm(x),
+            positions,
             ptr=ptr,
             position_features=position_features,
             pairs=pairs,
@@ -66,11 +68,13 @@ class FLTEncoder(nn.Module):
 
     Args:
         blocks: the blocks in order.
-        rpe: the relative positional encoding; None leaves positions out (a Performer).
+        rpe: the relative positional encoding; None leaves positions out (a Performer), or to the
+            blocks, whose attention may have an RPE of its own.
         recycles: how often the stack is applied.
 
     Raises:
-        ValueError: no recycle, or blocks of which some are causal and some are not.
+        ValueError: no recycle; blocks of which some are causal or have an RPE and some do not;
+            RPEs of both the encoder and the blocks.
     """
 
     def __init__(
@@ -87,6 +91,10 @@ class FLTEncoder(nn.Module):
         if len(causal) > 1:
             raise ValueError("some blocks are causal and some are not: they share their positions")
         self.causal = True in causal
+        own = {block.attention.rpe is not None for block in blocks}
+        if len(own) > 1 or (rpe is not None and True in own):
+            raise ValueError("give one rpe for the encoder, or one for each block, or none")
+        self._blocks_have_rpes = True in own
 
     def forward(
         self,
@@ -116,13 +124,21 @@ class FLTEncoder(nn.Module):
             ValueError: arguments that do not belong together or do not fit `x`.
         """
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
+        if (pairs is not None or images is not None) and layout.order is not None:
+            raise ValueError(
+                "pairs and images count packed rows: sort rows by system, and give ptr or system"
+            )
         rows = layout.pack(x)
-        features = None
+        features = places = None
         if self.rpe is not None:
             place = Place(layout, positions, None)
             origin = "first" if self.causal else "mean"
             features = place.position_features(self.rpe, rows.shape[0], origin)
+        elif positions is not None and self._blocks_have_rpes:
+            places = layout.pack(positions)
         for _ in range(self.recycles):
             for block in self.blocks:
-                rows = block(rows, layout.ptr, features, pairs=pairs, images=images)
+                rows = block(
+                    rows, layout.ptr, features, positions=places, pairs=pairs, images=images
+                )
         return layout.unpack(rows)

@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
+from flt_mol.analysis import crossover as module
 from flt_mol.analysis.crossover import AttentionShape, column, crossing, time_modes
+from flt_mol.analysis.timing import Timings
 
 SMALL = AttentionShape(head_dim=4, num_features=8, embed_dim=8, num_frequencies=2, rows=32)
 
@@ -48,6 +50,26 @@ def test_a_column_has_a_ratio_for_each_size():
     assert summary == crossing([4, 8], ratios)
     ratios, worst = column(SMALL, [4, 8], "heads", "forward", check=True, rounds=1)
     assert worst == max(ratios)
+
+
+def test_a_check_is_against_the_better_mode(monkeypatch):
+    seconds = {"linear": [2.0], "exact": [4.0], "auto": [3.0]}
+    monkeypatch.setattr(module, "time_modes", lambda *_, **__: Timings(seconds))
+    assert column(SMALL, [4], "heads", "forward", check=True) == ([1.5], 1.5)
+    assert column(SMALL, [4], "heads", "forward") == ([2.0], 0)
+
+
+@pytest.mark.parametrize("part", ["heads", "layer"])
+def test_what_is_timed_is_the_mode_that_it_is_called_by(part):
+    layer, batch = module._layer(SMALL), module._batch(SMALL, 8)
+    runs = {mode: module._run(layer, mode, part, "forward", batch) for mode in ("linear", "exact")}
+    outs = {}
+    for mode, run in runs.items():
+        outs[mode] = run()
+        layer.mode = mode
+        if part == "layer":
+            torch.testing.assert_close(outs[mode], layer(*batch[:2], ptr=batch[2]))
+    assert not torch.allclose(outs["linear"], outs["exact"], atol=1e-3)
 
 
 def test_exact_attention_falls_behind_in_large_systems():

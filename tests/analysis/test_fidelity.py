@@ -40,10 +40,14 @@ def test_problems_are_what_their_conditions_say():
     assert rows.value.std().item() == pytest.approx(1.0, abs=0.02)
     mask = relative_mask(rows.query_at.query, rows.key_at.key)
     torch.testing.assert_close(mask.diagonal(dim1=1, dim2=2), torch.full((8, 200), 3.0))
-    # Between atoms far apart waves cancel, near ones agree: the mask of a Gaussian of σ = 2 Å.
-    assert abs(mask[:, :100, 100:].mean().item()) < 1.0
     assert not torch.equal(rows.query, Problem(conditions, seed=1).draw(2).query)
     torch.testing.assert_close(rows.query, Problem(conditions).draw(2).query, rtol=0, atol=0)
+
+
+def test_the_waves_are_those_of_a_gaussian_of_two_angstrom():
+    problem = Problem(Conditions(num_frequencies=4096))
+    deviations = problem.frequencies.std(0) * 2 * math.pi * 2.0
+    torch.testing.assert_close(deviations, torch.ones(3), rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize("split", ["one_sided", "balanced", "symmetric"])

@@ -187,3 +187,28 @@ def test_the_default_compiler_agrees():
     with torch.no_grad():
         out = compiled(layer, backend="inductor")(x, ptr=PTR)
         torch.testing.assert_close(out, layer(x, ptr=PTR), rtol=0, atol=1e-5)
+
+
+def test_refusals_stay_in_the_graph():
+    """Numbers cannot be read while a graph is built; they are checked when it runs."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = FLTMultiheadAttention(C, H, batch_first=True, causal=True)
+
+        def forward(self, x, mask):
+            return self.attention(x, x, x, attn_mask=mask)[0]
+
+    run = compiled(Layer())
+    mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    assert run(draw(2, 5, C), mask).isfinite().all()
+    window = mask.clone()
+    window[4, 0] = True
+    with pytest.raises(RuntimeError, match="not the causal mask"):
+        run(draw(2, 5, C), window)
+    run = compiled(make(0))
+    with pytest.raises(RuntimeError, match="system holds indices that are not 0 to 1"):
+        run(draw(3, C), system=torch.tensor([0, 1, 2]), num_systems=2)
+    with pytest.raises(ValueError, match="ptr must"):
+        run(draw(3, C), ptr=torch.tensor([0, 4]))

@@ -161,10 +161,16 @@ def test_redrawing_is_in_training_only_and_goes_on_after_saving(kind):
     settings |= {"num_features": 8, "redraw_every": 2}
     layer = FLTAttention(H * D, H, **settings, generator=seeded(1))
     x = torch.randn(N, H * D, generator=seeded(2))
+
+    def step(layer):
+        out = layer(x)
+        out.sum().backward()
+        return out.detach()
+
     first = layer.eval()(x)
     assert all(torch.equal(layer(x), first) for _ in range(5))
     layer.train()
-    outs = [layer(x).detach() for _ in range(4)]
+    outs = [step(layer) for _ in range(4)]
     assert torch.equal(outs[0], first)
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[2], outs[3])
@@ -172,8 +178,25 @@ def test_redrawing_is_in_training_only_and_goes_on_after_saving(kind):
     other = FLTAttention(H * D, H, **settings, generator=seeded(7))
     other.load_state_dict(layer.state_dict())
     for _ in range(4):
-        assert torch.equal(layer(x), other(x))
-    assert torch.equal(layer.eval()(x), other.eval()(x))
+        assert torch.equal(step(layer), step(other))
+    assert torch.equal(layer.eval()(x), first)
+    assert torch.equal(other.eval()(x), first)
+
+
+def test_with_positions_both_parts_of_a_draw_are_of_the_same_step():
+    rpe = make_rpe(seeded(2))
+    layer = FLTAttention(H * D, H, rpe=rpe, redraw_every=1, generator=seeded(1))
+    x, r = torch.randn(N, H * D, generator=seeded(2)), torch.randn(N, 3, generator=seeded(3))
+    layer(x, r).sum().backward()
+    out = layer(x, r)
+    phi = layer.feature_map
+    draws = {name: phi._drawn(name) for name in ("content_projection", "position_projection")}
+    fixed = FLTAttention(H * D, H, rpe=rpe, generator=seeded(1))
+    assert torch.equal(fixed(x, r), layer.eval()(x, r))
+    for name, value in draws.items():
+        assert not torch.equal(getattr(phi, name), value)
+        setattr(fixed.feature_map, name, value)
+    assert torch.equal(fixed(x, r), out)
 
 
 def test_a_redraw_leaves_earlier_graphs_valid():
@@ -181,7 +204,8 @@ def test_a_redraw_leaves_earlier_graphs_valid():
     x = torch.randn(N, H * D, generator=seeded(2), requires_grad=True)
     first = layer(x)
     expected = torch.autograd.grad(first.sum(), x, retain_graph=True)[0]
-    layer(x)
+    assert not torch.equal(layer(x), first)
+    layer.feature_map.redraw()
     assert torch.equal(torch.autograd.grad(first.sum(), x)[0], expected)
 
 

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,11 +103,38 @@ def test_the_generator_decides():
         {"mean": [0.1, 0.2]},
         {"mean": torch.zeros(3, 3)},
         {"redraw_every": 0, "learned_sigma": False},
+        {"sigma": math.inf},
+        {"sigma": (0.1, math.nan)},
+        {"sigma": math.nan},
+        {"sigma": "wide"},
+        {"sigma": (0.1, 0.2, 0.3)},
+        {"sigma": None},
+        {"mean": [0.0, math.nan, 0.0]},
+        {"mean": [0.0, math.inf, 0.0]},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         GaussianFrequencies(**{"num_frequencies": 4, **settings})
+
+
+@pytest.mark.parametrize(
+    "sigma",
+    [
+        np.float32(0.25),
+        np.float64(0.25),
+        np.array(0.25),
+        torch.tensor(0.25),
+        [0.25, 0.25],
+        np.array([0.25, 0.25]),
+        torch.tensor([0.25, 0.25]),
+    ],
+)
+def test_a_width_may_be_any_kind_of_number(sigma):
+    expected = GaussianFrequencies(4, sigma=0.25, generator=seeded())
+    got = GaussianFrequencies(4, sigma=sigma, generator=seeded())
+    assert torch.equal(got.log_sigma, expected.log_sigma)
+    assert torch.equal(got()[0], expected()[0])
 
 
 def test_draws_are_those_of_shipped_checkpoints():
@@ -258,6 +286,11 @@ def test_quadrature_weights_become_a_density():
     assert set(frequencies.state_dict()) == {"points", "log_weight"}
     with pytest.raises(ValueError, match="positive"):
         QuadratureFrequencies(points, torch.tensor([0.5, 0.0, 2.0]))
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="must be finite"):
+            QuadratureFrequencies(points, torch.tensor([0.5, wrong, 2.0]))
+        with pytest.raises(ValueError, match="must be finite"):
+            QuadratureFrequencies(points * wrong, weights)
     with pytest.raises(ValueError, match="points must be"):
         QuadratureFrequencies(points, weights[:2])
 

@@ -114,6 +114,26 @@ def test_only_the_draw_is_saved():
     assert torch.equal(other.draw, frequencies.draw)
 
 
+@pytest.mark.parametrize(("count", "terms"), [(3, 3), (7, 3), (8, 3), (9, 3), (5, 1), (11, 4)])
+def test_the_frequencies_of_each_term_are_as_many_as_were_drawn(count, terms):
+    frequencies = ComponentFrequencies(count, 2, terms, generator=seeded())
+    expected = [t for t, n in enumerate(frequencies.counts) for _ in range(n)]
+    assert frequencies.term.tolist() == expected
+    assert sum(frequencies.counts) == count
+
+
+def test_a_checkpoint_is_all_that_a_module_without_storage_needs():
+    rpe = build(DirectionalSpectrum)
+    with torch.device("meta"):
+        spectrum = DirectionalSpectrum(2, 3, 3, "amplitude", 1.0, 3.0)
+        empty = FourierRPE(spectrum, ComponentFrequencies.of(spectrum, 7)).double()
+    empty.to_empty(device="cpu")
+    for tensor in (*empty.parameters(), *empty.buffers()):
+        tensor.detach().fill_(0)
+    empty.load_state_dict(rpe.state_dict())
+    torch.testing.assert_close(empty.sampled_mask(X), rpe.sampled_mask(X), rtol=0, atol=0)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="num_frequencies ≥ num_terms"):
         ComponentFrequencies(3, 2, 4)

@@ -3,6 +3,7 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -175,3 +176,20 @@ def test_sets_that_would_be_too_large_are_refused():
         LebedevFrequencies(5.0, 1.0, tolerance=0.0)
     with pytest.raises(ValueError, match="no shell"):
         LebedevFrequencies(1.0, 4.0, cutoff=0.1)
+
+
+@pytest.mark.parametrize("family", [LatticeFrequencies, LebedevFrequencies])
+def test_numbers_of_every_kind_do(family):
+    expected = family(8.0, 2.0)
+    for number in (np.float32, np.float64, np.array, torch.tensor, int):
+        got = family(number(8.0), number(2.0))
+        assert got.num_frequencies == expected.num_frequencies
+        for one, other in zip(got(), expected(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    for wrong in (math.nan, math.inf, -1.0, "wide", (2.0, math.inf), (1.0, 2.0, 3.0)):
+        with pytest.raises(ValueError, match="sigma"):
+            family(8.0, wrong)
+    for wrong in (math.nan, math.inf):
+        for settings in ({"radius": wrong}, {"cutoff": wrong}, {"margin": wrong}):
+            with pytest.raises(ValueError, match=f"{next(iter(settings))}={wrong}"):
+                family(**{"radius": 8.0, "sigma": 2.0, **settings})

@@ -14,6 +14,7 @@ from flt_mol.nn import (
     GaussianSpectrum,
     ImageKeys,
     PairCorrection,
+    PairWeights,
 )
 
 C, H = 12, 3
@@ -187,3 +188,25 @@ def test_kernel_attention_is_what_no_correction_gives():
     phi = [layer.feature_map(y, at, key=key).exp() for y, key in ((q, False), (k, True))]
     truth = layer.out(kernel_attention(*phi, v, PTR).flatten(1))
     torch.testing.assert_close(layer(x, positions, ptr=PTR), truth, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["pairs", "images"])
+def test_pairs_of_another_batch_are_refused(name):
+    layer = make("exact")
+    x, positions, _ = draw()
+    at = None if name == "images" else positions
+
+    def call(i, j, heads=H, ptr=PTR):
+        index_i, index_j = torch.tensor(i), torch.tensor(j)
+        weights = PairWeights(index_i, index_j, torch.zeros(len(i), heads, dtype=F64))
+        return layer(x, at, ptr=ptr, **{name: weights})
+
+    assert call([0, 8], [3, 4]).shape == x.shape
+    with pytest.raises(ValueError, match=f"{name} name rows that are not there"):
+        call([0, 9], [3, 4])
+    with pytest.raises(ValueError, match=f"{name} name rows that are not there"):
+        call([0, -1], [3, 4])
+    with pytest.raises(ValueError, match=f"{name} join rows of two systems"):
+        call([0], [4])
+    with pytest.raises(ValueError, match=f"{name} have indices"):
+        call([0], [3], heads=1)

@@ -30,7 +30,7 @@ def rpe_of(dim, generator, heads=H):
 
 def make(mode="linear", dim=3, seed=1, **settings):
     generator = seeded(seed)
-    rpe = rpe_of(dim, generator) if dim else None
+    rpe = None if dim is None else rpe_of(dim, generator)
     settings = {"num_features": 24, "exact_below": 5, **settings}
     layer = FLTAttention(C, H, rpe=rpe, mode=mode, generator=generator, **settings)
     with torch.no_grad():  # a bias that padding would show
@@ -226,8 +226,8 @@ def test_auto_takes_each_system_by_its_own_size(causal):
 
 def test_auto_needs_a_map_that_estimates_the_softmax():
     with pytest.raises(ValueError, match="auto"):
-        make("auto", dim=0, feature_map="relu")
-    layer = make("linear", dim=0, feature_map="softplus")
+        make("auto", dim=None, feature_map="relu")
+    layer = make("linear", dim=None, feature_map="softplus")
     with pytest.raises(ValueError, match="auto"):
         layer.mode = "auto"
     layer.mode = "exact"
@@ -399,3 +399,79 @@ def test_more_refusals():
         make(feature_map="elu")
     with pytest.raises(ValueError, match="needed"):
         FLTAttention(C, H, feature_map=ELUFeatures(H + 1, 4))
+
+
+def test_the_default_crossover_follows_the_cost_of_features():
+    assert FLTAttention(64, 1, num_features=64).exact_below == 147
+    assert FLTAttention(64, 4, num_features=64).exact_below == 208
+    assert FLTAttention(64, 1, num_features=128).exact_below == 294
+    assert FLTAttention(64, 1, num_features=64, exact_below=7).exact_below == 7
+    assert FLTAttention(64, 1, num_features=64, causal=True).exact_below == 407
+
+
+def test_an_encoder_hands_positions_to_blocks_with_rpes_of_their_own():
+    generator = seeded(4)
+    blocks = [
+        FLTBlock(FLTAttention(C, H, rpe=rpe_of(3, generator), generator=generator), 16)
+        for _ in range(2)
+    ]
+    encoder = FLTEncoder(blocks).double()
+    x, positions, mask = padded_inputs()
+    rows, places, ptr = packed_inputs(x, positions, mask)
+    out = encoder(x, positions, mask=mask)
+    expected = rows
+    for block in blocks:
+        expected = block(expected, ptr, positions=places)
+    torch.testing.assert_close(out[mask], expected, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="one rpe for the encoder"):
+        FLTEncoder(blocks, rpe_of(3, generator))
+    assert FLTEncoder([FLTBlock(FLTAttention(C, H), 16)])(x.float(), positions.float()).shape
+
+
+def test_looking_at_a_layer_in_training_leaves_its_draws():
+    generator = seeded(4)
+    frequencies = GaussianFrequencies(5, learned_sigma=False, redraw_every=1, generator=generator)
+    rpe = FourierRPE(GaussianSpectrum(H, 4, generator=generator), frequencies)
+    layer = FLTAttention(C, H, rpe=rpe, redraw_every=1, generator=generator).train()
+    x, positions = torch.randn(7, C, generator=generator), torch.randn(7, 3, generator=generator)
+    out = layer(x, positions)
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    matrix = layer.matrices(x, positions)[0]
+    layer.fidelity(x, positions)
+    after = layer.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in state.items())
+    value = layer.value(x).view(7, H, C // H)
+    attended = torch.einsum("hij,jhd->ihd", matrix, value).flatten(1)
+    torch.testing.assert_close(layer.out(attended), out, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.uint8, torch.int64])
+def test_positions_of_any_number_type_in_cross_attention(dtype):
+    layer = make(dim=1)
+    x, context = torch.randn(30, C, generator=seeded()), torch.randn(40, C, generator=seeded(1))
+    at, key_at = 8 * torch.arange(30)[:, None], 6 * torch.arange(40)[:, None]
+    expected = layer(x, at.double(), context=context, context_positions=key_at.double())
+    at, key_at = at.to(dtype), key_at.to(dtype)
+    out = layer(x, at, context=context, context_positions=key_at)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-4)
+
+
+def test_inputs_that_are_no_tensors_or_of_another_dtype():
+    x, positions, _ = padded_inputs(torch.float32)
+    x, positions = x[0], positions[0]
+    with pytest.raises(ValueError, match=r"x is torch.float64, the layer's weights are"):
+        make()(x.double(), positions)
+    for name, value in (("ptr", [0, L]), ("positions", positions.numpy())):
+        with pytest.raises(ValueError, match=f"{name} is a .*, expected a tensor"):
+            make()(x, **{"positions": positions, name: value})
+    with pytest.raises(ValueError, match="expected FourierRPE"):
+        FLTAttention(C, H, rpe=GaussianSpectrum(H, 4))
+    with pytest.raises(ValueError, match="one value for each key"):
+        make()(x, positions, context_values=x[:-1])
+
+
+def test_fidelity_of_nothing_is_nothing():
+    for layer, given in ((make(dim=None), {"ptr": torch.tensor([0])}), (make(dim=None), {})):
+        report = layer.fidelity(torch.zeros(0, C), **given)
+        assert torch.equal(report.output_error, torch.zeros(H))
+        assert torch.equal(report.total_variation, torch.zeros(H))

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from periodic import (
@@ -15,7 +17,10 @@ from flt_mol.functional import linear
 from flt_mol.functional.images import image_attention
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.functional.pairs import pair_sums
+from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.local import ImageKeys, PairCorrection, PairFilter
+from flt_mol.nn.radial import PairTypes
+from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectrum import GaussianSpectrum
 
 C, H, T, CUTOFF = 6, 2, 8, 4.2
@@ -312,9 +317,50 @@ def test_image_keys_without_self_pairs_are_refused():
         ImageKeys(lambda x: x[:, :H])(pairs, pairs.vectors(positions, cell, ptr))
 
 
+def same_parameters(first, second):
+    return {id(p) for p in first.parameters()} == {id(p) for p in second.parameters()}
+
+
 def test_the_parameters_of_a_mask_that_is_a_module_are_those_of_image_keys():
     mask = torch.nn.Linear(3, H)
-    assert {id(p) for p in ImageKeys(mask).parameters()} == {id(p) for p in mask.parameters()}
+    assert same_parameters(ImageKeys(mask), mask)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("rpe", [True, False])
+def test_image_keys_take_f_from_what_has_one_and_train_it(rpe, whole):
+    source = GaussianSpectrum(H, 3, generator=seeded())
+    if rpe:
+        source = FourierRPE(source, GaussianFrequencies(4))
+    positions, cell, pbc, ptr = batch(SIZES)
+    pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF, self_pairs=True)
+    vectors = pairs.vectors(positions, cell, ptr)
+    layer = ImageKeys(source if whole else source.mask, CUTOFF)
+    assert same_parameters(layer, source)
+    plain = ImageKeys(lambda x: source.mask(x), CUTOFF)
+    assert not list(plain.parameters())
+    torch.testing.assert_close(layer(pairs, vectors), plain(pairs, vectors), rtol=0, atol=0)
+    copied = copy.deepcopy(layer)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.add_(0.1)
+    assert not torch.equal(copied(pairs, vectors).weight, layer(pairs, vectors).weight)
+    torch.testing.assert_close(layer(pairs, vectors), plain(pairs, vectors), rtol=0, atol=0)
+
+
+def test_masks_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="expected an object with a method mask"):
+        ImageKeys(3.0)
+    positions, cell, pbc, ptr = batch((5,))
+    pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF, self_pairs=True)
+    vectors = pairs.vectors(positions, cell, ptr)
+    for mask in (lambda x: x[:, 0], lambda x: x.T):
+        with pytest.raises(ValueError, match=r"expected \(P, H\)"):
+            ImageKeys(mask)(pairs, vectors)
+    with pytest.raises(ValueError, match="vectors have shape"):
+        ImageKeys(lambda x: x)(pairs, vectors.norm(dim=-1))
+    with pytest.raises(ValueError, match=r"pairs.groups\(\)"):
+        ImageKeys(lambda x: x)(pairs, vectors, pairs.without_self().groups())
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -456,9 +502,103 @@ def test_a_default_dtype_of_float64_and_given_generators():
     assert torch.equal(PairCorrection(H).weight, first)
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0])
-def test_settings_without_sense_are_refused(bound):
+def test_a_generator_decides_all_weights_of_the_filter_and_the_global_one_stays_put():
+    def build(seed):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            layer = PairFilter(C, pair_types=True, hidden_dim=4, generator=seeded(3))
+            assert torch.equal(torch.get_rng_state(), before)
+            return layer.state_dict()
+
+    first, second = build(1), build(2)
+    assert len(first) == 12
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize(("bound", "error"), [(5.0, 3e-4), (10.0, 6e-2)])
+def test_a_bound_costs_float32_no_more_than_is_stated(bound, error):
+    i, j = (x.flatten() for x in torch.meshgrid(torch.arange(50), torch.arange(50), indexing="ij"))
+    q, k = (torch.rand(50, H, 16, generator=seeded(n), dtype=F64) for n in (0, 1))
+    v = torch.randn(50, H, 4, generator=seeded(2), dtype=F64)
+    ptr, weight = torch.tensor([0, 50]), torch.full((2500, H), -bound, dtype=F64)
+
+    def attend(dtype):
+        qkv, w = [x.to(dtype) for x in (q, k, v)], torch.expm1(weight.to(dtype))
+        return linear.normalised(linear.linear_sums(*qkv, ptr) + pair_sums(*qkv, w, i, j))
+
+    truth = attend(F64)
+    found = ((attend(torch.float32) - truth).abs().max() / truth.abs().max()).item()
+    assert error / 100 < found < error
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, 10.5, float("inf")])
+def test_bounds_without_sense_are_refused(bound):
     with pytest.raises(ValueError, match="bound is"):
         PairCorrection(H, bound=bound)
-    with pytest.raises(ValueError, match="cutoff is"):
-        ImageKeys(lambda x: x, cutoff=bound)
+
+
+@pytest.mark.parametrize("cutoff", [0.0, -1.0, float("inf")])
+def test_cutoffs_without_sense_are_refused(cutoff):
+    for build in (lambda c: ImageKeys(lambda x: x, c), lambda c: PairFilter(C, c)):
+        with pytest.raises(ValueError, match="cutoff"):
+            build(cutoff)
+
+
+def test_sizes_without_sense_are_refused():
+    for build, name in (
+        (lambda: PairFilter(0), "channels"),
+        (lambda: PairFilter(C, hidden_dim=0), "hidden_dim"),
+        (lambda: PairCorrection(0), "num_heads"),
+        (lambda: PairTypes(rank=0), "rank"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} is 0"):
+            build()
+
+
+REFUSED = {
+    "short x": (lambda a: a | {"x": a["x"][:3]}, "x has 3 rows"),
+    "padded x": (lambda a: a | {"x": a["x"][None]}, r"pack padded rows"),
+    "x of another width": (lambda a: a | {"x": a["x"][:, :4]}, r"expected \(N, 6\)"),
+    "fewer vectors": (lambda a: a | {"vectors": a["vectors"][:5]}, "vectors have shape"),
+    "flat vectors": (lambda a: a | {"vectors": a["vectors"][:, :2]}, "vectors have shape"),
+    "whole vectors": (lambda a: a | {"vectors": a["vectors"].long()}, "torch.int64"),
+    "element 119": (lambda a: a | {"z": a["z"].index_fill(0, a["z"][:1] * 0, 119)}, "to 119"),
+    "element 0": (lambda a: a | {"z": a["z"].index_fill(0, a["z"][:1] * 0, 0)}, "run from 0"),
+    "negative elements": (lambda a: a | {"z": -a["z"]}, "atomic_numbers run from"),
+    "elements as numbers": (lambda a: a | {"z": a["z"].double()}, r"atomic_numbers.long\(\)"),
+    "fewer elements": (lambda a: a | {"z": a["z"][:3]}, "atomic_numbers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_belong_to_the_pairs_is_refused(case):
+    positions, cell, pbc, ptr = batch((6,))
+    pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
+    x, z = draw(6)
+    given = {"x": x, "vectors": pairs.vectors(positions, cell, ptr), "z": z}
+    change, message = REFUSED[case]
+    bad = change(given)
+    with pytest.raises(ValueError, match=message):
+        make_filter("types")(bad["x"], pairs, bad["vectors"], bad["z"])
+    if "x" not in case.split():
+        with pytest.raises(ValueError, match=message):
+            make_correction(pair_types=True)(pairs, pairs.groups(), bad["vectors"], bad["z"])
+
+
+def test_groups_of_other_pairs_are_refused():
+    positions, cell, pbc, ptr = batch((6,))
+    pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
+    others = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF, self_pairs=True)
+    vectors = pairs.vectors(positions, cell, ptr)
+    same_size = type(pairs)(pairs.index_i, pairs.index_j.flip(0), pairs.shift)
+    for bad in (others.groups(), same_size.groups()):
+        with pytest.raises(ValueError, match=r"pairs.groups\(\)"):
+            make_correction()(pairs, bad, vectors)
+
+
+def test_types_refuse_elements_that_are_none():
+    r, i = torch.ones(2), torch.tensor([1, 8])
+    for bad in (torch.tensor([1, -8]), torch.tensor([1, 119]), torch.ones(2), torch.tensor([1])):
+        with pytest.raises(ValueError, match="elements|atomic_numbers"):
+            PairTypes()(r, i, bad)

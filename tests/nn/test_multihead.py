@@ -145,3 +145,50 @@ def test_the_linear_mode_keeps_what_comes_in_and_takes_its_settings():
     assert layer(x.transpose(0, 1))[0].shape == (L, B, C)
     assert layer.embed_dim == C
     assert layer.num_heads == H
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # what torch's own takes
+@pytest.mark.parametrize("which", [(0, 1), (0,), (1,)])
+def test_swapped_into_an_existing_stack_that_predicts_with_padding(which):
+    """torch has fused paths around attention in eval mode, with nested tensors: none is taken."""
+    torch.manual_seed(2)
+    layer = nn.TransformerEncoderLayer(C, H, 32, dropout=0.0, batch_first=True)
+    stack = nn.TransformerEncoder(layer, 2).eval()
+    x = draw(B, L, C)
+    mask = torch.arange(L) >= torch.tensor([L, 4, 1])[:, None]
+    with torch.no_grad():
+        expected = stack(x, src_key_padding_mask=mask)
+        for index in which:
+            part = stack.layers[index]
+            part.self_attn = FLTMultiheadAttention.from_torch(part.self_attn, mode="exact")
+        if 0 not in which:
+            with pytest.raises(ValueError, match="enable_nested_tensor=False"):
+                stack(x, src_key_padding_mask=mask)
+            stack.use_nested_tensor = False
+        out = stack(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(out[~mask], expected[~mask], rtol=0, atol=5e-6)
+
+
+def test_keys_at_places_of_their_own_and_values_that_do_not_fit():
+    from flt_mol.nn import FourierRPE, GaussianFrequencies, GaussianSpectrum
+
+    rpe = FourierRPE(GaussianSpectrum(H, 2), GaussianFrequencies(3))
+    layer = FLTMultiheadAttention(C, H, batch_first=True, rpe=rpe)
+    x, at, other = draw(B, L, C), draw(B, L, 3, seed=1), draw(B, L, 3, seed=2)
+    moved = layer(x, positions=at, key_positions=other)[0]
+    expected = layer(x, x.clone(), positions=at, key_positions=other)[0]
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-6)
+    assert (moved - layer(x, positions=at)[0]).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="one value for each key"):
+        layer(x, x, draw(L, B, C), positions=at)
+    with pytest.raises(ValueError, match=r"key_padding_mask is torch.int64"):
+        layer(x, positions=at, key_padding_mask=torch.zeros(B, L, dtype=torch.int64))
+
+
+def test_a_mask_that_hides_nothing_and_a_frozen_module():
+    theirs, ours = pair()
+    x = draw(B, L, C)
+    nothing = torch.zeros(L, L)
+    assert torch.equal(ours(x, x, x, attn_mask=nothing)[0], ours(x)[0])
+    frozen = FLTMultiheadAttention.from_torch(theirs.requires_grad_(False))
+    assert not any(p.requires_grad for p in frozen.parameters())

@@ -81,7 +81,9 @@ def test_types_start_near_the_distance_itself_differ_by_order_and_stay_small():
     assert torch.equal(types.shift_sender, again.shift_sender)
 
 
-@pytest.mark.parametrize("settings", [{"cutoff": 0.0}, {"cutoff": -1.0}, {"num_basis": 1}])
+@pytest.mark.parametrize(
+    "settings", [{"cutoff": 0.0}, {"cutoff": -1.0}, {"cutoff": math.inf}, {"num_basis": 1}]
+)
 def test_settings_without_sense_are_refused(settings):
-    with pytest.raises(ValueError, match="need cutoff > 0 and num_basis ≥ 2"):
+    with pytest.raises(ValueError, match="need 0 < cutoff < ∞ and num_basis ≥ 2"):
         RadialBasis(**settings)

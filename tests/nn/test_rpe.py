@@ -153,6 +153,10 @@ def test_autocast_and_save_and_load_change_nothing():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="dimensions"):
         FourierRPE(GaussianSpectrum(1, 1, dim=2), GaussianFrequencies(4, dim=3))
+    with pytest.raises(ValueError, match="got GaussianFrequencies and GaussianSpectrum"):
+        FourierRPE(GaussianFrequencies(4), GaussianSpectrum(1, 1))
+    with pytest.raises(ValueError, match="got GaussianSpectrum and Tensor"):
+        FourierRPE(GaussianSpectrum(1, 1), torch.zeros(4, 3))
     with pytest.raises(ValueError, match="split"):
         build(split="half")
     with pytest.raises(ValueError, match="positions have shape"):
@@ -240,6 +244,62 @@ def test_positions_relative_to_each_origin():
             got = relative_positions(positions, PTR, origin)[rows]
             torch.testing.assert_close(got, own - point, rtol=0, atol=1e-14)
     torch.testing.assert_close(relative_positions(positions, PTR, "mean"), centred(positions, PTR))
+
+
+INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.float16, torch.bfloat16])
+def test_positions_of_every_dtype_are_read_as_they_are(dtype, origin):
+    positions = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 1, 0]]).to(dtype)
+    if dtype != torch.bool:
+        positions = 120 * positions  # sums of two leave uint8, differences too
+    ptr, points = torch.tensor([0, 3, 4]), origin_of(origin, 2)
+    got = relative_positions(positions, ptr, points)
+    expected = relative_positions(positions.double(), ptr, points)
+    half = dtype.is_floating_point and origin == "points"
+    assert got.dtype == (F64 if half else torch.float32)  # the points are in float64
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=1e-5)
+    points = points if origin != "points" else points.to(torch.bfloat16)
+    assert relative_positions(positions, ptr, points).dtype == torch.float32
+
+
+@pytest.mark.parametrize("shift", [2**24 + 1, 2**40 + 3])
+@pytest.mark.parametrize("origin", ["mean", "first", "integers", "floats"])
+def test_integers_keep_all_their_digits(shift, origin):
+    rows = torch.tensor([[0], [1], [5], [2], [-4]])
+    ptr, system = torch.tensor([0, 3, 5]), torch.tensor([0, 0, 0, 1, 1])
+    points = {"integers": torch.tensor([[3], [4]]), "floats": torch.tensor([[3.0], [4.5]])}
+    expected = relative_positions(rows.double(), ptr, points.get(origin, origin))
+    if origin == "floats":
+        # The nearest float of the origin is that of the queries and of the keys.
+        far = (points["floats"] + shift).requires_grad_()
+        expected = rows + (shift - far.detach().double())[system]
+        got = relative_positions(rows + shift, ptr, far)
+        (slope,) = torch.autograd.grad(got.sum(), far)
+        assert slope.flatten().tolist() == [-3, -2]
+    elif origin == "integers":
+        got = relative_positions(rows + shift, ptr, points["integers"] + shift)
+    else:
+        got = relative_positions(rows + shift, ptr, origin)
+    torch.testing.assert_close(got.detach().double(), expected.double(), rtol=0, atol=1e-6)
+
+
+def test_float_positions_and_a_far_integer_origin():
+    positions = torch.tensor([[2.0**24 + 2], [2.0**24 + 4]], requires_grad=True)
+    got = relative_positions(positions, torch.tensor([0, 2]), torch.tensor([[2**24 + 1]]))
+    assert got.flatten().tolist() == [1, 3]
+    (slope,) = torch.autograd.grad(got.sum(), positions)
+    assert slope.flatten().tolist() == [1, 1]
+
+
+def test_complex_positions_are_refused():
+    rpe, positions = build(), torch.zeros(7, 3, dtype=torch.complex64)
+    with pytest.raises(ValueError, match="positions are complex"):
+        rpe(positions, PTR)
+    with pytest.raises(ValueError, match="origin are complex"):
+        rpe(positions.real, PTR, origin=positions[:4])
 
 
 def test_with_the_first_position_as_origin_no_row_knows_of_later_ones():

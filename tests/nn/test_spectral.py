@@ -414,11 +414,17 @@ def test_one_filter_per_channel():
         ({"num_basis": 0}, "num_basis"),
         ({"k_max": 0.05}, "k_max must be at least"),
         ({"sigma_max": 0.0}, "k_max must be at least"),
+        ({"k_max": math.inf}, "must be finite"),
+        ({"sigma_max": math.inf}, "must be finite"),
+        ({"padding": -3.0}, "padding is -3.0"),
+        ({"padding": 0.0}, "padding is 0.0"),
+        ({"max_vectors": 0}, "max_vectors is 0"),
+        ({"kernels_below": -5}, "kernels_below is -5"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        layer(**options)
+        SpectralFilter(**{"embed_dim": C, "num_heads": H, **options})
 
 
 def test_rows_that_do_not_fit_are_refused():
@@ -431,6 +437,35 @@ def test_rows_that_do_not_fit_are_refused():
         module(draw(21, C), geometry)
     with pytest.raises(ValueError, match="singular"):
         apply(module, draw(20, C), positions, torch.zeros(3, 3, dtype=F64), pbc)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_built_without_storage_and_loaded_it_is_the_same_layer(assign):
+    module = layer(dtype=torch.float32)
+    with torch.device("meta"):
+        other = SpectralFilter(C, H, kernels_below=0)
+    if not assign:
+        other.to_empty(device="cpu")
+    other.load_state_dict(module.state_dict(), assign=assign)
+    positions, cell, pbc = SYSTEMS["bulk"]
+    x = draw(20, C).float()
+    assert torch.equal(*(apply(m, x, positions, cell, pbc) for m in (module, other)))
+
+
+def test_the_filter_decays_as_its_docstring_says():
+    bounds = {3: 1.5e-2, 4: 6e-4, 5: 2e-5, 6: 1e-5, 10: 1.1e-6}
+    module = layer(num_heads=8, sigma_max=3.0)
+    with torch.no_grad():
+        module.amplitudes.copy_(torch.eye(8))
+    for sigmas, bound in bounds.items():
+        r = 3.0 * sigmas + torch.linspace(0, 3, 200, dtype=F64)
+        far = module.filter(torch.stack([r, 0 * r, 0 * r], -1)).abs().amax(0)
+        relative = (far / module.filter(torch.zeros(1, 3, dtype=F64))[0].abs()).max()
+        assert 0.3 * bound < relative < bound
+    # A tail, not a Gaussian: exp(−6²/2) is 1.5e-8.
+    r = torch.tensor([[18.0, 0.0, 0.0]], dtype=F64)
+    tail = module.filter(r).abs() / module.filter(0 * r).abs()
+    assert tail.max() > 1e-6
 
 
 def test_weights_are_drawn_alike_whatever_the_default_dtype_and_saved():

@@ -8,6 +8,7 @@ from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectrum import (
     SPECTRA,
     BoxSpectrum,
+    BSplineSpectrum,
     CauchySpectrum,
     DirectionalSpectrum,
     GaussianMixtureSpectrum,
@@ -268,6 +269,24 @@ def test_kernels_by_hand():
 def test_settings_of_other_families_that_make_no_sense_are_refused(build, name):
     with pytest.raises(ValueError, match=name):
         build()
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_every_family_is_built_without_storage_and_loaded(name):
+    spectrum = SPECTRA[name](2, 3, generator=seeded())
+    with torch.device("meta"):
+        other = SPECTRA[name](2, 3)
+    assert {p.device.type for p in other.parameters()} == {"meta"}
+    other.to_empty(device="cpu").load_state_dict(spectrum.state_dict())
+    x = torch.linspace(-1, 1, 15).reshape(5, 3)
+    assert torch.equal(other.mask(x), spectrum.mask(x))
+    assert torch.equal(other(x), spectrum(x))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_splines_with_weights_are_built_without_storage(order):
+    with torch.device("meta"):
+        assert BSplineSpectrum(2, 3, order=order, form="weight").weight.device.type == "meta"
 
 
 def test_the_registry_has_every_family_that_yaml_can_name():

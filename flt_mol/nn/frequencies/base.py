@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from flt_mol.functional._common import at_least_float32, placed
@@ -62,7 +65,8 @@ class QuadratureFrequencies(Frequencies):
         weights: ω (R,) > 0, Å^{-ℓ}.
 
     Raises:
-        ValueError: shapes that do not belong together, or weights that are not positive.
+        ValueError: shapes that do not belong together, or numbers that are not finite, or
+            weights that are not positive.
 
     Example:
         The trapezoidal rule of ∫ e^{−πξ²} cos 2πξx dξ = e^{−πx²}:
@@ -85,6 +89,8 @@ class QuadratureFrequencies(Frequencies):
                 f"points must be (R, ℓ) and weights (R,), got {tuple(points.shape)} and "
                 f"{tuple(weights.shape)}"
             )
+        if not bool(torch.isfinite(points).all() and torch.isfinite(weights).all()):
+            raise ValueError("points and weights must be finite: leave out those that are not")
         if not bool((weights > 0).all()):
             raise ValueError(
                 f"weights must be positive, the smallest is {float(weights.min()):g}: leave out "
@@ -100,18 +106,43 @@ class QuadratureFrequencies(Frequencies):
         return at_least_float32(self.points), -log_weight - math.log(self.num_frequencies)
 
 
+def number_range(value: Any, name: str) -> tuple[float, float]:
+    """The lowest and the highest of one number or two, of whatever kind of number.
+
+    Raises:
+        ValueError: anything else.
+
+    Example:
+        >>> import torch
+        >>> number_range(2, "sigma"), number_range(torch.tensor([1.0, 2.0]), "sigma")
+        ((2.0, 2.0), (1.0, 2.0))
+    """
+    try:
+        if isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0:
+            lowest, highest = map(float, value)
+            return lowest, highest
+        return float(value), float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} is {value!r}, expected one number or (lowest, highest)"
+        ) from error
+
+
 def widths(
     radius: float, sigma: float | tuple[float, float], cutoff: float, margin: float
 ) -> tuple[float, float]:
     """The narrowest and the widest Gaussian of a deterministic set, Å.
 
     Raises:
-        ValueError: anything that is not positive, or the widest first.
+        ValueError: anything that is not positive and finite, or the widest first.
     """
-    narrowest, widest = (sigma, sigma) if isinstance(sigma, int | float) else sigma
-    if not (0 < narrowest <= widest and radius > 0 and cutoff > 0 and margin > 0):
+    narrowest, widest = number_range(sigma, "sigma")
+    if not (
+        0 < narrowest <= widest < math.inf
+        and all(0 < value < math.inf for value in (radius, cutoff, margin))
+    ):
         raise ValueError(
-            f"need 0 < sigma, narrowest first, and radius, cutoff and margin > 0, got sigma="
-            f"{sigma}, radius={radius}, cutoff={cutoff}, margin={margin}"
+            f"need finite sigma > 0, narrowest first, and finite radius, cutoff and margin > 0, "
+            f"got sigma={sigma}, radius={radius}, cutoff={cutoff}, margin={margin}"
         )
     return narrowest, widest

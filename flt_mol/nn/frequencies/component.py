@@ -40,7 +40,8 @@ class ComponentFrequencies(Frequencies):
         num_terms: T.
         dim: ℓ.
         sampling: how the z of a term and head are related: see `normal_vectors`.
-        redraw_every: None, or training forwards between two draws, see `Redrawn`.
+        redraw_every: None, or the number of training steps after which training goes on with
+            another draw, while eval keeps the saved one: see `Redrawn` for what a step is.
         generator: on CPU; None takes a seed from torch's global one.
 
     Raises:
@@ -56,7 +57,6 @@ class ComponentFrequencies(Frequencies):
     """
 
     draw: Tensor
-    term: Tensor
 
     def __init__(
         self,
@@ -82,8 +82,6 @@ class ComponentFrequencies(Frequencies):
         self.num_terms = num_terms
         self.sampling = sampling
         self.counts = [len(range(t, num_frequencies, num_terms)) for t in range(num_terms)]
-        term = [t for t, count in enumerate(self.counts) for _ in range(count)]
-        self.register_buffer("term", torch.tensor(term, dtype=torch.int64), persistent=False)
         self._init_redraw(redraw_every, generator)
 
     @classmethod
@@ -108,12 +106,21 @@ class ComponentFrequencies(Frequencies):
             generator=generator,
         )
 
-    def _draw(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         z = [
             torch.cat([normal_vectors(n, self.dim, self.sampling, generator) for n in self.counts])
             for _ in range(self.num_heads)
         ]
-        self._set_drawn("draw", torch.stack(z))
+        return {"draw": torch.stack(z)}
+
+    @property
+    def term(self) -> Tensor:
+        """(R,) int64, the term t that each frequency belongs to, ascending."""
+        # No buffer: it follows from R and T, and would be lost where only what is saved is kept.
+        share, extra = divmod(self.num_frequencies, self.num_terms)
+        row = torch.arange(self.num_frequencies, device=self.draw.device)
+        # Terms before `extra` have one more than the others.
+        return torch.maximum(row // (share + 1), (row - extra) // share)
 
     def ratio(self, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
         """ξ (H, R, ℓ), cycles/Å, and ρ = R a_t e^{iα_t}/n_t (H, R), real where there is no α.
@@ -122,20 +129,22 @@ class ComponentFrequencies(Frequencies):
             ValueError: a spectrum that is not a sum of Gaussians, or one of other numbers of heads
                 and terms.
         """
+        draw = self._drawn("draw")
         amplitude, sigma, mean, phase = gaussian_components(spectrum)
         if amplitude.shape != (self.num_heads, self.num_terms):
             raise ValueError(
                 f"the spectrum has {amplitude.shape[0]} heads and {amplitude.shape[1]} terms, the "
                 f"frequencies are for {self.num_heads} and {self.num_terms}"
             )
-        frequencies = self.draw / (2 * math.pi * sigma)[:, self.term, None]
+        term = self.term
+        frequencies = draw / (2 * math.pi * sigma)[:, term, None]
         if mean is not None:
-            frequencies = frequencies + mean[:, self.term]
+            frequencies = frequencies + mean[:, term]
         share = [self.num_frequencies / count for count in self.counts]
         ratio = amplitude * torch.tensor(share, dtype=amplitude.dtype, device=amplitude.device)
         if phase is not None:
             ratio = torch.polar(torch.ones_like(ratio), phase.to(ratio.dtype)) * ratio
-        return frequencies, ratio[:, self.term]
+        return frequencies, ratio[:, term]
 
     def extra_repr(self) -> str:
         """What `repr` shows."""

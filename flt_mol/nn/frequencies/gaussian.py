@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional._common import at_least_float32, placed
-from flt_mol.nn.frequencies.base import Frequencies
+from flt_mol.nn.frequencies.base import Frequencies, number_range
 from flt_mol.nn.frequencies.draws import SAMPLINGS, normal_vectors
 
 
 class GaussianFrequencies(Frequencies):
-    r"""ξ_i = μ_i + σ_i z_i with z_i ~ N(0, I_ℓ), drawn once and saved, or drawn anew now and then.
+    r"""ξ_i = μ_i + σ_i z_i with z_i ~ N(0, I_ℓ), drawn once and saved.
 
     With one σ and no μ the density is p(ξ) = N(ξ; 0, σ²I); ``sigma=1`` is the standard Gaussian.
     With a σ per frequency it is that of the whole set, p(ξ) = (1/R) Σ_j N(ξ; 0, σ_j²I) (the
@@ -28,7 +28,7 @@ class GaussianFrequencies(Frequencies):
     drawn anew, they would receive no signal but the noise's. Learning σ, as the paper [1]
     proposes, means moving the one set of frequencies that the model keeps: z is a buffer, saved
     with the weights. The other mode is ``learned_sigma=False`` with `redraw_every`: then the
-    spectrum learns what is right on average over draws.
+    spectrum learns what is right on average over draws, and eval uses the one that is saved.
 
     Args:
         num_frequencies: R.
@@ -43,11 +43,12 @@ class GaussianFrequencies(Frequencies):
         sampling: how the z are related, "normal", "orthogonal" or "sobol": see `normal_vectors`.
         mean: μ, cycles/Å, (ℓ,) for all frequencies or (R, ℓ); None is 0.
         learned_mean: whether μ is a parameter, from 0 on if `mean` is None.
-        redraw_every: None, or training forwards between two draws, see `Redrawn`.
+        redraw_every: None, or the number of training steps after which training goes on with
+            another draw, while eval keeps the saved one: see `Redrawn` for what a step is.
 
     Raises:
-        ValueError: σ not positive, a range for a shared σ, a mean of another shape, an unknown
-            `sampling`, or `redraw_every` together with a learned σ or μ.
+        ValueError: σ not positive or not finite, a range for a shared σ, a mean of another shape
+            or not finite, an unknown `sampling`, or `redraw_every` together with a learned σ or μ.
 
     References:
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
@@ -78,10 +79,10 @@ class GaussianFrequencies(Frequencies):
         learned_mean: bool = False,
         redraw_every: int | None = None,
     ) -> None:
-        low, high = (sigma, sigma) if isinstance(sigma, int | float) else sigma
-        if not 0 < low <= high or num_frequencies < 1 or dim < 1:
+        low, high = number_range(sigma, "sigma")
+        if not 0 < low <= high < math.inf or num_frequencies < 1 or dim < 1:
             raise ValueError(
-                f"need 0 < σ, lowest first, and at least one frequency and dimension, got "
+                f"need finite σ > 0, lowest first, and at least one frequency and dimension, got "
                 f"sigma={sigma}, num_frequencies={num_frequencies}, dim={dim}"
             )
         if shared_sigma and low != high:
@@ -119,16 +120,17 @@ class GaussianFrequencies(Frequencies):
                 f"mean has shape {tuple(value.shape)}, expected ({self.dim},) or "
                 f"({self.num_frequencies}, {self.dim})"
             )
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"mean must be finite, got {value.tolist()}")
         return value.view(-1, self.dim)
 
-    def _draw(self, generator: torch.Generator) -> None:
-        z = normal_vectors(self.num_frequencies, self.dim, self.sampling, generator)
-        self._set_drawn("draw", z)
+    def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"draw": normal_vectors(self.num_frequencies, self.dim, self.sampling, generator)}
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """ξ (R, ℓ), cycles/Å, and log p(ξ) (R,)."""
         log_sigma = at_least_float32(self.log_sigma)
-        frequencies = log_sigma.exp()[:, None] * self.draw
+        frequencies = log_sigma.exp()[:, None] * self._drawn("draw")
         if self.mean is not None:
             frequencies = frequencies + self.mean
         return frequencies, self.log_density(frequencies)

@@ -45,7 +45,7 @@ class LatticeFrequencies(QuadratureFrequencies):
         margin: (L − radius)/σ_max.
 
     Raises:
-        ValueError: values that are not positive, or a set of tens of millions.
+        ValueError: values that are not positive and finite, or a set of tens of millions.
 
     References:
         Petersen & Middleton, "Sampling and reconstruction of wave-number-limited functions in
@@ -65,6 +65,7 @@ class LatticeFrequencies(QuadratureFrequencies):
         cutoff: float = 4.2,
         margin: float = 4.0,
     ) -> None:
+        radius, cutoff, margin = float(radius), float(cutoff), float(margin)
         narrowest, widest = widths(radius, sigma, cutoff, margin)
         period, largest = radius + margin * widest, cutoff / (2 * math.pi * narrowest)
         points, volume = half_lattice(period, largest, dim)

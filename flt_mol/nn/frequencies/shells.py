@@ -50,7 +50,7 @@ class LebedevFrequencies(QuadratureFrequencies):
         margin: (1/q_1 − radius)/σ_max.
 
     Raises:
-        ValueError: values that are not positive, or a tolerance that no rule reaches.
+        ValueError: values that are not positive and finite, or a tolerance that no rule reaches.
         ImportError: no SciPy ≥ 1.15, which has the rules.
 
     References:
@@ -71,9 +71,10 @@ class LebedevFrequencies(QuadratureFrequencies):
         cutoff: float = 4.2,
         margin: float = 4.0,
     ) -> None:
+        radius, cutoff, margin = float(radius), float(cutoff), float(margin)
         narrowest, widest = widths(radius, sigma, cutoff, margin)
-        if not tolerance > 0:
-            raise ValueError(f"tolerance is {tolerance}, expected a number > 0")
+        if not 0 < tolerance < math.inf:
+            raise ValueError(f"tolerance is {tolerance}, expected a finite number > 0")
         step = 1 / (radius + margin * widest)
         points, weights = [], []
         for shell in range(1, math.floor(cutoff / (2 * math.pi * narrowest) / step + 1e-9) + 1):

@@ -72,7 +72,8 @@ class BSplineSpectrum(TermSpectrum):
         super().__init__(num_heads, num_terms, dim, radii, True, generator)
         self.order = order
         self.form = form
-        self._peak = cardinal_bspline(torch.zeros((), dtype=torch.float64), order).item()
+        origin = torch.zeros((), dtype=torch.float64, device="cpu")
+        self._peak = cardinal_bspline(origin, order).item()
         if form == "weight":
             weight = self.amplitude.detach() / self._heights().detach()
             self.weight = nn.Parameter(weight.to(self.amplitude.dtype))
