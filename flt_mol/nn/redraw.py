@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from flt_mol.functional._common import placed, seeded_generator
 
 _F = TypeVar("_F", bound=Callable[..., object])
+_OUTSIDE: dict[Callable[..., object], Any] = {}
 _COUNTERS = ("redraw_seed", "draw_count", "step_count")
 
 
@@ -113,6 +114,7 @@ class Redrawn(nn.Module):
             self.register_buffer(name, placed(value))
         self.redraw_every = redraw_every
         if redraw_every is not None:
+            _prepare_graphs()
             seed = torch.randint(2**62, (), generator=generator, dtype=torch.int64, device="cpu")
             for name, value in zip(_COUNTERS, (seed, 0 * seed, 0 * seed), strict=True):
                 self.register_buffer(name, value.to(torch.get_default_device()))
@@ -142,7 +144,7 @@ class Redrawn(nn.Module):
     def _count_step(self) -> None:
         """Begin a step if this is a training forward and none is going on."""
         if self.redraw_every is not None and self.training:
-            _count(self)
+            _outside(_count)(self)
 
     def _drawn(self, name: str) -> Tensor:
         """What buffer `name` stands for now: itself, or the draw that training is at."""
@@ -150,7 +152,7 @@ class Redrawn(nn.Module):
         if self.redraw_every is None or not self.training:
             value = getattr(self, name)
         else:
-            value = _present(self, name, self.redraw_every)
+            value = _outside(_present)(self, name, self.redraw_every)
         return value
 
     def _watch(self, *results: Tensor, always: bool = False) -> None:
@@ -160,11 +162,17 @@ class Redrawn(nn.Module):
         so that what is made of it is noticed.
         """
         if self.redraw_every is not None and self.training:
-            _hook(self, results, always)
+            _outside(_hook)(self, results, always)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled: not the draw that follows from the rest."""
         return {**self.__dict__, "_renewed": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What is unpickled may be compiled before anything else."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.redraw_every is not None:
+            _prepare_graphs()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **settings: Any
@@ -181,10 +189,21 @@ class Redrawn(nn.Module):
         self._steps, self._in_step, self._renewed = None, False, None
 
 
-def _outside_graphs(function: _F) -> _F:
-    """What `torch.compiler.disable` marks, without the second that importing the compiler takes."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return function
+def _outside(function: _F) -> _F:
+    """`function` as `torch.compiler.disable` makes it, which graphs call without looking inside.
+
+    Not as a decorator: that would import the compiler, a second, with this module.
+    """
+    if function not in _OUTSIDE:
+        _OUTSIDE[function] = torch.compiler.disable(function)
+    outside: _F = _OUTSIDE[function]
+    return outside
+
+
+def _prepare_graphs() -> None:
+    """Have them ready before a graph is built: a graph cannot make them."""
+    for function in (_count, _present, _hook):
+        _outside(function)
 
 
 def _checked(redraw_every: int | None) -> int | None:
@@ -202,7 +221,6 @@ def _checked(redraw_every: int | None) -> int | None:
     return whole
 
 
-@_outside_graphs
 def _count(module: Redrawn) -> None:
     task = torch._C._current_graph_task_id()
     if task != -1:  # autograd is running: this forward is a recomputation
@@ -221,7 +239,6 @@ def _steps(module: Redrawn) -> int:
     return module._steps
 
 
-@_outside_graphs
 def _present(module: Redrawn, name: str, redraw_every: int) -> Tensor:
     saved: Tensor = getattr(module, name)
     index = max(_steps(module) - 1, 0) // redraw_every
@@ -241,7 +258,6 @@ def _present(module: Redrawn, name: str, redraw_every: int) -> Tensor:
     return draws[name]
 
 
-@_outside_graphs
 def _hook(module: Redrawn, results: tuple[Tensor, ...], always: bool) -> None:
     if always and torch.is_grad_enabled() and not any(x.requires_grad for x in results):
         results[-1].requires_grad_()
