@@ -189,6 +189,9 @@ def _in_order(
 
 
 def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: float) -> None:
+    for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} is a {type(value).__name__}: torch.as_tensor({name})")
     expected = {"positions": (positions.shape[0], 3), "cell": (systems, 3, 3), "pbc": (systems, 3)}
     for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
         if tuple(value.shape) != expected[name]:

@@ -83,8 +83,8 @@ def attend(rule: Rule, rows: Projected) -> Tensor:
 
 def linear(rule: Rule, rows: Projected) -> Tensor:
     """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
-    queries = rule.feature_map(rows.query, rows.query_at, key=False)
-    keys = rule.feature_map(rows.key, rows.key_at, key=True)
+    queries = _features(rule.feature_map, rows.query, rows.query_at, key=False)
+    keys = _features(rule.feature_map, rows.key, rows.key_at, key=True)
     if rule.causal:
         run = causal_log_attention if rule.feature_map.exponential else causal_attention
         return run(queries, keys, rows.value, rows.ptr)
@@ -95,6 +95,19 @@ def linear(rule: Rule, rows: Projected) -> Tensor:
         value = at_least_float32(rows.value)
         sums = sums + pair_sums(queries, keys, value, rows.pairs.weight, *rows.pairs[:2])
     return normalised(sums)
+
+
+def _features(
+    feature_map: FeatureMap, x: Tensor, at: PositionFeatures | None, *, key: bool
+) -> Tensor:
+    features: Tensor = feature_map(x, at, key=key)
+    expected = (x.shape[0], x.shape[1], feature_map.num_features)
+    if tuple(features.shape) != expected:
+        raise ValueError(
+            f"{type(feature_map).__name__} gives features of shape {tuple(features.shape)} for "
+            f"rows {tuple(x.shape)}, expected {expected}: (rows, heads, num_features)"
+        )
+    return features
 
 
 def exact(rows: Projected, causal: bool = False) -> Tensor:

@@ -14,6 +14,7 @@ from flt_mol.nn.attend import MODES, Rule, attend
 from flt_mol.nn.feature_map import FeatureMap, current_names, feature_map_of
 from flt_mol.nn.inputs import AttentionInputs
 from flt_mol.nn.inspection import Fidelity, attention_matrices, fidelity
+from flt_mol.nn.local import PairWeights
 from flt_mol.nn.projections import Projections
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import AttentionState
@@ -150,7 +151,24 @@ class FLTAttention(Projections):
         return self.feature_map.num_features
 
     def forward(
-        self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        *,
+        ptr: Tensor | None = None,
+        system: Tensor | None = None,
+        num_systems: int | None = None,
+        mask: Tensor | None = None,
+        position_features: PositionFeatures | None = None,
+        context: Tensor | None = None,
+        context_positions: Tensor | None = None,
+        context_ptr: Tensor | None = None,
+        context_system: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        context_features: PositionFeatures | None = None,
+        context_values: Tensor | None = None,
+        pairs: PairWeights | None = None,
+        images: PairWeights | None = None,
     ) -> Tensor:
         """Attend within each system.
 
@@ -158,9 +176,24 @@ class FLTAttention(Projections):
             x: (N, C), rows of all systems; or (B, L, C), one system for each b.
             positions: (N, ℓ) or (B, L, ℓ), Å, for a layer with an RPE of its own. With ℓ = 1 the
                 default is the place of each row in its system: 0, 1, 2, …, padding not counted.
-            **given: see `AttentionInputs`: `ptr`, `system` with `num_systems`, or `mask` for the
-                layout; `position_features`; `context` and what belongs to it for
-                cross-attention; `pairs` and `images`.
+            ptr: (B + 1,), first row of each system, for packed rows. **Without `ptr` and `system`,
+                rows (N, C) are all one system.**
+            system: (N,), the system of each row in any order, instead of `ptr`.
+            num_systems: B, with `system` only: indices beyond it are refused.
+            mask: (B, L) bool, True for real rows, for padded rows. What stands in the others has no
+                influence, not even NaN; they come out as 0.
+            position_features: Φ, Ψ of the rows as given, instead of `positions`.
+            context: (K, C') or (B, L', C'), the rows that keys and values are made of, where they
+                are another set (cross-attention). Rows whose system has no context get ``out(0)``.
+            context_positions: of the context, as `positions`.
+            context_ptr: of the context, as `ptr`.
+            context_system: of the context, as `system`.
+            context_mask: of the context, as `mask`.
+            context_features: of the context, as `position_features`.
+            context_values: rows that values are made of, where keys are made of others.
+            pairs: what `PairCorrection` gives, of packed rows.
+            images: what `ImageKeys` gives, of packed rows, for mode "exact": positions are not
+                needed then.
 
         Returns:
             Rows as they came, (N, C) or (B, L, C).
@@ -169,7 +202,24 @@ class FLTAttention(Projections):
             ValueError: shapes that do not fit, positions missing where the layer needs them or
                 given where it has no use for them.
         """
-        layout, rows = self.projected(x, positions, **given)
+        layout, rows = self.projected(
+            x,
+            positions,
+            ptr=ptr,
+            system=system,
+            num_systems=num_systems,
+            mask=mask,
+            position_features=position_features,
+            context=context,
+            context_positions=context_positions,
+            context_ptr=context_ptr,
+            context_system=context_system,
+            context_mask=context_mask,
+            context_features=context_features,
+            context_values=context_values,
+            pairs=pairs,
+            images=images,
+        )
         out = attend(self._rule, rows)
         out = self.out(self.dropout(out.flatten(1).to(rows.value.dtype)))
         return layout.unpack(out)

@@ -39,7 +39,10 @@ from flt_mol.nn.redraw import Redrawn
 class FeatureMap(nn.Module):
     """A map of rows to features that are not negative, one per head.
 
-    A map of your own needs `forward`, and the attributes that are not the defaults.
+    A map of your own needs `forward`, and the attributes that are not the defaults. Features below
+    0 make weights that may cancel, and outputs without bound or NaN. The position features of the
+    rows are ``at.query`` or, of keys, ``at.key``: (N, H, 2R), or (N, 1, 2R) where all heads share
+    them.
 
     Args:
         num_heads: H.
@@ -51,6 +54,18 @@ class FeatureMap(nn.Module):
         exponential: whether `forward` gives log φ, which attention exponentiates after taking off
             what is common to a system.
         estimates_softmax: whether E[φ(q)·φ(k)] = exp(q·k/√D + Φ·Ψ), up to a factor of the query.
+
+    Example:
+        >>> class Squares(FeatureMap):
+        ...     def forward(self, x, at, *, key):
+        ...         positions = (at.key if key else at.query).expand(-1, self.num_heads, -1)
+        ...         return torch.cat([positions, x], dim=-1).square()
+        >>> from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
+        >>> rpe = FourierRPE(GaussianSpectrum(2, 4), GaussianFrequencies(5))  # 2R = 10
+        >>> squares = Squares(num_heads=2, head_dim=4, position_dim=10, num_features=14)
+        >>> layer = FLTAttention(8, 2, feature_map=squares, rpe=rpe)
+        >>> layer(torch.randn(6, 8), torch.rand(6, 3)).shape
+        torch.Size([6, 8])
     """
 
     exponential = False

@@ -70,7 +70,7 @@ class Place(NamedTuple):
         if self.positions is None:
             if rpe.dim != 1:
                 raise ValueError(
-                    f"positions are missing: this layer's rpe needs one for each of {num_rows}"
+                    f"positions are missing: this layer's rpe needs one for each of {num_rows} rows"
                 )
             rows = torch.arange(num_rows, device=layout.ptr.device)
             # Sequences of more tokens than float32 counts one by one do not fit any memory.

@@ -30,6 +30,7 @@ from flt_mol.functional.spectral import (
     structure_factor_filter,
 )
 from flt_mol.nn._init import drawn_linear
+from flt_mol.nn.checks import check_rows
 
 _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale only
 
@@ -71,6 +72,10 @@ class SpectralFilter(nn.Module):
     square output at 4σ_max, 3e-4 at 5σ_max (1e-3 for molecules of a few atoms). Molecules whose
     principal axes are distinct still turn exactly, since the virtual cell turns with them; for
     the others, spheres and cubes, rotation changes outputs by these 5e-4.
+
+    **Forces** are the gradient of the energy to rounding in periodic systems. In open directions
+    virtual vectors are held constant, so they are off by what f_h is beyond `padding`: up to 1e-3
+    of the largest force for small molecules and slabs at the default, less with more padding.
 
     Args:
         embed_dim: C.
@@ -192,8 +197,9 @@ class SpectralFilter(nn.Module):
         Raises:
             ValueError: `x` of another width or number of rows, or a geometry of another basis.
         """
-        if x.dim() != 2 or x.shape[-1] != self.embed_dim:
+        if x.dim() != 2:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {self.embed_dim})")
+        check_rows(x, self.embed_dim, "x", self.value.weight)
         value = self.value(x)
         heads = value.view(x.shape[0], self.num_heads, self.embed_dim // self.num_heads)
         summed = self.convolve(heads, geometry).reshape(value.shape)

@@ -308,3 +308,10 @@ def test_the_reach_of_the_written_out_sums_is_long_enough():
     system = batch((5, 0, 1, 6))
     assert expected(*system, reach=4) == expected(*system, reach=5)
     assert len(lattice_shifts(system[1][0], system[2][0])) == 9**3
+
+
+def test_arrays_are_refused_by_name():
+    positions, cell = torch.zeros(1, 3), torch.eye(3)[None]
+    pbc, ptr = torch.zeros(1, 3, dtype=torch.bool), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="cell is a ndarray"):
+        neighbor_pairs(positions, cell.numpy(), pbc, ptr, 3.0)

@@ -212,3 +212,17 @@ def test_refusals_stay_in_the_graph():
         run(draw(3, C), system=torch.tensor([0, 1, 2]), num_systems=2)
     with pytest.raises(ValueError, match="ptr must"):
         run(draw(3, C), ptr=torch.tensor([0, 4]))
+
+
+def test_an_exported_layer_takes_its_arguments_by_name():
+    layer = make(0)
+    rows, offsets = torch.export.Dim("rows", min=2), torch.export.Dim("offsets", min=3)
+    program = torch.export.export(
+        layer,
+        (draw(17, C),),
+        {"ptr": PTR},
+        dynamic_shapes={"x": {0: rows}, "ptr": {0: offsets}},
+    )
+    x, ptr = draw(9, C, seed=1), torch.tensor([0, 4, 9])
+    expected = layer(x, ptr=ptr)
+    torch.testing.assert_close(program.module()(x, ptr=ptr), expected, rtol=0, atol=1e-5)

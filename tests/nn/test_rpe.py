@@ -9,7 +9,7 @@ from flt_mol.functional.packed import centred
 from flt_mol.functional.reference import relative_mask
 from flt_mol.nn.frequencies import ComponentFrequencies, GaussianFrequencies, LatticeFrequencies
 from flt_mol.nn.rpe import FourierRPE, relative_positions
-from flt_mol.nn.spectrum import DirectionalSpectrum, GaussianSpectrum
+from flt_mol.nn.spectrum import DirectionalSpectrum, GaussianSpectrum, Spectrum
 
 F64 = torch.float64
 SPLITS = ["one_sided", "symmetric", "balanced"]
@@ -420,3 +420,13 @@ def test_origins_that_do_not_fit_are_refused():
         rpe(positions, PTR, origin="last")
     with pytest.raises(ValueError, match=r"expected \(4, 3\)"):
         rpe(positions, PTR, origin=torch.zeros(3, 3))
+
+
+def test_a_spectrum_of_another_shape_is_refused():
+    class Flat(Spectrum):
+        def forward(self, frequencies):
+            return frequencies.square().sum(-1)
+
+    rpe = FourierRPE(Flat(4, 3), GaussianFrequencies(16))
+    with pytest.raises(ValueError, match=r"g of Flat has shape \(16,\) .* = \(4, 16\)"):
+        rpe(torch.zeros(2, 3))

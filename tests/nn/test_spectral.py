@@ -486,3 +486,13 @@ def test_weights_are_drawn_alike_whatever_the_default_dtype_and_saved():
     one = SpectralFilter(C, H)
     torch.manual_seed(3)
     assert torch.equal(SpectralFilter(C, H).amplitudes, one.amplitudes)
+
+
+def test_rows_of_another_dtype_are_refused_by_name():
+    layer = SpectralFilter(8, 2)
+    positions, ptr = torch.rand(4, 3, dtype=torch.float64), torch.tensor([0, 4])
+    cell, pbc = 5 * torch.eye(3)[None], torch.ones(1, 3, dtype=torch.bool)
+    geometry = layer.geometry(positions, cell, pbc, ptr)
+    assert layer(torch.zeros(4, 8), geometry).shape == (4, 8)
+    with pytest.raises(ValueError, match=r"x is torch.float64, the layer's weights are"):
+        layer(torch.zeros(4, 8, dtype=torch.float64), geometry)

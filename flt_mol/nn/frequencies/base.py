@@ -48,7 +48,14 @@ class Frequencies(Redrawn):
     def ratio(self, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
         """ξ (R, ℓ) or (H, R, ℓ), cycles/Å, and ρ = g(ξ)/p(ξ) (H, R), complex where g is."""
         frequencies, log_density = self()
-        return frequencies, spectrum(frequencies) * (-log_density).exp()
+        g = spectrum(frequencies)
+        expected = (spectrum.num_heads, self.num_frequencies)
+        if tuple(g.shape) != expected:
+            raise ValueError(
+                f"g of {type(spectrum).__name__} has shape {tuple(g.shape)} for frequencies "
+                f"{tuple(frequencies.shape)}, expected (heads, frequencies) = {expected}"
+            )
+        return frequencies, g * (-log_density).exp()
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
