@@ -1,32 +1,109 @@
-"""Pure functions: the quadratic truth, feature maps, Fourier features, linear attention."""
+"""Pure functions: the quadratic truth, feature maps, linear attention, lattices, pairs."""
 
+from flt_mol.functional.causal import (
+    causal_attention,
+    causal_log_attention,
+)
+from flt_mol.functional.exact import (
+    exact_attention,
+)
 from flt_mol.functional.feature_maps import (
+    SharedLogits,
+    elu_features,
     gaussian_projection,
+    hyperbolic_log_features,
     orthogonal_projection,
+    position_logits,
     project_positions,
+    relu_features,
     softmax_log_features,
+    softplus_log_features,
     stabilised_features,
 )
-from flt_mol.functional.fourier import PositionFeatures, fourier_basis, position_features
-from flt_mol.functional.linear import linear_attention
-from flt_mol.functional.packed import centred, offsets_of, sum_per_system, system_index
-from flt_mol.functional.reference import kernel_attention, relative_mask, softmax_attention
+from flt_mol.functional.fourier import (
+    PositionFeatures,
+    fourier_basis,
+    position_features,
+)
+from flt_mol.functional.images import (
+    image_attention,
+)
+from flt_mol.functional.lattice import (
+    ReciprocalVectors,
+    reciprocal_vectors,
+)
+from flt_mol.functional.linear import (
+    linear_attention,
+    linear_sums,
+    normalised,
+)
+from flt_mol.functional.neighbors import (
+    NeighborPairs,
+    neighbor_pairs,
+)
+from flt_mol.functional.packed import (
+    centred,
+    offsets_of,
+    sum_per_system,
+    system_index,
+)
+from flt_mol.functional.pairs import (
+    pair_filter,
+    pair_sums,
+)
+from flt_mol.functional.reference import (
+    kernel_attention,
+    relative_mask,
+    softmax_attention,
+)
+from flt_mol.functional.streaming import (
+    CausalState,
+    initial_state,
+    state_of,
+    state_of_log,
+    step,
+    step_log,
+)
 
 __all__ = [
+    "CausalState",
+    "NeighborPairs",
     "PositionFeatures",
+    "ReciprocalVectors",
+    "SharedLogits",
+    "causal_attention",
+    "causal_log_attention",
     "centred",
+    "elu_features",
+    "exact_attention",
     "fourier_basis",
     "gaussian_projection",
+    "hyperbolic_log_features",
+    "image_attention",
+    "initial_state",
     "kernel_attention",
     "linear_attention",
+    "linear_sums",
+    "neighbor_pairs",
+    "normalised",
     "offsets_of",
     "orthogonal_projection",
+    "pair_filter",
+    "pair_sums",
     "position_features",
+    "position_logits",
     "project_positions",
+    "reciprocal_vectors",
     "relative_mask",
+    "relu_features",
     "softmax_attention",
     "softmax_log_features",
+    "softplus_log_features",
     "stabilised_features",
+    "state_of",
+    "state_of_log",
+    "step",
+    "step_log",
     "sum_per_system",
     "system_index",
 ]
