@@ -16,7 +16,8 @@ from torch import nn
 from flt_mol.data.cells import heights
 from flt_mol.data.splits import skipped_message
 from flt_mol.evaluation.elements import check_elements, unseen_message
-from flt_mol.evaluation.splits import evaluating, predict_batch
+from flt_mol.evaluation.splits import predict_batch
+from flt_mol.modes import evaluating
 from flt_mol.predictions import Prediction, write_predictions
 from flt_mol.structures import Structures
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from flt_mol.evaluation.elements import check_elements, warn_unseen
 from flt_mol.evaluation.metrics import EnergyMetrics, energies
+from flt_mol.modes import evaluating
 from flt_mol.structures import Structures
 
 __all__ = [
@@ -111,20 +111,6 @@ def evaluate_splits(
         results[split] = _evaluate(model, source, batch_size, report)
     warn_unseen({symbol for result in results.values() for symbol in result.unseen})
     return results
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """`model` in eval mode; afterwards each of its submodules has its own flag back."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    flags = [module.training for module in modules]
-    try:
-        if isinstance(model, nn.Module):
-            model.eval()
-        yield
-    finally:
-        for module, flag in zip(modules, flags, strict=True):
-            module.training = flag
 
 
 def predict_batch(model: Model, batch: Structures) -> NDArray[np.float64]:

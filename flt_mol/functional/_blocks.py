@@ -160,8 +160,3 @@ def carried_back(blocks: Blocks, sums: Tensor, decays: Decays | None = None) -> 
         handed.append(F.pad(later * add, (0, 0, 0, 0, 0, idle)))
         later = parts[p] + F.pad(later * keep, (0, 0, 0, 0, 0, idle))
     return torch.cat(handed[::-1], 1)
-
-
-def with_ones(value: Tensor) -> Tensor:
-    """(…, V) → (…, V + 1): a last column of ones, whose weighted sum is the normaliser."""
-    return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], dim=-1)

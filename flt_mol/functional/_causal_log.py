@@ -29,8 +29,8 @@ from flt_mol.functional._blocks import (
     blocks_of,
     carried_back,
     carried_in,
-    with_ones,
 )
+from flt_mol.functional._common import with_ones
 
 LARGEST_GROWTH = 36.0
 # Factors below these are 0 instead of denormal numbers or the makers of them in products, which

@@ -21,6 +21,11 @@ def settled(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) for x in tensors)
 
 
+def with_ones(value: Tensor) -> Tensor:
+    """(…, V) → (…, V + 1): a last column of ones, whose weighted sum is the normaliser."""
+    return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], dim=-1)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which products of `x` keep their own dtype, whatever autocast asks for."""
     if torch.is_autocast_enabled(x.device.type):

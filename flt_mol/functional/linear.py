@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import settled, without_autocast
+from flt_mol.functional._common import settled, with_ones, without_autocast
 from flt_mol.functional._operator import operator, systems_of_both
 from flt_mol.functional.packed import check_ptr
 
@@ -70,8 +70,7 @@ def linear_sums(
     )
     with without_autocast(values):
         # A column of ones makes z one more column of S.
-        values = torch.cat([values, values.new_ones(1).expand(*values.shape[:-1], 1)], dim=-1)
-        return read_back(queries, keys, values, ptr, key_ptr).transpose(0, 1)
+        return read_back(queries, keys, with_ones(values), ptr, key_ptr).transpose(0, 1)
 
 
 def normalised(sums: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import _pair_ops
-from flt_mol.functional._common import without_autocast
+from flt_mol.functional._common import settled, with_ones, without_autocast
 
 
 def pair_filter(
@@ -136,16 +136,3 @@ def pair_sums(
         weight = weight * pair_dots(query_features, key_features, index_i, index_j)
         value = with_ones(value)
         return weighted_sum(weight, value, index_i, index_j, query_features.shape[0])
-
-
-def with_ones(value: Tensor) -> Tensor:
-    """[v, 1], so that the normaliser is one more column: (K, H, V) → (K, H, V + 1)."""
-    return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], dim=-1)
-
-
-def settled(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """All in the widest of their dtypes, at least float32: the operators take one dtype."""
-    dtype = torch.float32
-    for x in tensors:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return tuple(x.to(dtype) for x in tensors)

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional._blocks import with_ones
 from flt_mol.functional._causal_log import lowest
-from flt_mol.functional._common import settled, without_autocast
+from flt_mol.functional._common import settled, with_ones, without_autocast
 from flt_mol.functional.linear import normalised, read_back
 from flt_mol.functional.packed import check_ptr, max_per_system, spread
 

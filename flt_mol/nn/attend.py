@@ -92,8 +92,7 @@ def linear(rule: Rule, rows: Projected) -> Tensor:
         queries, keys = stabilised_features(queries, keys, rows.ptr, rows.key_ptr)
     sums = linear_sums(queries, keys, rows.value, rows.ptr, rows.key_ptr)
     if rows.pairs is not None:
-        value = at_least_float32(rows.value)
-        sums = sums + pair_sums(queries, keys, value, rows.pairs.weight, *rows.pairs[:2])
+        sums = sums + pair_sums(queries, keys, rows.value, rows.pairs.weight, *rows.pairs[:2])
     return normalised(sums)
 
 
@@ -113,8 +112,7 @@ def _features(
 def exact(rows: Projected, causal: bool = False) -> Tensor:
     """softmax(q·k/√D + Φ·Ψ), the sum of products as one product of concatenations."""
     query, key = _concatenated(rows)
-    value = at_least_float32(rows.value)
-    return exact_attention(query, key, value, rows.ptr, rows.key_ptr, scale=1.0, causal=causal)
+    return exact_attention(query, key, rows.value, rows.ptr, rows.key_ptr, scale=1.0, causal=causal)
 
 
 def _concatenated(rows: Projected) -> tuple[Tensor, Tensor]:
@@ -136,21 +134,21 @@ def _with_images(rule: Rule, rows: Projected, images: PairWeights) -> Tensor:
             "image keys are for mode 'exact', among the atoms of one set: without causal, pairs "
             "and context"
         )
-    query, key, value = (at_least_float32(x) for x in (rows.query, rows.key, rows.value))
-    return image_attention(query, key, value, rows.ptr, *images)
+    return image_attention(rows.query, rows.key, rows.value, rows.ptr, *images)
 
 
 def _exact_with_pairs(rows: Projected, pairs: PairWeights) -> Tensor:
     """The softmax of all pairs written out, those corrected among them: for small systems."""
     query, key = _concatenated(rows)
-    value = at_least_float32(rows.value)
     index_i, index_j, first = _all_pairs(rows.ptr, query.shape[0])
     i, j, weight = pairs
     start = rows.ptr[system_index(rows.ptr, query.shape[0])]
     correction = weight.to(query.dtype).log1p()
     zeros = correction.new_zeros(index_i.shape[0], correction.shape[1])
     log_weight = zeros.index_add(0, first[i] + j - start[i], correction)
-    return image_attention(query, key, value, rows.ptr, index_i, index_j, log_weight, scale=1.0)
+    return image_attention(
+        query, key, rows.value, rows.ptr, index_i, index_j, log_weight, scale=1.0
+    )
 
 
 def _all_pairs(ptr: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypedDict
 
-import torch
 from torch import Tensor
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.packed import spread
+from flt_mol.functional.packed import index_in_system
 from flt_mol.nn.layout import Layout
 from flt_mol.nn.local import PairWeights
 from flt_mol.nn.rpe import FourierRPE
@@ -72,9 +71,8 @@ class Place(NamedTuple):
                 raise ValueError(
                     f"positions are missing: this layer's rpe needs one for each of {num_rows} rows"
                 )
-            rows = torch.arange(num_rows, device=layout.ptr.device)
             # Sequences of more tokens than float32 counts one by one do not fit any memory.
-            return (rows - spread(layout.ptr[:-1], layout.ptr, num_rows))[:, None].float()
+            return index_in_system(layout.ptr, num_rows)[:, None].float()
         expected = (*layout.leading, rpe.dim)
         if tuple(self.positions.shape) != expected:
             raise ValueError(

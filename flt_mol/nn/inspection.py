@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.packed import system_index
+from flt_mol.functional.packed import index_in_system
 from flt_mol.nn.attend import Projected, Rule, attend
 
 
@@ -33,10 +33,9 @@ def attention_matrices(rule: Rule, rows: Projected) -> list[Tensor]:
     """
     key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
     keys, heads = rows.value.shape[:2]
-    index = torch.arange(keys, device=key_ptr.device) - key_ptr[system_index(key_ptr, keys)]
     sizes = key_ptr.diff().tolist()
     unit = torch.eye(max(sizes, default=0), device=key_ptr.device, dtype=rows.value.dtype)
-    value = unit[index][:, None, :].expand(-1, heads, -1)
+    value = unit[index_in_system(key_ptr, keys)][:, None, :].expand(-1, heads, -1)
     weights = attend(rule, rows._replace(value=value.contiguous()))
     parts = torch.split(weights.transpose(0, 1), rows.ptr.diff().tolist(), dim=1)
     return [part[..., :size] for part, size in zip(parts, sizes, strict=True)]

@@ -40,6 +40,17 @@ class Layout(NamedTuple):
         """Whether rows are given as (B, L, …)."""
         return len(self.leading) == 2
 
+    def refuse_unsorted(self, *counted: object) -> None:
+        """Refuse what counts packed rows, such as pairs, where rows were given in another order.
+
+        Raises:
+            ValueError: something is given that is not None, and rows are not in packed order.
+        """
+        if self.order is not None and any(given is not None for given in counted):
+            raise ValueError(
+                "pairs and images count packed rows: sort rows by system, and give ptr or system"
+            )
+
     def pack(self, x: Tensor) -> Tensor:
         """Rows as given, (N, …) or (B, L, …), to packed rows (K, …)."""
         if self.padded:

@@ -105,10 +105,7 @@ class Projections(nn.Module):
                 raise ValueError("a causal layer attends to its own rows: it takes no context")
             check_rows(context, self.context_dim, "context", self.key.weight)
             layout, keys = aligned_layouts(x, context, num_systems, rows, others)
-        if (pairs is not None or images is not None) and layout.order is not None:
-            raise ValueError(
-                "pairs and images count packed rows: sort rows by system, and give ptr or system"
-            )
+        layout.refuse_unsorted(pairs, images)
         check_pairs(pairs, layout.ptr, self.num_heads, "pairs")
         check_pairs(images, layout.ptr, self.num_heads, "images")
         sources = x if context is None else context

@@ -124,10 +124,7 @@ class FLTEncoder(nn.Module):
             ValueError: arguments that do not belong together or do not fit `x`.
         """
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
-        if (pairs is not None or images is not None) and layout.order is not None:
-            raise ValueError(
-                "pairs and images count packed rows: sort rows by system, and give ptr or system"
-            )
+        layout.refuse_unsorted(pairs, images)
         rows = layout.pack(x)
         features = places = None
         if self.rpe is not None:

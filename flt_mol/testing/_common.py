@@ -4,26 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """`model` in eval mode; afterwards each of its submodules has its own flag back."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    flags = [module.training for module in modules]
-    try:
-        if isinstance(model, nn.Module):
-            model.eval()
-        yield
-    finally:
-        for module, flag in zip(modules, flags, strict=True):
-            module.training = flag
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flt_mol.modes import evaluating
 from flt_mol.structures import Structures
-from flt_mol.testing._common import evaluating, load_saved_state, seeded, trainable
+from flt_mol.testing._common import load_saved_state, seeded, trainable
 from flt_mol.testing.structures import rounded_to_1024ths, shifted, tiled
 
 Model = Callable[[Structures], Mapping[str, Tensor] | Tensor]

@@ -44,7 +44,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.testing._common import difference, evaluating
+from flt_mol.modes import evaluating
+from flt_mol.testing._common import difference
 from flt_mol.testing.rows import Rows
 
 Layer = Callable[[Rows], Tensor]

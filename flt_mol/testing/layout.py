@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.testing._common import agree, evaluating, trainable
+from flt_mol.modes import evaluating
+from flt_mol.testing._common import agree, trainable
 from flt_mol.testing.layers import Layer, PaddedLayer, agree_at, evaluated, outputs
 from flt_mol.testing.rows import Rows
 from flt_mol.testing.symmetry import supercell

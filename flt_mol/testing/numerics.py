@@ -14,7 +14,8 @@ from fnmatch import fnmatch
 import torch
 from torch import Tensor, nn
 
-from flt_mol.testing._common import evaluating, load_saved_state, seeded, trainable
+from flt_mol.modes import evaluating
+from flt_mol.testing._common import load_saved_state, seeded, trainable
 from flt_mol.testing.layers import Layer, agree_at, evaluated, outputs
 from flt_mol.testing.rows import Rows
 
