@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from flt_mol.data.dataset import OnError
+from flt_mol.data.options import OnError
 from flt_mol.outputs import check_file, check_folder, printable, writing
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.data.dataset import Notes, OnError, StructuresDataset
+from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.oc20 import to_structures
+from flt_mol.data.options import ReadOptions
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def from_ase(
         record["sid"] = 0 if sid is None else sid
     if notes is not None:
         notes.update(_layer_note(record))
-    return to_structures(record, where="ASE atoms", ignore_energy=ignore_energy, notes=notes)
+    options = ReadOptions(ignore_energy=ignore_energy)
+    return to_structures(record, where="ASE atoms", options=options, notes=notes)
 
 
 def to_ase(structures: Structures, index: int = 0) -> Atoms:
@@ -159,9 +161,7 @@ class AseDataset(StructuresDataset):
 
     Args:
         path: the file.
-        require_energy: frames without `info["y_relaxed"]` are errors.
-        ignore_energy: targets and relaxed positions are not read, bad or good.
-        on_error: "raise" (here: when opened), or "skip".
+        options: how records are read; on_error="raise" raises here when the file is opened.
         notes: where warnings go.
 
     Raises:
@@ -171,19 +171,11 @@ class AseDataset(StructuresDataset):
     def __init__(
         self,
         path: str | Path,
+        options: ReadOptions | None = None,
         *,
-        require_energy: bool = False,
-        ignore_energy: bool = False,
-        on_error: OnError = "raise",
         notes: Notes | None = None,
     ) -> None:
-        super().__init__(
-            path,
-            require_energy=require_energy,
-            ignore_energy=ignore_energy,
-            on_error=on_error,
-            notes=notes,
-        )
+        super().__init__(path, options, notes=notes)
         frames = _read(self.path)
         if not frames:
             raise ValueError(f"no records in {path}: ASE finds no structures in it")
@@ -197,7 +189,7 @@ class AseDataset(StructuresDataset):
             record["sid"] = name if record["sid"] is None else record["sid"]
         self._check()
         for index, record in enumerate(self._records):
-            if on_error == "raise":
+            if self.options.on_error == "raise":
                 self[index]
             self.notes.add(_layer_note(record))
 

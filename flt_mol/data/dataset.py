@@ -6,16 +6,16 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch.utils.data import Dataset
 
 from flt_mol.data.oc20 import to_structures
+from flt_mol.data.options import ReadOptions
 from flt_mol.structures import Structures
 
-__all__ = ["Notes", "OnError", "StructuresDataset"]
+__all__ = ["Notes", "StructuresDataset"]
 
-OnError = Literal["raise", "skip"]
 _TRIED_FOR_TARGETS = 64
 
 
@@ -45,9 +45,7 @@ class StructuresDataset(Dataset[Structures]):
 
     Args:
         path: file or folder.
-        require_energy: systems without target are errors.
-        ignore_energy: targets and relaxed positions are not read, bad or good.
-        on_error: "raise", or "skip": read everything once now and leave bad records out.
+        options: how records are read.
         notes: shared by the parts of a larger data set.
 
     Attributes:
@@ -58,20 +56,12 @@ class StructuresDataset(Dataset[Structures]):
     def __init__(
         self,
         path: str | Path,
+        options: ReadOptions | None = None,
         *,
-        require_energy: bool = False,
-        ignore_energy: bool = False,
-        on_error: OnError = "raise",
         notes: Notes | None = None,
     ) -> None:
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error is {on_error!r}, expected 'raise' or 'skip'")
-        if require_energy and ignore_energy:
-            raise ValueError("require_energy and ignore_energy exclude each other")
         self.path = Path(path)
-        self.require_energy = require_energy
-        self.ignore_energy = ignore_energy
-        self.on_error = on_error
+        self.options = ReadOptions() if options is None else options
         self.notes = Notes(str(path)) if notes is None else notes
         self.skipped: list[str] = []
 
@@ -114,8 +104,7 @@ class StructuresDataset(Dataset[Structures]):
             record,
             where=self.where(index),
             default_sid=self.default_sid(index),
-            require_energy=self.require_energy,
-            ignore_energy=self.ignore_energy,
+            options=self.options,
             notes=kinds,
         )
         self.notes.add(kinds)
@@ -123,9 +112,9 @@ class StructuresDataset(Dataset[Structures]):
 
     def _check(self) -> None:
         """Look at the first records now, so that complaints come when the data set is opened."""
-        if self.require_energy:
+        if self.options.require_energy:
             self._refuse_without_targets()
-        if self.on_error == "skip":
+        if self.options.on_error == "skip":
             self._keep(list(self._good(range(len(self)))))
             if not len(self):
                 raise ValueError(f"{self.path}: every record is bad; the first: {self.skipped[0]}")
@@ -147,7 +136,7 @@ class StructuresDataset(Dataset[Structures]):
         readable = 0
         for index in range(min(len(self), _TRIED_FOR_TARGETS)):
             try:
-                if self.record(index).get("y_relaxed") is not None:
+                if self.record(index).get(self.options.energy) is not None:
                     return
                 readable += 1
             except ValueError:
@@ -155,6 +144,6 @@ class StructuresDataset(Dataset[Structures]):
         if not readable:
             return
         raise ValueError(
-            f"{self.path}: this split has no targets (no record holds y_relaxed); "
+            f"{self.path}: this split has no targets (no record holds {self.options.energy}); "
             "train and evaluate need them, predict does not"
         )

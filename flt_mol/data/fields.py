@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.cells import periodicity
+from flt_mol.data.options import ReadOptions
 
 __all__ = ["Fields", "read_sid"]
 
@@ -142,9 +143,15 @@ class Fields:
             self.fail("pos", f"is missing; fields stored: {', '.join(self.record)}")
         return positions
 
-    def relaxed(self, n: int) -> NDArray[np.float64] | None:
-        """Relaxed positions (N, 3), Å."""
-        return self.vectors("pos_relaxed", n)
+    def targets(
+        self, n: int, options: ReadOptions, notes: MutableMapping[str, str]
+    ) -> tuple[NDArray[np.float64] | None, float | None, float | None]:
+        """Relaxed positions (N, 3), Å, and the energies after and before relaxation, eV."""
+        if options.ignore_energy:
+            return None, None, None
+        relaxed = self.vectors(options.positions_relaxed, n)
+        energy = self.energy(options.energy, required=options.require_energy)
+        return relaxed, energy, self.energy_initial(options.energy_initial, notes)
 
     def cell(
         self, notes: MutableMapping[str, str]
@@ -209,12 +216,12 @@ class Fields:
             self.fail(field, f"is {energy}, expected a finite energy in eV")
         return energy
 
-    def energy_initial(self, notes: MutableMapping[str, str]) -> float | None:
+    def energy_initial(self, field: str, notes: MutableMapping[str, str]) -> float | None:
         """The energy before relaxation, eV; a malformed one is left out, with a note."""
         try:
-            return self.energy("y_init")
+            return self.energy(field)
         except ValueError as error:
-            notes["y_init"] = f"y_init left out: {error}"
+            notes["y_init"] = f"{field} left out: {error}"
             return None
 
     def info(self) -> dict[str, Any]:

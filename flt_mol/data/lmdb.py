@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.data.dataset import Notes, OnError, StructuresDataset
+from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.lmdb_file import Environment, stamp
+from flt_mol.data.options import ReadOptions
 from flt_mol.data.unpickling import Record, unpickle
 
 __all__ = ["LmdbDataset", "ShardedDataset"]
@@ -27,15 +28,13 @@ class LmdbDataset(StructuresDataset):
 
     Args:
         path: the file, or the folder with `data.mdb` in it.
-        require_energy: systems without target are errors.
-        ignore_energy: targets and relaxed positions are not read, bad or good.
-        on_error: "raise", or "skip": read everything once now and leave bad records out.
+        options: how records are read.
         notes: shared by the parts of a larger data set.
         prefix: put before the key, where a record without sid is named by it.
 
     Raises:
-        ValueError: a file that is no LMDB file, is truncated, or holds no records; with
-            require_energy, a file without targets.
+        ValueError: a file that is no LMDB file, is truncated, or holds no records; where targets
+            are required, a file without them.
 
     Warns:
         UserWarning: `length` or gaps between keys disagree with the records found; defaults taken
@@ -45,20 +44,12 @@ class LmdbDataset(StructuresDataset):
     def __init__(
         self,
         path: str | Path,
+        options: ReadOptions | None = None,
         *,
-        require_energy: bool = False,
-        ignore_energy: bool = False,
-        on_error: OnError = "raise",
         notes: Notes | None = None,
         prefix: str = "",
     ) -> None:
-        super().__init__(
-            path,
-            require_energy=require_energy,
-            ignore_energy=ignore_energy,
-            on_error=on_error,
-            notes=notes,
-        )
+        super().__init__(path, options, notes=notes)
         inside = self.path / "data.mdb"
         self.file = (inside if inside.is_file() else self.path).resolve()
         self.prefix = prefix
@@ -163,9 +154,7 @@ class ShardedDataset(StructuresDataset):
     Args:
         path: what the whole is called.
         files: its files, in order.
-        require_energy: systems without target are errors.
-        ignore_energy: targets and relaxed positions are not read, bad or good.
-        on_error: "raise", or "skip": leave bad records and bad files out.
+        options: how records are read.
         notes: where warnings go.
 
     Raises:
@@ -176,33 +165,18 @@ class ShardedDataset(StructuresDataset):
         self,
         path: str | Path,
         files: Sequence[Path],
+        options: ReadOptions | None = None,
         *,
-        require_energy: bool = False,
-        ignore_energy: bool = False,
-        on_error: OnError = "raise",
         notes: Notes | None = None,
     ) -> None:
-        super().__init__(
-            path,
-            require_energy=require_energy,
-            ignore_energy=ignore_energy,
-            on_error=on_error,
-            notes=notes,
-        )
+        super().__init__(path, options, notes=notes)
         self.parts: list[LmdbDataset] = []
         for file in files:
             prefix = f"{file.stem}:" if len(files) > 1 else ""
             try:
-                part = LmdbDataset(
-                    file,
-                    require_energy=require_energy,
-                    ignore_energy=ignore_energy,
-                    on_error=on_error,
-                    notes=self.notes,
-                    prefix=prefix,
-                )
+                part = LmdbDataset(file, self.options, notes=self.notes, prefix=prefix)
             except ValueError as error:
-                if on_error == "raise":
+                if self.options.on_error == "raise":
                     raise
                 self.skipped.append(str(error))
             else:

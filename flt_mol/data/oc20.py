@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flt_mol.data.fields import Fields, read_sid
+from flt_mol.data.options import ReadOptions
 from flt_mol.structures import Structures
 
 __all__ = ["to_structures"]
@@ -23,8 +24,7 @@ def to_structures(
     *,
     where: str,
     default_sid: int | str = 0,
-    require_energy: bool = False,
-    ignore_energy: bool = False,
+    options: ReadOptions | None = None,
     notes: MutableMapping[str, str] | None = None,
 ) -> Structures:
     """One record of the OC20 schema as a batch of B = 1.
@@ -43,8 +43,7 @@ def to_structures(
         record: stored values by stored name.
         where: how errors name the record, e.g. ``data.lmdb, key 3``.
         default_sid: sid where none is stored.
-        require_energy: a missing y_relaxed is an error.
-        ignore_energy: y_relaxed, y_init and pos_relaxed are not read, bad or good.
+        options: which targets are read, under which names, and whether one is required.
         notes: filled with the defaults taken, kind → text.
 
     Raises:
@@ -59,11 +58,12 @@ def to_structures(
         (7,)
     """
     notes = {} if notes is None else notes
+    options = ReadOptions() if options is None else options
     sid = read_sid(record, where, default_sid, notes)
     read = Fields(record, where, sid)
     numbers = read.numbers(notes)
     n = len(numbers)
-    relaxed = None if ignore_energy else read.relaxed(n)
+    relaxed, energy, energy_initial = read.targets(n, options, notes)
     positions, relaxed = _near_origin(read.positions(n), relaxed)
     cell, pbc = read.cell(notes)
     return Structures.single(
@@ -74,8 +74,8 @@ def to_structures(
         tags=read.tags(n, notes),
         fixed=read.fixed(n, notes),
         sid=sid,
-        energy=None if ignore_energy else read.energy("y_relaxed", required=require_energy),
-        energy_initial=None if ignore_energy else read.energy_initial(notes),
+        energy=energy,
+        energy_initial=energy_initial,
         positions_relaxed=relaxed,
         info=read.info(),
     )

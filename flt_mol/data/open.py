@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TypedDict
 
-from flt_mol.data.dataset import Notes, OnError, StructuresDataset
+from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.lmdb import LmdbDataset, ShardedDataset
 from flt_mol.data.lmdb_file import is_lmdb
+from flt_mol.data.options import OnError, ReadOptions
 
 __all__ = ["open_dataset"]
 
 _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
 _SHOWN = 5  # names in a message
-
-
-class _Options(TypedDict):
-    require_energy: bool
-    ignore_energy: bool
-    on_error: OnError
 
 
 def open_dataset(
@@ -28,6 +22,9 @@ def open_dataset(
     require_energy: bool = False,
     ignore_energy: bool = False,
     on_error: OnError = "raise",
+    energy: str = "y_relaxed",
+    energy_initial: str = "y_init",
+    positions_relaxed: str = "pos_relaxed",
 ) -> StructuresDataset:
     """The systems in a file or folder, as a data set of single :class:`Structures`.
 
@@ -41,6 +38,7 @@ def open_dataset(
         ignore_energy: y_relaxed, y_init and pos_relaxed are not read, so that bad ones do no harm.
         on_error: "raise": a bad record raises ValueError when it is read. "skip": all records are
             read once now, the bad ones left out and listed in `dataset.skipped`.
+        energy, energy_initial, positions_relaxed: names under which the file stores its targets.
 
     Raises:
         ValueError: a path that does not exist or cannot be read, naming it and the reason; no
@@ -54,21 +52,19 @@ def open_dataset(
         raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
     if not (path.is_dir() or path.is_file()):
         raise ValueError(f"{path} is no regular file; copy its contents into one")
-    options: _Options = {
-        "require_energy": require_energy,
-        "ignore_energy": ignore_energy,
-        "on_error": on_error,
-    }
+    options = ReadOptions(
+        require_energy, ignore_energy, on_error, energy, energy_initial, positions_relaxed
+    )
     if path.is_dir() and not (path / "data.mdb").is_file():
         return _folder(path, options)
     if path.is_dir() or path.suffix.lower() in _LMDB_SUFFIXES or is_lmdb(path):
-        return LmdbDataset(path, **options)
+        return LmdbDataset(path, options)
     from flt_mol.data.ase import AseDataset
 
-    return AseDataset(path, **options)
+    return AseDataset(path, options)
 
 
-def _folder(path: Path, options: _Options) -> StructuresDataset:
+def _folder(path: Path, options: ReadOptions) -> StructuresDataset:
     """All `*.lmdb` of a folder as one data set."""
     shards: list[Path] = []
     others: list[str] = []
@@ -83,7 +79,7 @@ def _folder(path: Path, options: _Options) -> StructuresDataset:
     if others:
         notes.add({"others": f"passed over, as they are no *.lmdb: {_names(others)}"})
     shards.sort(key=_natural)
-    return ShardedDataset(path, shards, **options, notes=notes)
+    return ShardedDataset(path, shards, options, notes=notes)
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.catalog import Recipe, recipe
-from flt_mol.data.dataset import OnError
+from flt_mol.data.options import OnError
 from flt_mol.data.open import open_dataset
 
 Baselines = dict[str, dict[str, float]]

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.catalog import recipe
-from flt_mol.data.dataset import OnError
+from flt_mol.data.options import OnError
 from flt_mol.data.splits import skipped_message
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
