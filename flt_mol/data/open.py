@@ -38,7 +38,9 @@ def open_dataset(
         ignore_energy: y_relaxed, y_init and pos_relaxed are not read, so that bad ones do no harm.
         on_error: "raise": a bad record raises ValueError when it is read. "skip": all records are
             read once now, the bad ones left out and listed in `dataset.skipped`.
-        energy, energy_initial, positions_relaxed: names under which the file stores its targets.
+        energy: name under which the target is stored, eV.
+        energy_initial: name of the energy before relaxation, eV.
+        positions_relaxed: name of the relaxed positions, Å.
 
     Raises:
         ValueError: a path that does not exist or cannot be read, naming it and the reason; no

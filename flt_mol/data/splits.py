@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.catalog import Recipe, recipe
-from flt_mol.data.options import OnError
 from flt_mol.data.open import open_dataset
+from flt_mol.data.options import OnError
 
 Baselines = dict[str, dict[str, float]]
 _SHOWN = 5
