@@ -171,8 +171,8 @@ def _finite(value: Any) -> Any:
 
 def run_emt(options: argparse.Namespace) -> None:
     """`flt-mol data emt`."""
-    from flt_mol.data.emt_dataset import generate
-    from flt_mol.data.emt_plan import NUM_SLABS
+    from flt_mol.data.emt.dataset import generate
+    from flt_mol.data.emt.plan import NUM_SLABS
 
     check_folder(options.output, "OUTPUT")
     slabs = NUM_SLABS if options.num_slabs is None else options.num_slabs

@@ -10,7 +10,7 @@ from ase import Atoms
 from ase.data import covalent_radii
 from numpy.typing import NDArray
 
-from flt_mol.data.emt import Slab, adsorbate_bonds
+from flt_mol.data.emt.surfaces import Slab, adsorbate_bonds
 
 Array = NDArray[Any]
 

@@ -5,8 +5,8 @@ import pytest
 from ase import Atoms
 from ase.data import covalent_radii
 
-from flt_mol.data import emt, emt_filters
-from flt_mol.data.emt_relax import relax
+from flt_mol.data.emt import filters, surfaces
+from flt_mol.data.emt.relax import relax
 
 TOP = 9.0
 
@@ -17,12 +17,12 @@ def clean_slab():
     positions = [(x, y, z) for z in (TOP - 3.0, TOP) for x, y in grid]
     atoms = Atoms("Cu18", positions=positions, cell=[7.8, 7.8, 24.0], pbc=True)
     atoms.set_tags([0] * 9 + [1] * 9)
-    return emt.Slab(atoms, 0.0, "100", 2, "converged", 0.0)
+    return surfaces.Slab(atoms, 0.0, "100", 2, "converged", 0.0)
 
 
 def with_adsorbate(name, position, stretch=1.0):
     slab = clean_slab()
-    adsorbate = emt.gas_geometry(name)
+    adsorbate = surfaces.gas_geometry(name)
     adsorbate.positions -= adsorbate.positions[0]
     adsorbate.positions *= stretch
     adsorbate.positions += position
@@ -31,7 +31,7 @@ def with_adsorbate(name, position, stretch=1.0):
 
 
 def judge(slab, system, y=-1.0, outcome="converged"):
-    return emt_filters.verdict(system, slab, y, outcome)
+    return filters.verdict(system, slab, y, outcome)
 
 
 def test_a_good_system_is_kept():
@@ -52,7 +52,7 @@ def test_a_good_system_is_kept():
 def test_energy_out_of_range(energy, dropped):
     reason = judge(*with_adsorbate("O", (2.6, 2.6, TOP + 1.9)), y=energy)
     assert reason == ("energy_out_of_range" if dropped else None)
-    assert emt_filters.out_of_range(energy) is dropped
+    assert filters.out_of_range(energy) is dropped
 
 
 def test_outcome_of_the_relaxation_is_the_reason():
@@ -96,9 +96,9 @@ def test_reconstructed():
 @pytest.mark.parametrize("name", ["OH", "CO", "CH3"])
 def test_dissociation_is_a_bond_beyond_the_slack(name):
     _, system = with_adsorbate(name, (2.6, 2.6, TOP + 1.9))
-    check = emt_filters.dissociation_check(name, system)
+    check = filters.dissociation_check(name, system)
     assert check(system.positions) is None
-    first, last = len(system) - len(emt.gas_geometry(name)), len(system) - 1
+    first, last = len(system) - len(surfaces.gas_geometry(name)), len(system) - 1
     longest = covalent_radii[system.numbers[[first, last]]].sum() + 0.8
     bond = system.positions[last] - system.positions[first]
     for length, reason in ((longest - 0.01, None), (longest + 0.01, "dissociated")):
@@ -109,16 +109,16 @@ def test_dissociation_is_a_bond_beyond_the_slack(name):
 
 def test_single_atoms_cannot_dissociate():
     _, system = with_adsorbate("N", (2.6, 2.6, TOP + 1.9))
-    assert emt_filters.dissociation_check("N", system)(system.positions * 100) is None
+    assert filters.dissociation_check("N", system)(system.positions * 100) is None
 
 
 def test_dissociation_ends_the_relaxation():
     # hydrogen atoms of H2O that EMT's copper pulls apart
     slab, system = with_adsorbate("H2O", (2.6, 2.6, TOP + 1.2), stretch=1.6)
-    check = emt_filters.dissociation_check("H2O", system)
+    check = filters.dissociation_check("H2O", system)
     assert relax(system, fmax=0.05, steps=200, stop=check) == "dissociated"
     assert judge(slab, system, outcome="dissociated") == "dissociated"
 
 
 def test_every_reason_has_a_rule():
-    assert set(emt_filters.RULES) == set(emt_filters.REASONS)
+    assert set(filters.RULES) == set(filters.REASONS)

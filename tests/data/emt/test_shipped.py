@@ -13,8 +13,9 @@ from ase.calculators.emt import EMT
 from ase.data import covalent_radii
 from ase.optimize import BFGS
 
-from flt_mol.data import catalog, emt_plan
-from flt_mol.data.emt import adsorbate_bonds
+from flt_mol.data import catalog
+from flt_mol.data.emt import plan
+from flt_mol.data.emt.surfaces import adsorbate_bonds
 from flt_mol.evaluation.baselines import CompositionRegression, Constant, score
 from flt_mol.structures import Structures
 
@@ -28,7 +29,7 @@ def recipe():
 def splits(recipe):
     """Every split as one batch."""
     batches = {}
-    for split in emt_plan.SPLITS:
+    for split in plan.SPLITS:
         dataset = recipe.open(split, require_energy=True)
         batches[split] = Structures.cat([dataset[i] for i in range(len(dataset))])
     return batches
@@ -140,7 +141,7 @@ def test_splits_share_no_slab_and_no_sid(splits):
 
 def test_held_out_adsorbates(splits):
     names = {s: set(systems.info["adsorbate"]) for s, systems in splits.items()}
-    trained, held_out = set(emt_plan.TRAINED_ADSORBATES), set(emt_plan.HELD_OUT_ADSORBATES)
+    trained, held_out = set(plan.TRAINED_ADSORBATES), set(plan.HELD_OUT_ADSORBATES)
     assert names["train"] == names["val_id"] == names["val_ood_cat"] == trained
     assert names["val_ood_ads"] == names["val_ood_both"] == held_out
     assert not trained & held_out
@@ -155,7 +156,7 @@ def test_held_out_adsorbates_by_their_atoms(splits):
 
 def test_held_out_alloys(splits):
     symbols = {"Al": 13, "Ni": 28, "Cu": 29, "Pd": 46, "Ag": 47, "Pt": 78, "Au": 79}
-    pairs = [{symbols[a], symbols[b]} for a, b in emt_plan.HELD_OUT_PAIRS]
+    pairs = [{symbols[a], symbols[b]} for a, b in plan.HELD_OUT_PAIRS]
     for split, systems in splits.items():
         expected = split in ("val_ood_cat", "val_ood_both")
         for system in systems:
@@ -197,8 +198,8 @@ def test_shipped_slabs_are_those_of_the_plan(recipe, splits):
             system = systems[index]
             slab = system.info["slab"][0]
             # the first draw; the rare second one after an unstable slab is passed over
-            split = emt_plan.split_of(slab)
-            draw = emt_plan.draw_slab(split, emt_plan.generator(seed, slab, 0))
+            split = plan.split_of(slab)
+            draw = plan.draw_slab(split, plan.generator(seed, slab, 0))
             ideal = draw.build()
             if len(ideal) != int((system.tags < 2).sum()):
                 continue

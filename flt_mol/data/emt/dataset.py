@@ -12,8 +12,8 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from flt_mol.data import emt_card, emt_plan
-from flt_mol.data.emt_run import run_slabs
+from flt_mol.data.emt import card, plan
+from flt_mol.data.emt.run import run_slabs
 
 Record = dict[str, Any]
 
@@ -33,7 +33,7 @@ def generate(
     output: Path | str,
     *,
     seed: int = 0,
-    num_slabs: int = emt_plan.NUM_SLABS,
+    num_slabs: int = plan.NUM_SLABS,
     workers: int = 2,
     work: Path | str | None = None,
     progress: bool = True,
@@ -64,7 +64,7 @@ def generate(
     """
     output = Path(output)
     folder = output / "work" if work is None else Path(work)
-    slabs = emt_plan.slab_ids(num_slabs)
+    slabs = plan.slab_ids(num_slabs)
     chunks = run_slabs(folder, slabs, seed=seed, workers=workers, progress=progress)
     output.mkdir(parents=True, exist_ok=True)
     splits = split_records(chunks)
@@ -76,7 +76,7 @@ def generate(
         )
     for split, records in splits.items():
         write_lmdb(output / f"{split}.lmdb", records)
-    emt_card.write(output, splits, chunks, seed=seed, num_slabs=num_slabs)
+    card.write(output, splits, chunks, seed=seed, num_slabs=num_slabs)
     if work is None:
         shutil.rmtree(folder)
     return output
@@ -84,7 +84,7 @@ def generate(
 
 def split_records(chunks: Sequence[Mapping[str, Any]]) -> dict[str, list[Record]]:
     """Records of each split as arrays and plain values, in order of sid."""
-    splits: dict[str, list[Record]] = {split: [] for split in emt_plan.SPLITS}
+    splits: dict[str, list[Record]] = {split: [] for split in plan.SPLITS}
     for chunk in sorted(chunks, key=lambda chunk: chunk["slab"]):
         splits[chunk["split"]] += [to_record(system) for system in chunk["records"]]
     return splits

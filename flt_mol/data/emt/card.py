@@ -14,7 +14,7 @@ import ase
 import numpy as np
 import yaml
 
-from flt_mol.data import emt, emt_filters, emt_plan, emt_tables
+from flt_mol.data.emt import filters, plan, surfaces, tables
 from flt_mol.evaluation.baselines import Baseline, CompositionRegression, Constant, score
 from flt_mol.files import temporary_path
 from flt_mol.structures import Structures
@@ -73,7 +73,7 @@ def write(output: Path, splits: Splits, chunks: Chunks, *, seed: int, num_slabs:
     card = output / "README.md"
     existing = card.read_text(encoding="utf-8") if card.exists() else None
     with temporary_path(card) as path:
-        path.write_text(emt_tables.card(existing, metadata, splits, chunks), encoding="utf-8")
+        path.write_text(tables.card(existing, metadata, splits, chunks), encoding="utf-8")
 
 
 def describe(
@@ -91,23 +91,23 @@ def describe(
             "ase": ase.__version__,
             "numpy": np.__version__,
             "calculator": "ase.calculators.emt.EMT, asap_cutoff False",
-            "fmax_eV_per_angstrom": {"system": emt_plan.FMAX, "clean_slab": emt_plan.SLAB_FMAX},
-            "steps": emt_plan.STEPS,
+            "fmax_eV_per_angstrom": {"system": plan.FMAX, "clean_slab": plan.SLAB_FMAX},
+            "steps": plan.STEPS,
         },
         "units": {"length": "Å", "energy": "eV"},
         "energy": "E(slab + adsorbate) − E(relaxed clean slab) − Σ gas references of its atoms",
         "gas_references_eV_per_atom": {
             "rule": "H = H2/2, N = N2/2, O = H2O − H2, C = CO − O; molecules relaxed in EMT",
-            **{symbol: round(value, 8) for symbol, value in emt.gas_references().items()},
+            **{symbol: round(value, 8) for symbol, value in surfaces.gas_references().items()},
         },
         "fields": _FIELDS,
         "elements": [ase.data.chemical_symbols[z] for z in sorted(numbers)],
         "adsorbates": {
-            "trained": list(emt_plan.TRAINED_ADSORBATES),
-            "held_out": list(emt_plan.HELD_OUT_ADSORBATES),
+            "trained": list(plan.TRAINED_ADSORBATES),
+            "held_out": list(plan.HELD_OUT_ADSORBATES),
         },
         "alloys": {
-            "held_out_pairs": [list(pair) for pair in emt_plan.HELD_OUT_PAIRS],
+            "held_out_pairs": [list(pair) for pair in plan.HELD_OUT_PAIRS],
             "rule": "slabs with both metals of a pair are in val_ood_cat and val_ood_both only, "
             "all slabs there are such",
         },
@@ -169,12 +169,12 @@ def _filters(chunks: Chunks) -> dict[str, Any]:
         "placements_tried": sum(chunk["tried"] for chunk in chunks),
         "kept": sum(len(chunk["records"]) for chunk in chunks),
         "dropped": {
-            reason: {"rule": emt_filters.RULES[reason], "count": dropped[reason]}
-            for reason in emt_filters.REASONS
+            reason: {"rule": filters.RULES[reason], "count": dropped[reason]}
+            for reason in filters.REASONS
         },
         "clean_slabs_dropped": {
             "rule": "not converged, or an atom moved more than "
-            f"{emt_filters.RECONSTRUCTED:g} Å from the ideal lattice; drawn again",
+            f"{filters.RECONSTRUCTED:g} Å from the ideal lattice; drawn again",
             "count": sum(chunk["slabs_dropped"] for chunk in chunks),
         },
     }

@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flt_mol.data.emt_systems import make_slab_systems
+from flt_mol.data.emt.systems import make_slab_systems
 from flt_mol.files import temporary_path
 
 _FORMAT = 1  # raise it when the same seed no longer gives the same systems

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from ase import Atoms
 
-from flt_mol.data.emt import METALS, build_slab, draw_symbols
+from flt_mol.data.emt.surfaces import METALS, build_slab, draw_symbols
 
 SPLITS = ("train", "val_id", "val_ood_ads", "val_ood_cat", "val_ood_both")
 TRAINED_ADSORBATES = (

@@ -1,7 +1,7 @@
 """Adsorption systems of effective medium theory: alloy slabs, adsorbates, relaxation.
 
 Everything here is one system at a time, a pure function of its arguments and of the generator it
-is given; `flt_mol.data.emt_dataset` makes a data set of it. Energies come from ASE's EMT with its
+is given; `flt_mol.data.emt.dataset` makes a data set of it. Energies come from ASE's EMT with its
 default cutoff (Jacobsen, Stoltze and Nørskov, Surf. Sci. 366, 394, 1996). EMT's parameters of H,
 C, N and O are "not for any serious use": the surfaces of potential energy are smooth and
 many-body, but they are no chemistry.
@@ -23,7 +23,7 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from flt_mol.data.emt_relax import relax
+from flt_mol.data.emt.relax import relax
 
 METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 FACETS: dict[str, Any] = {"111": fcc111, "100": fcc100, "110": fcc110}

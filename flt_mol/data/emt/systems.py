@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.data import emt_filters, emt_plan
-from flt_mol.data.emt import Slab, adsorption_energy, on_grid, place_adsorbate, relax_slab
-from flt_mol.data.emt_relax import relax
+from flt_mol.data.emt import filters, plan
+from flt_mol.data.emt.relax import relax
+from flt_mol.data.emt.surfaces import Slab, adsorption_energy, on_grid, place_adsorbate, relax_slab
 
 _SLAB_ATTEMPTS = 20
 
@@ -25,14 +25,14 @@ def make_slab_systems(seed: int, slab: int) -> dict[str, Any]:
     Raises:
         RuntimeError: no stable slab in 20 draws.
     """
-    split = emt_plan.split_of(slab)
+    split = plan.split_of(slab)
     dropped: Counter[str] = Counter()
     clean, rng, attempt = _clean_slab(seed, slab, split)
     records, tried = [], 0
-    for k, name in enumerate(emt_plan.draw_adsorbates(split, rng)):
-        for attempted in range(emt_plan.TRIES):
+    for k, name in enumerate(plan.draw_adsorbates(split, rng)):
+        for attempted in range(plan.TRIES):
             tried += 1
-            system_rng = emt_plan.generator(seed, slab, attempt, k, attempted)
+            system_rng = plan.generator(seed, slab, attempt, k, attempted)
             record, reason = make_system(clean, name, system_rng)
             if reason is None:
                 records.append({**record, "sid": slab * 10 + k, "slab": slab})
@@ -55,12 +55,12 @@ def make_slab_systems(seed: int, slab: int) -> dict[str, Any]:
 def _clean_slab(seed: int, slab: int, split: str) -> tuple[Slab, np.random.Generator, int]:
     """A stable relaxed slab, its generator, and how many draws before it were dropped."""
     for attempt in range(_SLAB_ATTEMPTS):
-        rng = emt_plan.generator(seed, slab, attempt)
-        draw = emt_plan.draw_slab(split, rng)
+        rng = plan.generator(seed, slab, attempt)
+        draw = plan.draw_slab(split, rng)
         clean = relax_slab(
-            draw.build(), draw.facet, draw.size[2], fmax=emt_plan.SLAB_FMAX, steps=emt_plan.STEPS
+            draw.build(), draw.facet, draw.size[2], fmax=plan.SLAB_FMAX, steps=plan.STEPS
         )
-        stable = clean.displacement <= emt_filters.RECONSTRUCTED
+        stable = clean.displacement <= filters.RECONSTRUCTED
         if clean.outcome == "converged" and stable:
             return clean, rng, attempt
     raise RuntimeError(f"slab {slab} of seed {seed}: no stable slab in {_SLAB_ATTEMPTS} draws")
@@ -75,16 +75,16 @@ def make_system(
     """
     system = place_adsorbate(slab, name, rng)
     y_init = adsorption_energy(system, slab)
-    if emt_filters.out_of_range(y_init):
+    if filters.out_of_range(y_init):
         return {}, "energy_init_out_of_range"
     start = system.positions.copy()
-    stop = emt_filters.dissociation_check(name, system)
-    outcome = relax(system, fmax=emt_plan.FMAX, steps=emt_plan.STEPS, stop=stop)
+    stop = filters.dissociation_check(name, system)
+    outcome = relax(system, fmax=plan.FMAX, steps=plan.STEPS, stop=stop)
     if outcome != "converged":
         return {}, outcome
     system.set_positions(on_grid(system.positions), apply_constraint=False)
     y_relaxed = adsorption_energy(system, slab)
-    reason = emt_filters.verdict(system, slab, y_relaxed, outcome)
+    reason = filters.verdict(system, slab, y_relaxed, outcome)
     if reason is not None:
         return {}, reason
     tags = system.get_tags()

@@ -9,8 +9,8 @@ from ase.constraints import FixAtoms
 from ase.data import covalent_radii
 from ase.optimize import BFGS
 
-from flt_mol.data import emt
-from flt_mol.data.emt_relax import relax
+from flt_mol.data.emt import surfaces
+from flt_mol.data.emt.relax import relax
 
 
 def generator(seed=0):
@@ -19,22 +19,22 @@ def generator(seed=0):
 
 @pytest.fixture(scope="module")
 def slab():
-    symbols = emt.draw_symbols(("Cu", "Pd"), 8, generator())
-    return emt.relax_slab(
-        emt.build_slab("111", (2, 2, 2), symbols, 0.02), "111", 2, fmax=0.01, steps=200
+    symbols = surfaces.draw_symbols(("Cu", "Pd"), 8, generator())
+    return surfaces.relax_slab(
+        surfaces.build_slab("111", (2, 2, 2), symbols, 0.02), "111", 2, fmax=0.01, steps=200
     )
 
 
-@pytest.mark.parametrize("metal", emt.METALS)
+@pytest.mark.parametrize("metal", surfaces.METALS)
 def test_lattice_constant_has_no_pressure(metal):
-    crystal = bulk(metal, "fcc", a=emt.lattice_constant(metal))
+    crystal = bulk(metal, "fcc", a=surfaces.lattice_constant(metal))
     crystal.calc = EMT()
     assert np.abs(crystal.get_stress()[:3]).max() < 1e-4  # eV/Å³; 1 % of strain gives some 1e-2
 
 
 @pytest.mark.parametrize(("facet", "layers"), [("111", 2), ("100", 3), ("110", 4), ("111", 4)])
 def test_slab_layers_tags_and_vacuum(facet, layers):
-    slab = emt.build_slab(facet, (2, 3, layers), ["Ni"] * (6 * layers), 0.0)
+    slab = surfaces.build_slab(facet, (2, 3, layers), ["Ni"] * (6 * layers), 0.0)
     tags, heights = slab.get_tags(), slab.positions[:, 2]
     assert len(slab) == 6 * layers
     assert len(np.unique(np.round(heights, 2))) == layers
@@ -47,26 +47,30 @@ def test_slab_layers_tags_and_vacuum(facet, layers):
 
 
 def test_lattice_is_the_strained_mean_of_the_composition():
-    slab = emt.build_slab("100", (2, 2, 2), ["Al", "Au", "Au", "Au"] * 2, 0.03)
-    a = 1.03 * (0.25 * emt.lattice_constant("Al") + 0.75 * emt.lattice_constant("Au"))
+    slab = surfaces.build_slab("100", (2, 2, 2), ["Al", "Au", "Au", "Au"] * 2, 0.03)
+    a = 1.03 * (0.25 * surfaces.lattice_constant("Al") + 0.75 * surfaces.lattice_constant("Au"))
     # the 100 surface cell of n × n atoms is n a / √2 wide
     assert slab.cell[0, 0] == pytest.approx(2 * a / np.sqrt(2), abs=1e-5)
 
 
 def test_every_drawn_element_occurs():
     for seed in range(20):
-        assert set(emt.draw_symbols(("Cu", "Pd", "Pt"), 8, generator(seed))) == {"Cu", "Pd", "Pt"}
+        assert set(surfaces.draw_symbols(("Cu", "Pd", "Pt"), 8, generator(seed))) == {
+            "Cu",
+            "Pd",
+            "Pt",
+        }
 
 
 def test_positions_are_exact_in_float32(slab):
-    system = emt.place_adsorbate(slab, "CH3", generator(1))
+    system = surfaces.place_adsorbate(slab, "CH3", generator(1))
     for array in (slab.atoms.positions, system.positions, system.cell.array):
         assert np.array_equal(array, array.astype(np.float32).astype(np.float64))
 
 
 def test_relaxed_slab(slab):
     atoms = slab.atoms.copy()
-    ideal = emt.build_slab("111", (2, 2, 2), atoms.get_chemical_symbols(), 0.02)
+    ideal = surfaces.build_slab("111", (2, 2, 2), atoms.get_chemical_symbols(), 0.02)
     fixed = atoms.get_tags() == 0
     atoms.calc = EMT()
     assert slab.outcome == "converged"
@@ -74,28 +78,28 @@ def test_relaxed_slab(slab):
     assert np.linalg.norm(atoms.get_forces(apply_constraint=False)[~fixed], axis=1).max() < 0.02
     assert slab.energy == pytest.approx(atoms.get_potential_energy(), abs=1e-12)
     assert 0 < slab.displacement < 0.5
-    assert slab.energy < emt.energy(ideal)
+    assert slab.energy < surfaces.energy(ideal)
 
 
 def test_relax_agrees_with_ase():
-    mine = emt.build_slab("100", (2, 2, 3), ["Pt", "Ni"] * 6, 0.0)
+    mine = surfaces.build_slab("100", (2, 2, 3), ["Pt", "Ni"] * 6, 0.0)
     mine.positions[-1] += (0.1, -0.05, 0.2)
     reference = mine.copy()
     reference.calc = EMT()
     BFGS(reference, logfile=None).run(fmax=1e-3, steps=300)
     assert relax(mine, fmax=1e-3, steps=300) == "converged"
     assert mine.calc is None
-    assert emt.energy(mine) == pytest.approx(reference.get_potential_energy(), abs=1e-5)
+    assert surfaces.energy(mine) == pytest.approx(reference.get_potential_energy(), abs=1e-5)
 
 
 def test_relax_never_climbs(slab):
-    system = emt.place_adsorbate(slab, "CO", generator(3))
-    path = [emt.energy(system)]
+    system = surfaces.place_adsorbate(slab, "CO", generator(3))
+    path = [surfaces.energy(system)]
 
     def watch(positions):
         now = system.copy()
         now.positions = positions
-        path.append(emt.energy(now))
+        path.append(surfaces.energy(now))
 
     relax(system, fmax=0.05, steps=100, stop=watch)
     assert len(path) > 5
@@ -103,7 +107,7 @@ def test_relax_never_climbs(slab):
 
 
 def test_relax_says_why_it_ended(slab):
-    start = emt.place_adsorbate(slab, "CO", generator(3))
+    start = surfaces.place_adsorbate(slab, "CO", generator(3))
     assert relax(start.copy(), fmax=0.05, steps=2) == "not_converged"
     assert relax(start.copy(), fmax=0.05, steps=50, stop=lambda _: "enough") == "enough"
     broken = Atoms("CO", positions=[(0, 0, 0), (0, 0, 0)])  # forces are not finite
@@ -119,7 +123,7 @@ def test_gas_references_are_those_of_oc20():
         BFGS(atoms, logfile=None).run(fmax=1e-3, steps=300)
         return atoms.get_potential_energy()
 
-    reference = emt.gas_references()
+    reference = surfaces.gas_references()
     assert 2 * reference["H"] == pytest.approx(relaxed("H2"), abs=1e-5)
     assert 2 * reference["N"] == pytest.approx(relaxed("N2"), abs=1e-5)
     assert 2 * reference["H"] + reference["O"] == pytest.approx(relaxed("H2O"), abs=1e-5)
@@ -130,15 +134,15 @@ def test_contact_height_of_one_atom_on_top_of_another():
     below = Atoms("Cu", positions=[(0, 0, 1.0)], cell=[8, 8, 20], pbc=True)
     radii = covalent_radii[29] + covalent_radii[8]
     straight = Atoms("O", positions=[(0, 0, 0)])
-    assert emt.contact_height(below, straight, 1.2) == pytest.approx(1.0 + 1.2 * radii)
+    assert surfaces.contact_height(below, straight, 1.2) == pytest.approx(1.0 + 1.2 * radii)
     aside = Atoms("O", positions=[(9.0, -16.0, 0.5)])  # 1 Å from an image, across the border
     height = 1.0 + np.sqrt((1.2 * radii) ** 2 - 1.0) - 0.5
-    assert emt.contact_height(below, aside, 1.2) == pytest.approx(height)
+    assert surfaces.contact_height(below, aside, 1.2) == pytest.approx(height)
 
 
 def test_adsorbate_touches_within_the_range(slab):
     for seed in range(10):
-        system = emt.place_adsorbate(slab, "NH3", generator(seed))
+        system = surfaces.place_adsorbate(slab, "NH3", generator(seed))
         tags, radii = system.get_tags(), covalent_radii[system.numbers]
         ratio = system.get_all_distances(mic=True) / (radii[:, None] + radii)
         nearest = ratio[np.ix_(tags == 2, tags != 2)].min()
@@ -150,7 +154,7 @@ def test_adsorbate_touches_within_the_range(slab):
 
 def test_rotations_are_rotations_and_uniform():
     rng = generator()
-    rotations = np.array([emt.random_rotation(rng) for _ in range(2000)])
+    rotations = np.array([surfaces.random_rotation(rng) for _ in range(2000)])
     np.testing.assert_allclose(
         rotations @ rotations.transpose(0, 2, 1), np.tile(np.eye(3), (2000, 1, 1)), atol=1e-12
     )
@@ -167,9 +171,11 @@ def test_adsorption_energy_of_atoms_far_away_is_that_of_the_gas(slab):
     relax(gas, fmax=1e-3, steps=100)
     gas.set_tags(2)
     system.set_constraint()
-    assert emt.adsorption_energy(system + gas, slab) == pytest.approx(0.0, abs=1e-5)
+    assert surfaces.adsorption_energy(system + gas, slab) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_bonds_are_those_of_chemistry():
-    bonds = {name: len(emt.adsorbate_bonds(name)) for name in ("O", "N2", "CO2", "CH3", "CH2O")}
+    bonds = {
+        name: len(surfaces.adsorbate_bonds(name)) for name in ("O", "N2", "CO2", "CH3", "CH2O")
+    }
     assert bonds == {"O": 0, "N2": 1, "CO2": 2, "CH3": 3, "CH2O": 3}

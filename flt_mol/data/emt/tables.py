@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.data import emt_plan
+from flt_mol.data.emt import plan
 
 Splits = Mapping[str, Sequence[Mapping[str, Any]]]
 Chunks = Sequence[Mapping[str, Any]]
@@ -125,7 +125,7 @@ def _histogram(
 
 def _adsorbates(splits: Splits) -> str:
     rows = []
-    for name in (*emt_plan.TRAINED_ADSORBATES, *emt_plan.HELD_OUT_ADSORBATES):
+    for name in (*plan.TRAINED_ADSORBATES, *plan.HELD_OUT_ADSORBATES):
         chosen = {
             split: [record for record in records if record["adsorbate"] == name]
             for split, records in splits.items()
@@ -148,8 +148,8 @@ def _slabs(chunks: Chunks) -> str:
     for form, value in properties.items():
         counts = Counter((chunk["split"], value(chunk)) for chunk in chunks)
         for kind in sorted({kind for _, kind in counts}):
-            rows.append([form.format(kind), *(counts[s, kind] for s in emt_plan.SPLITS)])
-    return table(["slabs", *emt_plan.SPLITS], rows)
+            rows.append([form.format(kind), *(counts[s, kind] for s in plan.SPLITS)])
+    return table(["slabs", *plan.SPLITS], rows)
 
 
 def _filters(metadata: Mapping[str, Any]) -> str:
