@@ -7,19 +7,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from flt_mol.functional._pair_lattices import Floats, Found, Integers, within
 
 # Where there would be more cells than this and one direction is much thinner than the others,
 # vesin 0.4 to 0.6 divides by zero, which ends the process.
 _MOST_CELLS = 2e4
 _WIDE = 20
+# What lies so near the cutoff, relatively to it and to the positions, is judged by `within`.
+_DOUBT = 1e-9, 1e-12
+# vesin refuses cutoffs below 1e-6.
+_SHORTEST = 1e-3
 
 
 def search(
-    points: Floats, cell: Floats, periodic: NDArray[np.bool_], heights: Floats, cutoff: float
-) -> tuple[Integers, Integers]:
-    """Pairs (P, 2) and shifts (P, 3) of one system within the cutoff, in any order.
+    points: Floats,
+    cell: Floats,
+    periodic: NDArray[np.bool_],
+    heights: Floats,
+    cutoff: float,
+    self_pairs: bool,
+) -> Found:
+    """Pairs of one system within the cutoff, sorted by i, then j, then T.
 
     Args:
         points: (n, 3).
@@ -27,25 +35,57 @@ def search(
         periodic: (3,), which axes repeat.
         heights: (3,), distance between lattice planes, for axes that repeat.
         cutoff: in the unit of the points.
+        self_pairs: whether every atom also sees itself.
 
     Raises:
         ImportError: vesin is not installed.
     """
-    span, wrapped = np.ptp(points, axis=0), None
+    span, wrapped, given = np.ptp(points, axis=0), None, points
     if span.max() > _WIDE * cutoff:
         points, wrapped, span = _gathered(points, cell, periodic, cutoff)
     # With one or two open axes, vesin picks their directions; without lattice, those of space.
     extent = np.where(periodic, heights, np.linalg.norm(span)) if periodic.any() else span
-    radius = _radius(extent, periodic, cutoff)
-    found = _vesin().NeighborList(cutoff=radius, full_list=True)
-    pair, shift, distance = found.compute(points, cell, periodic, "PSd")
-    pair, shift = pair.astype(np.int64), shift.astype(np.int64)
-    if radius > cutoff:
-        near = distance < cutoff
-        pair, shift = pair[near], shift[near]
+    doubt = _DOUBT[0] * cutoff + _DOUBT[1] * float(np.abs(given).max())
+    radius = _radius(extent, periodic, max(cutoff + doubt, _SHORTEST))
+    found = _vesin().NeighborList(cutoff=radius, full_list=False)
+    pair, shift, distance = found.compute(points, cell, periodic, "PSd", copy=False)
+    (i, j), shift = pair.astype(np.int64).T, shift.astype(np.int64)
     if wrapped is not None:
-        shift += wrapped[pair[:, 0]] - wrapped[pair[:, 1]]
-    return pair, shift
+        shift += wrapped[i] - wrapped[j]
+    unsure = np.flatnonzero(distance >= cutoff - doubt)
+    if len(unsure):
+        near = within(given, cell, (i[unsure], j[unsure], shift[unsure]), cutoff)
+        i, j, shift = (np.delete(x, unsure[~near], axis=0) for x in (i, j, shift))
+    return _both_ways(i, j, shift, len(points), self_pairs)
+
+
+def _both_ways(i: Integers, j: Integers, shift: Integers, atoms: int, self_pairs: bool) -> Found:
+    """The pairs, the same seen from j, and self pairs, sorted by i, then j, then T."""
+    own = np.arange(atoms if self_pairs else 0)
+    farthest = np.abs(shift).max(axis=0, initial=0)
+    widths = [int(most).bit_length() for most in (atoms, *(2 * farthest))]
+    if widths[0] + sum(widths) > 63:
+        # Atoms scattered over so many cells that one integer cannot hold pair and shift.
+        nowhere = np.zeros((len(own), 3), np.int64)
+        index_i, index_j = np.concatenate([i, j, own]), np.concatenate([j, i, own])
+        shift = np.concatenate([shift, -shift, nowhere])
+        order = np.lexsort((*shift.T[::-1], index_j, index_i))
+        return index_i[order], index_j[order], shift[order]
+    places = np.cumsum([0, *widths[:0:-1]])[::-1]
+    steps = 1 << places[1:]
+    image, origin = shift @ steps, farthest @ steps
+    forth, back = (((x << widths[0]) + y) << places[0] for x, y in ((i, j), (j, i)))
+    itself = ((own << widths[0]) + own) << places[0]
+    key = np.concatenate([forth + image, back - image, itself])
+    key += origin
+    # Sorting the keys alone is several times as fast as finding their order.
+    key.sort()
+    parts = np.empty((len(key), 3), np.int64)
+    for axis in range(3):
+        part = (key >> places[axis + 1]) & ((1 << widths[axis + 1]) - 1)
+        np.subtract(part, farthest[axis], out=parts[:, axis])
+    key >>= places[0]
+    return key >> widths[0], key & ((1 << widths[0]) - 1), parts
 
 
 def _vesin() -> Any:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.functional._common import at_least_float32
-from flt_mol.functional._vesin import search
+from flt_mol.functional._pair_lattices import lattices_of
+from flt_mol.functional._pair_search import search
 from flt_mol.functional.packed import system_sizes
 
-_MOST_IMAGES = 100
 _FARTHEST = 1e8  # Å; vesin counts cells in 32 bits
 
 
@@ -117,12 +115,14 @@ def neighbor_pairs(
     *,
     self_pairs: bool = False,
 ) -> NeighborPairs:
-    """All pairs within `cutoff` in every system of a batch, by vesin's cell lists.
+    """All pairs within `cutoff` in every system of a batch.
 
-    Distances are judged in float64. Atoms may lie outside their cell, cells may be smaller than
-    the cutoff (then j appears with several shifts, and i sees itself), systems may be empty, and
-    vectors of axes that do not repeat are ignored, whatever they hold. Runs on CPU; not for
-    regions that are compiled, since the number of pairs depends on the data.
+    Small systems are searched together by matrix products, large ones by vesin's cell lists; pairs
+    do not depend on which. Distances are judged in float64, and lie strictly below the cutoff.
+    Atoms may lie outside their cell, cells may be smaller than the cutoff (then j appears with
+    several shifts, and i sees itself), systems may be empty, and vectors of axes that do not
+    repeat are ignored, whatever they hold. Runs on CPU; not for regions that are compiled, since
+    the number of pairs depends on the data.
 
     Args:
         positions: (N, 3), Å, any device.
@@ -151,41 +151,10 @@ def neighbor_pairs(
     """
     sizes = system_sizes(ptr, positions.shape[0])
     _check(positions, cell, pbc, len(sizes), cutoff)
-    points, lattices = (x.detach().cpu().to(torch.float64).numpy() for x in (positions, cell))
-    periodic = pbc.detach().cpu().numpy()
-    heights = _checked_heights(lattices, periodic, float(cutoff))
-    lattices = np.where(periodic[:, :, None], lattices, 0.0)
-    parts, start = [np.zeros((5, 0), np.int64)], 0
-    for b, size in enumerate(sizes):
-        if size and (size > 1 or self_pairs or periodic[b].any()):
-            rows = points[start : start + size]
-            pair, shift = search(rows, lattices[b], periodic[b], heights[b], float(cutoff))
-            parts.append(_in_order(pair, shift, size if self_pairs else 0))
-            parts[-1][:2] += start
-        start += size
-    index_i, index_j, *shifts = torch.from_numpy(np.concatenate(parts, axis=1))
-    pairs = NeighborPairs(index_i, index_j, torch.stack(shifts, 1))
-    return pairs.to(positions.device)
-
-
-def _in_order(
-    pair: NDArray[np.int64], shift: NDArray[np.int64], self_pairs: int
-) -> NDArray[np.int64]:
-    """i, j and shift (5, P) of pairs and so many self pairs, sorted by i, then j, then shift."""
-    rows = np.zeros((5, len(pair) + self_pairs), np.int64)
-    rows[:2, : len(pair)], rows[2:, : len(pair)] = pair.T, shift.T
-    rows[:2, len(pair) :] = np.arange(self_pairs)
-    if rows.shape[1] == 0:
-        return rows
-    lowest = rows.min(axis=1)
-    spans = (rows.max(axis=1) - lowest + 1).tolist()
-    if math.prod(spans) >= 2**62:
-        # Atoms scattered over so many cells that one integer cannot hold pair and shift.
-        return rows[:, np.lexsort(rows[::-1])]
-    key = np.zeros(rows.shape[1], np.int64)
-    for row, low, span in zip(rows, lowest, spans, strict=True):
-        key = key * span + (row - low)
-    return rows[:, np.argsort(key)]
+    points, cells = (x.detach().cpu().to(torch.float64).numpy() for x in (positions, cell))
+    lattices = lattices_of(cells, pbc.detach().cpu().numpy(), float(cutoff))
+    found = search(points, lattices, sizes, float(cutoff), self_pairs)
+    return NeighborPairs(*(torch.from_numpy(x) for x in found)).to(positions.device)
 
 
 def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: float) -> None:
@@ -211,32 +180,3 @@ def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: f
             )
     if not 0 < cutoff < math.inf:
         raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
-
-
-def _checked_heights(
-    cells: NDArray[np.float64], periodic: NDArray[np.bool_], cutoff: float
-) -> NDArray[np.float64]:
-    """Distance between lattice planes (B, 3), refused below a hundredth of the cutoff."""
-    if len(cells) == 0:
-        return np.zeros((0, 3))
-    lengths = np.linalg.norm(cells, axis=-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        directions = np.nan_to_num(cells / lengths[..., None])
-    # Axes that do not repeat are taken as perpendicular to all others.
-    repeats = periodic[:, :, None] & periodic[:, None, :]
-    gram = np.where(repeats, directions @ directions.transpose(0, 2, 1), np.eye(3))
-    flat = np.linalg.det(gram) < 1e-12
-    inverse = np.linalg.inv(np.where(flat[:, None, None], np.eye(3), gram))
-    # Dual vectors are as long as one over the distance between lattice planes.
-    heights = lengths / np.sqrt(np.diagonal(inverse, axis1=1, axis2=2))
-    thin = (periodic & (heights * _MOST_IMAGES < cutoff)).any(1)
-    if (flat | thin).any():
-        bad = int(np.flatnonzero(flat | thin)[0])
-        axes = ", ".join("abc"[axis] for axis in np.flatnonzero(periodic[bad]))
-        raise ValueError(
-            f"cell[{bad}] is {cells[bad].tolist()}: singular, or thinner than a "
-            f"{_MOST_IMAGES}th of the cutoff {cutoff} Å, along its periodic axes ({axes}); give a "
-            "lattice vector for each periodic axis, none in line with the others, or set pbc "
-            "False there"
-        )
-    return np.asarray(heights)
