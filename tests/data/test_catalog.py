@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ase.data import chemical_symbols
 
 from flt_mol.data import catalog
 from flt_mol.data.catalog import recipe
@@ -95,6 +99,175 @@ def test_bad_descriptions(text: str, message: str, folder: Path) -> None:
 def test_folders_without_a_description(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no dataset\.yaml in the folder"):
         recipe(tmp_path)
+
+
+def test_dashes_and_underscores_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "resource_folder", lambda kind: folder.parent)
+    folder.rename(folder.parent / "two_slabs")
+    (folder.parent / "in-dashes").mkdir()
+    (folder.parent / "in-dashes" / "dataset.yaml").write_text(YAML)
+    assert recipe("two-slabs").folder == recipe("two_slabs").folder == folder.parent / "two_slabs"
+    assert recipe("in_dashes").folder == recipe("in-dashes").folder == folder.parent / "in-dashes"
+
+
+LAYOUT = "pack/data/is2re/all/val/data.lmdb"
+FAR = f"""\
+name: far_away
+archive: {{url: http://x/a.tar.gz, bytes: 8593151089}}
+splits:
+  val: {{file: {LAYOUT}, count: 1, bytes: 3351724032}}
+  short: {{file: short.lmdb}}
+"""
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> catalog.Recipe:
+    """A data set whose files lie in `tmp_path/own` or `tmp_path/cache/flt_mol/data`."""
+    monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "dataset.yaml").write_text(FAR)
+    return recipe(tmp_path / "far")
+
+
+def put(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    return path
+
+
+# From the last that is looked at to the first.
+PLACES = [
+    "cache/flt_mol/data/far_away/" + LAYOUT,
+    "cache/flt_mol/data/far_away/compact/val.lmdb",
+    "own/all/val/data.lmdb",  # FLT_MOL_DATA=…/is2re
+    "own/is2re/all/val/data.lmdb",  # …/data
+    "own/data/is2re/all/val/data.lmdb",  # the old trainer's folder
+    "own/" + LAYOUT,  # where the archive was unpacked
+    "own/far-away/all/val/data.lmdb",  # a link by this name
+    "own/far_away/all/val/data.lmdb",
+    "own/far_away/is2re/all/val/data.lmdb",
+    "own/far_away/data/is2re/all/val/data.lmdb",
+    "own/far_away/" + LAYOUT,
+    "own/far_away/compact/val.lmdb",
+    "far/" + LAYOUT,
+    "far/compact/val.lmdb",
+]
+
+
+def test_places_in_order(far: catalog.Recipe, tmp_path: Path) -> None:
+    for place in PLACES:
+        path = put(tmp_path / place)
+        assert far.path("val") == path
+        assert far.is_compact(path) == ("compact" in place)
+
+
+def test_places_in_one_folder(far: catalog.Recipe, tmp_path: Path) -> None:
+    put(tmp_path / "far" / LAYOUT)
+    other = tmp_path / "other"
+    assert far.find("val", other) is None
+    for place in ("all/val/data.lmdb", LAYOUT, "compact/val.lmdb"):
+        path = put(other / place)
+        assert far.find("val", other) == path
+
+
+def test_links_are_followed(far: catalog.Recipe, tmp_path: Path) -> None:
+    put(tmp_path / "theirs" / "all" / "val" / "data.lmdb")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "far_away").symlink_to(tmp_path / "theirs")
+    assert far.path("val") == tmp_path / "own" / "far_away" / "all" / "val" / "data.lmdb"
+
+
+def test_files_that_may_be_of_another_data_set_are_not_taken(
+    far: catalog.Recipe, tmp_path: Path
+) -> None:
+    for place in ("own/short.lmdb", "own/compact/val.lmdb", "own/val/data.lmdb", "own/data.lmdb"):
+        put(tmp_path / place)
+    assert far.find("short") is None
+    assert far.find("val") is None
+
+
+def test_a_split_that_lies_nowhere(far: catalog.Recipe, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist, the file of split val of") as caught:
+        far.path("val")
+    message = str(caught.value)
+    for part in (
+        f"{tmp_path}/far, {tmp_path}/own/far_away, {tmp_path}/cache/flt_mol/data/far_away",
+        "flt-mol data download far-away --split val",
+        "8,593,151,089 bytes to fetch, 3,351,724,032 bytes on disk",
+        "FLT_MOL_DATA",
+    ):
+        assert part in message
+    with pytest.raises(ValueError, match=r"no split 'vla' \(did you mean val\?\)"):
+        far.find("vla")
+
+
+def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    default = tmp_path / "home" / ".cache" / "flt_mol" / "data"
+    for own, cache, expected in (
+        ("", "", default),
+        ("", "relative/is/ignored", default),
+        ("", "/cache", Path("/cache/flt_mol/data")),
+        ("/own", "/cache", Path("/own")),
+        ("~/own", "", tmp_path / "home" / "own"),
+        ("own", "", tmp_path / "own"),
+    ):
+        monkeypatch.setenv("FLT_MOL_DATA", own)
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        assert catalog.data_folder() == expected
+
+
+def test_without_a_home(far: catalog.Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(self: Path) -> Path:
+        if str(self).startswith("~"):
+            raise RuntimeError("Could not determine home directory.")
+        return self
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert catalog.data_folder().name == "own"
+    monkeypatch.delenv("FLT_MOL_DATA")
+    with pytest.raises(ValueError, match="no home folder .* set FLT_MOL_DATA"):
+        catalog.data_folder()
+    with pytest.raises(ValueError, match="does not exist"):
+        far.path("val")
+
+
+def test_expected_numbers(far: catalog.Recipe, folder: Path) -> None:
+    assert far.expected("val") == {"file": LAYOUT, "count": 1, "bytes": 3351724032}
+    (folder / "dataset.yaml").write_text("splits: {1: train.lmdb}")
+    assert recipe(folder).expected("1") == {}
+    assert recipe(folder).relative("1") == Path("train.lmdb")
+
+
+def test_oc20() -> None:
+    oc20 = recipe("oc20-is2re")
+    assert oc20.folder.name == oc20.name == "oc20_is2re"
+    entries = [oc20.expected(split) for split in oc20.splits]
+    assert len(entries) == 11
+    assert all(set(e) == {"file", "count", "bytes", "md5", "targets"} for e in entries)
+    assert all(re.fullmatch("[0-9a-f]{32}", entry["md5"]) for entry in entries)
+    assert len({entry["md5"] for entry in entries}) == len({e["file"] for e in entries}) == 11
+    val = [oc20.expected(split)["count"] for split in oc20.splits if split.startswith("val")]
+    assert sum(val) == 99_854
+    assert [s for s in oc20.splits if not oc20.expected(s)["targets"]] == [
+        s for s in oc20.splits if s.startswith("test")
+    ]
+    elements = oc20.metadata["elements"]
+    assert len(elements) == 56
+    assert set(elements) <= set(chemical_symbols)  # in yaml, a bare Y or No is no text
+    assert set(oc20.metadata["baselines"]) == {s for s in oc20.splits if s.startswith("val")}
+
+
+def test_val_counts_of_oc20(oc20_data: Path) -> None:
+    with gzip.open(oc20_data / "val_targets.csv.gz", "rt", encoding="utf-8") as file:
+        found = Counter(line.split(",", 1)[0] for line in file)
+    oc20 = recipe("oc20_is2re")
+    assert {s: n for s, n in found.items() if s in oc20.splits} == {
+        s: oc20.expected(s)["count"] for s in oc20.splits if s.startswith("val")
+    }
 
 
 def test_every_shipped_description_can_be_read() -> None:
