@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from flt_mol._structures_checks import check_shapes, shaped, three, whole
+from flt_mol._structures_pairs import cut, join
+
+if TYPE_CHECKING:
+    from flt_mol.functional.neighbors import NeighborPairs
 
 _PER_ATOM = ("atomic_numbers", "positions", "tags", "fixed", "positions_relaxed")
 _PER_SYSTEM = ("cell", "pbc", "energy", "energy_initial")
@@ -33,6 +40,9 @@ class Structures:
         energy_initial: (B,) float64, eV, adsorption energy before relaxation. None if unknown.
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         info: further plain values by name, each a tuple of B entries, as stored.
+        pairs: neighbour pairs of the initial positions, rows of this batch, sorted; see
+            :meth:`with_pairs`. Whoever moves atoms across periodic images makes them anew.
+        cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:
         ValueError: shapes that do not belong together, naming the field.
@@ -58,29 +68,11 @@ class Structures:
     energy_initial: Tensor | None = None
     positions_relaxed: Tensor | None = None
     info: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    pairs: NeighborPairs | None = None
+    cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        n, b = self.num_atoms, len(self)
-        expected: dict[str, tuple[int, ...]] = {
-            "atomic_numbers": (n,),
-            "positions": (n, 3),
-            "tags": (n,),
-            "fixed": (n,),
-            "positions_relaxed": (n, 3),
-            "cell": (b, 3, 3),
-            "pbc": (b, 3),
-            "energy": (b,),
-            "energy_initial": (b,),
-        }
-        for name, shape in expected.items():
-            value = getattr(self, name)
-            if value is not None and tuple(value.shape) != shape:
-                raise ValueError(
-                    f"Structures.{name} has shape {tuple(value.shape)}, expected {shape} "
-                    f"for {b} systems and {n} atoms"
-                )
-        if len(self.sid) != b:
-            raise ValueError(f"Structures.sid has {len(self.sid)} names for {b} systems")
+        check_shapes(self)
 
     @classmethod
     def single(
@@ -107,11 +99,11 @@ class Structures:
             ValueError: an atomic number that is not 1 to 118, a tag not 0 to 2, a shape that
                 does not fit, or a number that is not finite; naming `sid` and the field.
         """
-        numbers = _whole("atomic_numbers", atomic_numbers, None, 1, 118, sid)
+        numbers = whole("atomic_numbers", atomic_numbers, None, 1, 118, sid)
         n = len(numbers)
 
         def floats(name: str, x: Any, *shape: int) -> Tensor:
-            value = _shaped(name, torch.as_tensor(x, dtype=dtype), shape, sid)
+            value = shaped(name, torch.as_tensor(x, dtype=dtype), shape, sid)
             if not bool(value.isfinite().all()):
                 raise ValueError(f"{name} of {sid} holds a number that is not finite")
             return value
@@ -124,9 +116,9 @@ class Structures:
             atomic_numbers=numbers,
             positions=floats("positions", positions, n, 3),
             cell=floats("cell", torch.zeros(3, 3) if cell is None else cell, 1, 3, 3),
-            pbc=_pbc(pbc, sid),
-            tags=_whole("tags", [0] * n if tags is None else tags, n, 0, 2, sid),
-            fixed=_whole("fixed", [0] * n if fixed is None else fixed, n, 0, 1, sid).bool(),
+            pbc=three(pbc, sid),
+            tags=whole("tags", [0] * n if tags is None else tags, n, 0, 2, sid),
+            fixed=whole("fixed", [0] * n if fixed is None else fixed, n, 0, 1, sid).bool(),
             ptr=torch.tensor([0, n], dtype=torch.int64),
             sid=(sid,),
             energy=scalar(energy),
@@ -176,6 +168,8 @@ class Structures:
             ptr=torch.tensor([0, stop - start], dtype=torch.int64, device=self.ptr.device),
             sid=(self.sid[b],),
             info={name: (values[b],) for name, values in self.info.items()},
+            pairs=None if self.pairs is None else cut(self.pairs, start, stop),
+            cutoff=self.cutoff,
         )
 
     def __iter__(self) -> Iterator[Structures]:
@@ -185,8 +179,8 @@ class Structures:
     def cat(cls, parts: Sequence[Structures]) -> Structures:
         """All systems of `parts` in one batch, in order.
 
-        Optional fields stay only where every part has them. `info` keeps every name; a part
-        that lacks it gives None.
+        Optional fields stay only where every part has them, pairs only where all were searched
+        within one cutoff. `info` keeps every name; a part that lacks it gives None.
 
         Raises:
             ValueError: `parts` is empty.
@@ -198,6 +192,7 @@ class Structures:
             values = [getattr(part, name) for part in parts]
             merged[name] = None if any(v is None for v in values) else torch.cat(values)
         natoms = torch.cat([part.natoms for part in parts])
+        pairs, cutoff = join(parts)
         names = dict.fromkeys(name for part in parts for name in part.info)
         return cls(
             **merged,
@@ -209,7 +204,35 @@ class Structures:
                 )
                 for name in names
             },
+            pairs=pairs,
+            cutoff=cutoff,
         )
+
+    def with_pairs(self, cutoff: float) -> Structures:
+        """The same batch with all pairs within `cutoff`, in Å, periodic images included.
+
+        Raises:
+            ValueError: as :func:`flt_mol.functional.neighbors.neighbor_pairs`, naming the sid.
+
+        Example:
+            >>> pair = Structures.single([1, 1], [[0, 0, 0], [0, 0, 2]]).with_pairs(3.0)
+            >>> pair.pairs.index_i.tolist(), pair.pairs.index_j.tolist()
+            ([0, 1], [1, 0])
+        """
+        # Not at the top: whoever needs no pairs shall not wait for their module.
+        from flt_mol.functional.neighbors import neighbor_pairs
+
+        if not 0 < cutoff < math.inf:
+            raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
+        try:
+            pairs = neighbor_pairs(self.positions, self.cell, self.pbc, self.ptr, cutoff)
+        except ValueError as error:
+            if len(self) == 1:
+                raise ValueError(f"sid {self.sid[0]}: {error}") from None
+            for system in self:
+                system.with_pairs(cutoff)
+            raise
+        return replace(self, pairs=pairs, cutoff=float(cutoff))
 
     def to(self, device: torch.device | str) -> Structures:
         """The same batch on `device`; float64 becomes float32 where the device has none (MPS)."""
@@ -232,31 +255,6 @@ class Structures:
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
         }
+        if self.pairs is not None:
+            tensors["pairs"] = type(self.pairs)(*map(function, self.pairs))
         return replace(self, **tensors)
-
-
-def _shaped(name: str, value: Tensor, shape: tuple[int, ...], sid: int | str) -> Tensor:
-    """`value` in `shape`, from which it may differ by axes of length one."""
-    if value.numel() or 0 not in shape:
-        found, wanted = ([n for n in s if n != 1] for s in (value.shape, shape))
-        if found != wanted:
-            raise ValueError(f"{name} of {sid} has shape {tuple(value.shape)}, expected {shape}")
-    return value.reshape(shape)
-
-
-def _whole(name: str, x: Any, n: int | None, low: int, high: int, sid: int | str) -> Tensor:
-    """(n,) int64 out of whole numbers of any dtype; any n for None."""
-    given = torch.as_tensor(x)
-    value = given.to(torch.int64)
-    wrong = (value != given) | (value < low) | (value > high)
-    if bool(wrong.any()):
-        first = given[wrong][0].item() if given.dim() else given.item()
-        raise ValueError(f"{name} of {sid} holds {first:.6g}, expected {low} to {high}")
-    return value.reshape(-1) if n is None else _shaped(name, value, (n,), sid)
-
-
-def _pbc(x: Any, sid: int | str) -> Tensor:
-    value = torch.as_tensor(x).bool().reshape(-1)
-    if value.numel() not in (1, 3):
-        raise ValueError(f"pbc of {sid} has {value.numel()} values, expected 1 or 3")
-    return value.expand(3).reshape(1, 3).clone()

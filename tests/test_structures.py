@@ -1,9 +1,14 @@
+import subprocess
+import sys
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flt_mol import Structures
+from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs
 
 
 def make(n, sid=0, **fields):
@@ -136,3 +141,63 @@ def test_to_moves_every_tensor():
     assert batch.positions.device.type == "meta"
     assert batch.energy.device.type == "meta"
     assert batch.positions_relaxed.device.type == "meta"
+
+
+def same_pairs(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.sampled_from([0.5, 1.5, 4.0]))
+@settings(deadline=None)
+def test_pairs_of_a_batch_are_those_of_its_systems(sizes, cutoff):
+    cell = 3.0 * torch.eye(3)
+    parts = [make(n, cell=cell, pbc=[True, True, False]).with_pairs(cutoff) for n in sizes]
+    batch = Structures.cat(parts)
+    assert batch.cutoff == cutoff
+    found = neighbor_pairs(batch.positions, batch.cell, batch.pbc, batch.ptr, cutoff)
+    assert same_pairs(batch.pairs, found)
+    for part, again in zip(parts, batch, strict=True):
+        assert same_pairs(part.pairs, again.pairs)
+        assert again.cutoff == cutoff
+
+
+def test_pairs_stay_only_where_every_part_has_them_within_one_cutoff():
+    near, far, without = make(3).with_pairs(1.0), make(3).with_pairs(2.0), make(3)
+    for parts in ([near, far], [near, without], [without, near]):
+        batch = Structures.cat(parts)
+        assert batch.pairs is None
+        assert batch.cutoff is None
+
+
+def test_pairs_are_moved_along():
+    batch = make(4).with_pairs(3.0).to("meta")
+    assert {x.device.type for x in batch.pairs} == {"meta"}
+    assert batch.cutoff == 3.0
+
+
+def test_pairs_that_do_not_belong():
+    batch = make(2).with_pairs(9.0)
+    i, j, shift = batch.pairs
+    with pytest.raises(ValueError, match="pairs without cutoff"):
+        replace(batch, cutoff=None)
+    with pytest.raises(ValueError, match="cutoff without pairs"):
+        replace(batch, pairs=None)
+    with pytest.raises(ValueError, match=r"pairs.index_j has shape \(1,\).*expected \(2,\)"):
+        replace(batch, pairs=NeighborPairs(i, j[:1], shift))
+    with pytest.raises(ValueError, match=r"pairs.shift has shape \(2, 2\)"):
+        replace(batch, pairs=NeighborPairs(i, j, shift[:, :2]))
+    with pytest.raises(ValueError, match=r"pairs.index_i.*int32.*torch.int64"):
+        replace(batch, pairs=NeighborPairs(i.int(), j, shift))
+
+
+def test_pairs_that_cannot_be_made_name_the_system():
+    flat = make(2, sid="flat", cell=torch.diag(torch.tensor([3.0, 3.0, 0.0])), pbc=True)
+    with pytest.raises(ValueError, match="^sid flat: cell"):
+        Structures.cat([make(2), flat]).with_pairs(3.0)
+    with pytest.raises(ValueError, match="^cutoff is -1"):
+        make(2).with_pairs(-1.0)
+
+
+def test_a_batch_without_pairs_does_not_load_their_module():
+    code = "import flt_mol, sys; sys.exit('flt_mol.functional' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

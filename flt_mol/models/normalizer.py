@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from flt_mol.moments import Moments
 
 
 class Normalizer(nn.Module):
@@ -26,29 +29,45 @@ class Normalizer(nn.Module):
         self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
         self.register_buffer("std", torch.ones((), dtype=torch.float32))
 
-    def fit(self, targets: Tensor) -> None:
-        """Set mean and (population) standard deviation of `targets`, (n,) eV.
+    def fit(self, targets: Tensor | Iterable[Tensor] | Moments) -> None:
+        """Set mean and (population) standard deviation of `targets`, eV.
 
         One target or equal targets have no spread: std falls back to 1 with a warning.
 
+        Args:
+            targets: a tensor; any number of tensors, which are never held all at once; or what
+                was found before, as by :func:`flt_mol.data.statistics.target_statistics`.
+
         Raises:
-            ValueError: no targets, or one that is not finite.
+            ValueError: no targets, one that is not finite, or mean or spread beyond float32.
         """
-        values = targets.detach().to(torch.float64).reshape(-1)
-        if values.numel() == 0:
+        moments = targets if isinstance(targets, Moments) else _moments(targets)
+        if moments.count == 0:
             raise ValueError("the normaliser needs at least one target")
-        if not bool(values.isfinite().all()):
-            raise ValueError("the normaliser met a target that is not finite")
-        std = float(values.std(correction=0))
+        if max(abs(moments.mean), moments.std) > torch.finfo(torch.float32).max:
+            raise ValueError(
+                f"the normaliser met targets with mean {moments.mean:g} and spread "
+                f"{moments.std:g} eV: that is no energy; look for the largest, and leave it out"
+            )
+        std = moments.std
         if std < 1e-6:
             warnings.warn(
                 "all targets are equal (or there is only one): the normaliser's std is set to 1",
                 stacklevel=2,
             )
             std = 1.0
-        self.mean.fill_(float(values.mean()))
+        self.mean.fill_(moments.mean)
         self.std.fill_(std)
 
     def denormalize(self, y: Tensor) -> Tensor:
         """ŷ without unit to y in eV."""
         return self.mean + self.std * y
+
+
+def _moments(targets: Tensor | Iterable[Tensor]) -> Moments:
+    moments = Moments()
+    for part in [targets] if isinstance(targets, Tensor) else targets:
+        if not bool(part.isfinite().all()):
+            raise ValueError("the normaliser met a target that is not finite")
+        moments += Moments.of(part)
+    return moments

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.structures import Structures
 
 ROTATIONS = ("none", "z", "full")
@@ -82,7 +83,14 @@ def shift_images(structures: Structures) -> Structures:
         structures,
         positions=structures.positions + shift,
         positions_relaxed=None if relaxed is None else relaxed + shift,
+        pairs=None if structures.pairs is None else _moved(structures.pairs, lattice),
     )
+
+
+def _moved(pairs: NeighborPairs, lattice: Tensor) -> NeighborPairs:
+    """The same pairs after atoms were moved by `lattice` (N, 3) vectors: T' = T + lᵢ − lⱼ."""
+    moves = lattice.to(pairs.shift.dtype)
+    return pairs._replace(shift=pairs.shift + moves[pairs.index_i] - moves[pairs.index_j])
 
 
 def _apply(rows: Tensor, matrices: Tensor) -> Tensor:

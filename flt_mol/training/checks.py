@@ -37,6 +37,10 @@ _SEED: Rule = (lambda value: -(2**63) <= value < 2**63), "a whole number of 64 b
 _TRAINING: dict[str, Rule] = {
     "epochs": _SIZE,
     "batch_size": _SIZE,
+    "batch_atoms": (
+        (lambda value: value is None or value >= 1),
+        "null (batch_size counts), or at least 1",
+    ),
     "learning_rate": _POSITIVE,
     "warmup_fraction": ((lambda value: 0 <= value <= 1), "from 0 to 1"),
     "decay": _one_of(DECAYS),

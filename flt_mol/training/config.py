@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flt_mol import resources
-from flt_mol.data.catalog import names
+from flt_mol.data.catalog import known_name
 from flt_mol.models.energy import EnergyConfig
 from flt_mol.training.checks import check_model, check_training
 from flt_mol.training.overrides import PATHS, split_paths
@@ -54,7 +54,8 @@ class TrainingConfig:
 
     Attributes:
         epochs: passes over the training split.
-        batch_size: systems a step.
+        batch_size: systems a step, unless `batch_atoms` is set.
+        batch_atoms: atoms a step at most, for systems of very different sizes; None counts systems.
         learning_rate: at its peak.
         warmup_fraction: share of all steps with linearly rising rate.
         decay: "linear" or "cosine", down to 0 at the last step.
@@ -75,6 +76,7 @@ class TrainingConfig:
 
     epochs: int = 60
     batch_size: int = 48
+    batch_atoms: int | None = None
     learning_rate: float = 2e-3
     warmup_fraction: float = 0.06
     decay: str = "linear"
@@ -145,7 +147,7 @@ def absolute(data: DataConfig, base: Path) -> DataConfig:
     """`data` with relative paths, of files and of a data set's folder, taken from `base`."""
     paths = {split: str((base / path).resolve()) for split, path in data.paths.items()}
     name = data.name
-    if name is not None and name not in names():
+    if name is not None and known_name(name) is None:
         for folder in (base / name, Path(name)):
             if folder.is_dir():
                 name = str(folder.resolve())

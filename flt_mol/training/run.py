@@ -19,9 +19,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from flt_mol.data import make_loader, open_dataset
+from flt_mol.data.batching import Loader
 from flt_mol.data.catalog import recipe
 from flt_mol.data.options import OnError
 from flt_mol.data.splits import skipped_message
+from flt_mol.data.statistics import target_statistics
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
@@ -34,6 +36,7 @@ from flt_mol.training.folders import check_run_folder, run_folder
 from flt_mol.training.task import EnergyTask
 
 IN_MEMORY = 20_000
+_PINNED = ("auto", "gpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,11 @@ def _run(
 def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyModel:
     """The model with its normaliser fitted, and the elements it will have seen."""
     model = EnergyModel(config.model)
-    energies: list[torch.Tensor] = []
-    elements: set[int] = set()
-    for i in range(len(training)):
-        system = training[i]
-        assert system.energy is not None
-        energies.append(system.energy)
-        elements.update(system.atomic_numbers.tolist())
-    model.normalizer.fit(torch.cat(energies))
-    model.mark_seen(sorted(elements))
+    # What is in memory is not worth sending to other processes.
+    workers = 0 if isinstance(training, list) else config.training.num_workers
+    statistics = target_statistics(training, workers)
+    model.normalizer.fit(statistics.energies)
+    model.mark_seen(statistics.elements)
     return model
 
 
@@ -155,11 +154,8 @@ def _fit(
     console: Console,
 ) -> None:
     settings = config.training
-    workers = settings.num_workers
-    train_loader = make_loader(
-        training, settings.batch_size, shuffle=True, seed=settings.seed, num_workers=workers
-    )
-    validation_loader = make_loader(validation, settings.batch_size, num_workers=workers)
+    train_loader = _loader(training, "training", settings, shuffle=True)
+    validation_loader = _loader(validation, "validation", settings)
     steps = len(train_loader) * settings.epochs
     if settings.max_steps is not None:
         steps = min(steps, settings.max_steps)
@@ -179,6 +175,24 @@ def _fit(
         if isinstance(stop, SIGTERMException):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
+
+
+def _loader(dataset: Any, split: str, settings: TrainingConfig, shuffle: bool = False) -> Loader:
+    atoms = settings.batch_atoms
+    try:
+        return make_loader(
+            dataset,
+            settings.batch_size if atoms is None else None,
+            max_atoms=atoms,
+            shuffle=shuffle,
+            seed=settings.seed,
+            num_workers=settings.num_workers,
+            pin_memory=settings.accelerator in _PINNED and torch.cuda.is_available(),
+        )
+    except ValueError as error:
+        if atoms is None:
+            raise
+        raise ValueError(f"training.batch_atoms is {atoms}; {split} data: {error}") from error
 
 
 def _trainer(

@@ -29,6 +29,24 @@ def test_targets_that_give_no_normaliser(targets):
         Normalizer().fit(torch.tensor(targets))
 
 
+def test_pieces_that_are_never_held_together():
+    normalizer, pieces = Normalizer(), Normalizer()
+    targets = torch.tensor([1.0, 2.0, 6.0, -4.0, 0.5], dtype=torch.float64)
+    normalizer.fit(targets)
+    pieces.fit(part for part in targets.split(2))
+    assert pieces.mean.item() == pytest.approx(normalizer.mean.item(), rel=1e-7)
+    assert pieces.std.item() == pytest.approx(normalizer.std.item(), rel=1e-7)
+    with pytest.raises(ValueError, match="not finite"):
+        pieces.fit([targets, torch.tensor([math.nan])])
+    with pytest.raises(ValueError, match="at least one"):
+        pieces.fit([])
+
+
+def test_targets_beyond_float32():
+    with pytest.raises(ValueError, match=r"mean 1e\+300.*no energy"):
+        Normalizer().fit(torch.tensor([1e300, 1e300], dtype=torch.float64))
+
+
 def test_it_is_saved():
     first, second = Normalizer(), Normalizer()
     first.fit(torch.tensor([1.0, 5.0]))

@@ -83,6 +83,18 @@ def test_images_move_by_lattice_vectors_along_a_and_b_only():
     assert torch.allclose(after.positions_relaxed - after.positions, torch.tensor(0.1), atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["z", "full", "images"])
+def test_pairs_follow(kind):
+    before = systems().with_pairs(4.0)
+    torch.manual_seed(2)
+    after = shift_images(before) if kind == "images" else rotate(before, kind)
+    anew = replace(after, pairs=None, cutoff=None).with_pairs(4.0)
+    assert after.cutoff == 4.0
+    assert len(anew.pairs.index_i) > 100
+    for kept, made in zip(after.pairs, anew.pairs, strict=True):
+        assert torch.equal(kept, made)
+
+
 def test_nothing_to_do_and_unknown():
     structures = systems()
     assert rotate(structures, "none") is structures

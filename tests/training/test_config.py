@@ -47,6 +47,7 @@ def test_model_is_chosen_by_name():
         ("training.max_steps=-1", r"training.max_steps is -1, expected null \(all epochs\)"),
         ("training.max_steps=0", "training.max_steps is 0"),
         ("training.batch_size=0", "training.batch_size is 0"),
+        ("training.batch_atoms=0", r"training.batch_atoms is 0, expected null \(batch_size counts"),
         ("training.learning_rate=0", "training.learning_rate is 0.0, expected above 0"),
         ("training.learning_rate=nan", "training.learning_rate is nan"),
         ("training.learning_rate=inf", "training.learning_rate is inf"),

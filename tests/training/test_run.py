@@ -98,6 +98,25 @@ def test_max_steps(tmp_path):
     assert result.best["epoch"] <= 2
 
 
+def test_batches_by_a_budget_of_atoms(tmp_path, monkeypatch):
+    seen = []
+    original = EnergyTask.training_step
+
+    def step(self, batch, batch_idx):
+        seen.append(len(batch))
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(EnergyTask, "training_step", step)
+    train(config(tmp_path, [-1.0, 0.0, 2.0, 1.0, 3.0], batch_atoms=11), console=quiet())
+    assert sorted(seen) == [1, 1, 2, 2, 2, 2], "systems of four atoms"
+
+
+def test_a_budget_of_atoms_that_is_too_small(tmp_path):
+    with pytest.raises(ValueError, match=r"batch_atoms is 3; training data: .*4 atoms, more than"):
+        train(config(tmp_path, [-1.0, 0.0], batch_atoms=3), console=quiet())
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("max_steps", "epochs"), [(2, 1), (4, 2), (6, 2)])
 def test_a_stop_within_an_epoch_is_validated(tmp_path, max_steps, epochs):
     settings = config(

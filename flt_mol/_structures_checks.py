@@ -1,0 +1,67 @@
+"""What a batch of structures is checked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flt_mol._structures_pairs import check_pairs
+
+if TYPE_CHECKING:
+    from flt_mol.structures import Structures
+
+
+def check_shapes(structures: Structures) -> None:
+    """Refuse fields that do not belong together, by name."""
+    n, b = structures.num_atoms, len(structures)
+    expected: dict[str, tuple[int, ...]] = {
+        "atomic_numbers": (n,),
+        "positions": (n, 3),
+        "tags": (n,),
+        "fixed": (n,),
+        "positions_relaxed": (n, 3),
+        "cell": (b, 3, 3),
+        "pbc": (b, 3),
+        "energy": (b,),
+        "energy_initial": (b,),
+    }
+    for name, shape in expected.items():
+        value = getattr(structures, name)
+        if value is not None and tuple(value.shape) != shape:
+            raise ValueError(
+                f"Structures.{name} has shape {tuple(value.shape)}, expected {shape} "
+                f"for {b} systems and {n} atoms"
+            )
+    if len(structures.sid) != b:
+        raise ValueError(f"Structures.sid has {len(structures.sid)} names for {b} systems")
+    check_pairs(structures.pairs, structures.cutoff)
+
+
+def shaped(name: str, value: Tensor, shape: tuple[int, ...], sid: int | str) -> Tensor:
+    """`value` in `shape`, from which it may differ by axes of length one."""
+    if value.numel() or 0 not in shape:
+        found, wanted = ([n for n in s if n != 1] for s in (value.shape, shape))
+        if found != wanted:
+            raise ValueError(f"{name} of {sid} has shape {tuple(value.shape)}, expected {shape}")
+    return value.reshape(shape)
+
+
+def whole(name: str, x: Any, n: int | None, low: int, high: int, sid: int | str) -> Tensor:
+    """(n,) int64 out of whole numbers of any dtype; any n for None."""
+    given = torch.as_tensor(x)
+    value = given.to(torch.int64)
+    wrong = (value != given) | (value < low) | (value > high)
+    if bool(wrong.any()):
+        first = given[wrong][0].item() if given.dim() else given.item()
+        raise ValueError(f"{name} of {sid} holds {first:.6g}, expected {low} to {high}")
+    return value.reshape(-1) if n is None else shaped(name, value, (n,), sid)
+
+
+def three(x: Any, sid: int | str) -> Tensor:
+    """Periodicity of one system, (1, 3) bool, out of one or three values."""
+    value = torch.as_tensor(x).bool().reshape(-1)
+    if value.numel() not in (1, 3):
+        raise ValueError(f"pbc of {sid} has {value.numel()} values, expected 1 or 3")
+    return value.expand(3).reshape(1, 3).clone()
