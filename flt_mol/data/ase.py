@@ -6,9 +6,8 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
+from flt_mol.data.ase_files import IncompleteError, MutableRecord, records_of
+from flt_mol.data.ase_records import atoms_record, layer_note
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.oc20 import to_structures
 from flt_mol.data.options import ReadOptions
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = ["AseDataset", "from_ase", "to_ase"]
-
-_TARGETS = {
-    "y_relaxed": ("y_relaxed", "energy_relaxed"),
-    "y_init": ("y_init", "energy_init"),
-    "pos_relaxed": ("pos_relaxed",),
-}
 
 
 def from_ase(
@@ -57,11 +50,11 @@ def from_ase(
         >>> from_ase(molecule("H2O"), sid="water")
         Structures(1 systems, 3 atoms)
     """
-    record = _record(atoms)
+    record = atoms_record(atoms)
     if sid is not None or record["sid"] is None:
         record["sid"] = 0 if sid is None else sid
     if notes is not None:
-        notes.update(_layer_note(record))
+        notes.update(layer_note(record))
     options = ReadOptions(ignore_energy=ignore_energy)
     return to_structures(record, where="ASE atoms", options=options, notes=notes)
 
@@ -92,80 +85,24 @@ def to_ase(structures: Structures, index: int = 0) -> Atoms:
     return cast("Atoms", atoms)
 
 
-def _record(atoms: Any) -> dict[str, Any]:
-    """The atoms in the names of the OC20 schema."""
-    pairs = atoms.info.get("key_value_pairs", {})  # of rows of an ASE database
-    known = {**(pairs if isinstance(pairs, dict) else {}), **atoms.info, **atoms.arrays}
-    record: dict[str, Any] = {
-        "pos": atoms.get_positions(),
-        "atomic_numbers": atoms.get_atomic_numbers(),
-        "cell": np.asarray(atoms.get_cell()),
-        "pbc": np.asarray(atoms.get_pbc()),
-        "tags": np.asarray(atoms.get_tags()),
-        "fixed": _fixed(atoms),
-        "natoms": len(atoms),
-        "sid": known.get("sid"),
-    }
-    for field, names in _TARGETS.items():
-        record[field] = next((known[name] for name in names if name in known), None)
-    return record
-
-
-def _layer_note(record: Mapping[str, Any]) -> dict[str, str]:
-    """A warning where atoms of tag 0 lie above the others: ase.build tags adsorbates 0."""
-    tags, cell = record["tags"], record["cell"]
-    normal = np.cross(cell[0], cell[1])
-    if not normal.any() or not tags.any() or tags.all():
-        return {}
-    heights = record["pos"] @ (normal * np.sign(np.linalg.det(cell) or 1.0))
-    if heights[tags == 0].mean() <= max(heights[tags == t].mean() for t in set(tags) - {0}):
-        return {}
-    return {
-        "layers": "atoms of tag 0 lie above the others, as if tags were the layer numbers of "
-        "ase.build (expected: 0 below the surface, 1 surface, 2 adsorbate; set them anew if so)"
-    }
-
-
-def _occupancy_note(frames: list[Atoms]) -> dict[str, str]:
-    """A warning of sites that several elements share, or that are empty in part."""
-    for atoms in frames:
-        sites = atoms.info.get("occupancy")
-        for site, shares in sites.items() if isinstance(sites, dict) else ():
-            if isinstance(shares, dict) and any(share < 1 for share in shares.values()):
-                shown = ", ".join(f"{symbol} {share:g}" for symbol, share in shares.items())
-                return {
-                    "occupancy": f"site {site} is occupied in part ({shown}); ASE keeps one "
-                    "element per site: give an ordered structure"
-                }
-    return {}
-
-
-def _fixed(atoms: Atoms) -> NDArray[np.bool_]:
-    """(N,), the atoms that constraints hold in all three directions."""
-    from ase.constraints import FixAtoms, FixCartesian, FixScaled
-
-    held = np.zeros((len(atoms), 3), dtype=bool)
-    for constraint in atoms.constraints:
-        if isinstance(constraint, FixAtoms):
-            held[constraint.index] = True
-        elif isinstance(constraint, FixCartesian | FixScaled):
-            held[constraint.index] |= constraint.mask
-    return np.asarray(held.all(axis=1))
-
-
 class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several.
+    several. The plain values of `info`, of a database row's key-value pairs and data, and what a
+    calculator found are further fields of the record.
 
     Args:
         path: the file.
-        options: how records are read; on_error="raise" raises here when the file is opened.
+        options: how records are read; bad ones are found when the file is opened.
         notes: where warnings go.
 
     Raises:
-        ValueError: ASE cannot read the file; a frame that :func:`from_ase` refuses.
+        ValueError: ASE cannot read the file, or not all of it; a frame that :func:`from_ase`
+            refuses.
+
+    Warns:
+        UserWarning: signs that the last frame was not written whole; defaults taken; once each.
     """
 
     def __init__(
@@ -176,22 +113,23 @@ class AseDataset(StructuresDataset):
         notes: Notes | None = None,
     ) -> None:
         super().__init__(path, options, notes=notes)
-        frames = _read(self.path)
-        if not frames:
-            raise ValueError(f"no records in {path}: ASE finds no structures in it")
-        self.notes.add(_occupancy_note(frames))
-        self._records = [_record(atoms) for atoms in frames]
-        several = len(frames) > 1
+        self._records: list[MutableRecord] = []
+        self._read()
+        several = len(self._records) > 1
         self._names = [
-            f"{self.path.name}#{i}" if several else self.path.name for i in range(len(frames))
+            f"{self.path.name}#{i}" if several else self.path.name
+            for i in range(len(self._records))
         ]
         for record, name in zip(self._records, self._names, strict=True):
-            record["sid"] = name if record["sid"] is None else record["sid"]
+            if not isinstance(record, dict):
+                record.fill("sid", name)
+            elif record["sid"] is None:
+                record["sid"] = name
         self._check()
         for index, record in enumerate(self._records):
             if self.options.on_error == "raise":
                 self[index]
-            self.notes.add(_layer_note(record))
+            self.notes.add(layer_note(record))
 
     def __len__(self) -> int:
         return len(self._records)
@@ -208,31 +146,18 @@ class AseDataset(StructuresDataset):
         """File name and frame."""
         return self._names[index]
 
+    def _read(self) -> None:
+        kinds: dict[str, str] = {}
+        try:
+            self._records.extend(records_of(self.path, kinds))
+        except IncompleteError as error:
+            if self.options.on_error == "raise":
+                raise
+            self.skipped.append(str(error))
+        if not self._records:
+            raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
+        self.notes.add(kinds)
+
     def _keep(self, indices: list[int]) -> None:
         self._records = [self._records[i] for i in indices]
         self._names = [self._names[i] for i in indices]
-
-
-def _read(path: Path) -> list[Atoms]:
-    import ase.db
-    import ase.io.formats
-
-    if not path.is_file():
-        raise ValueError(f"{path} is no regular file; copy its contents into one")
-
-    try:
-        kind = ase.io.formats.filetype(str(path))
-        if kind in ("db", "json"):
-            # ase.io.read drops the rows' own keys, among them the targets.
-            rows = ase.db.connect(path, type=kind, use_lock_file=False).select()
-            return [row.toatoms(add_additional_information=True) for row in rows]
-        frames = ase.io.read(path, index=":", do_not_split_by_at_sign=True)
-    except ase.io.formats.UnknownFileTypeError as error:
-        raise ValueError(
-            f"{path} is of unknown format; read are LMDB files, and what ASE reads (traj, extxyz, "
-            "cif, POSCAR, …) under its usual suffix"
-        ) from error
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise ValueError(f"ASE cannot read {path}: {reason}") from error
-    return frames if isinstance(frames, list) else [frames]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["heights", "periodicity"]
+__all__ = ["SMALLEST_HEIGHT", "heights", "periodicity"]
 
-_SMALLEST = 0.5  # Å, thinner than any crystal: no two atoms are closer than 0.7 Å
+SMALLEST_HEIGHT = 0.5  # Å, thinner than any crystal: no two atoms are closer than 0.7 Å
 
 
 def periodicity(
@@ -35,14 +35,14 @@ def periodicity(
     periodic = np.zeros(3, dtype=np.bool_)
     periodic[:] = cell.any(axis=1) if pbc is None else pbc.reshape(-1)
     thickness = heights(cell[periodic])
-    if thickness.size and thickness.min() < _SMALLEST:
+    if thickness.size and thickness.min() < SMALLEST_HEIGHT:
         # Of vectors that are in line, the shortest is most likely the one that is wrong.
         worst = np.lexsort((np.linalg.norm(cell[periodic], axis=1), thickness))[0]
         axis = "abc"[int(np.flatnonzero(periodic)[worst])]
         raise ValueError(
             f"is singular along the periodic direction {axis}: {thickness.min():.2g} Å between "
-            f"images, at least {_SMALLEST} Å expected; give a cell with a lattice vector for each "
-            "periodic direction, or set pbc False there"
+            f"images, at least {SMALLEST_HEIGHT} Å expected; give a cell with a lattice vector for "
+            "each periodic direction, or set pbc False there"
         )
     return cell, periodic
 

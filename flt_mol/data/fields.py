@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.cells import periodicity
-from flt_mol.data.options import ReadOptions
 
-__all__ = ["Fields", "read_sid"]
+__all__ = ["DROPPED_FIELDS", "GRAPH_FIELDS", "USED_FIELDS", "Fields", "read_sid", "shown"]
+
+GRAPH_FIELDS = frozenset(
+    ("edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr")
+)
 
 # Fields with a place in Structures, and fields of the 6 Å graph or of other tasks.
-_USED = {"pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms"}
-_USED |= {"sid", "y_init", "y_relaxed"}
-_DROPPED = {"edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr"}
-_DROPPED |= {"force", "x", "y", "normal", "face"}
+USED_FIELDS = {"pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms"}
+USED_FIELDS |= {"sid", "y_init", "y_relaxed"}
+DROPPED_FIELDS = GRAPH_FIELDS | {"force", "x", "y", "normal", "face", "calculator"}
 _INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
 _SID_BITS = 63
 _LARGEST = float(np.finfo(np.float32).max)
@@ -44,7 +46,7 @@ def read_sid(
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int | str):
-        raise ValueError(f"{where}: sid is {_shown(value)}, expected a whole number or text")
+        raise ValueError(f"{where}: sid is {shown(value)}, expected a whole number or text")
     if isinstance(value, int) and value.bit_length() > _SID_BITS:
         raise ValueError(f"{where}: sid is a number of {value.bit_length()} bits; store an int64")
     return value
@@ -102,7 +104,8 @@ class Fields:
             return None
         if array.shape not in ((n, 3), (1, n, 3)):
             self.fail(field, f"has shape {array.shape}, expected ({n}, 3) for {n} atomic numbers")
-        array = array.reshape(n, 3).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN, refused below
+            array = array.reshape(n, 3).astype(np.float64)
         for good, reason in (
             (np.isfinite(array), "is not finite"),
             (np.abs(array) <= _LARGEST, "is too large for float32"),
@@ -143,16 +146,6 @@ class Fields:
             self.fail("pos", f"is missing; fields stored: {', '.join(self.record)}")
         return positions
 
-    def targets(
-        self, n: int, options: ReadOptions, notes: MutableMapping[str, str]
-    ) -> tuple[NDArray[np.float64] | None, float | None, float | None]:
-        """Relaxed positions (N, 3), Å, and the energies after and before relaxation, eV."""
-        if options.ignore_energy:
-            return None, None, None
-        relaxed = self.vectors(options.positions_relaxed, n)
-        energy = self.energy(options.energy, required=options.require_energy)
-        return relaxed, energy, self.energy_initial(options.energy_initial, notes)
-
     def cell(
         self, notes: MutableMapping[str, str]
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -190,7 +183,9 @@ class Fields:
                 "set them anew)",
             )
         if not tags.any():
-            notes["tags"] = f"all tags are 0, no atom is marked surface or adsorbate ({_TAGS})"
+            notes["tags"] = (
+                f"all tags are 0, no atom is marked surface or adsorbate (set tags: {_TAGS})"
+            )
         return tags
 
     def fixed(self, n: int, notes: MutableMapping[str, str]) -> NDArray[Any] | None:
@@ -201,37 +196,14 @@ class Fields:
             return None
         return np.asarray(fixed != 0)
 
-    def energy(self, field: str, *, required: bool = False) -> float | None:
-        """A finite energy, eV."""
-        value = self.record.get(field)
-        if value is None:
-            if required:
-                self.fail(field, "is missing: the system has no target")
-            return None
-        array = None if isinstance(value, str) else self.array(field)
-        if array is None or array.size != 1 or array.dtype.kind == "b":
-            self.fail(field, f"is {_shown(value)}, expected one number in eV")
-        energy = float(array.item())
-        if not math.isfinite(energy):
-            self.fail(field, f"is {energy}, expected a finite energy in eV")
-        return energy
-
-    def energy_initial(self, field: str, notes: MutableMapping[str, str]) -> float | None:
-        """The energy before relaxation, eV; a malformed one is left out, with a note."""
-        try:
-            return self.energy(field)
-        except ValueError as error:
-            notes["y_init"] = f"{field} left out: {error}"
-            return None
-
     def info(self) -> dict[str, Any]:
         """Further values: plain ones, and short lists of numbers."""
         describe: Callable[[str], Any] | None = getattr(self.record, "describe", None)
         info: dict[str, Any] = {}
         for field in self.record:
-            if field in _USED or field in _DROPPED or field.startswith("_"):
+            if field in USED_FIELDS or field in DROPPED_FIELDS or field.startswith("_"):
                 continue
-            shape = describe(field)[1] if describe else np.shape(self.record[field])
+            shape = describe(field)[1] if describe else getattr(self.record[field], "shape", None)
             if shape is not None and (len(shape) > 1 or math.prod(shape) > _INFO_SIZE):
                 continue
             value = _plain(self.record[field])
@@ -249,7 +221,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as errors show it, cut short."""
     if isinstance(value, Tensor | np.ndarray):
         return f"of shape {tuple(value.shape)}"
     try:

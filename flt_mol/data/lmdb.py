@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.joined import JoinedDataset
 from flt_mol.data.lmdb_file import Environment, stamp
 from flt_mol.data.options import ReadOptions
-from flt_mol.data.unpickling import Record, unpickle
+from flt_mol.data.record_columns import to_columns
+from flt_mol.data.stored_values import shape_of
+from flt_mol.data.unpickling import Record, raw_fields, unpickle
+from flt_mol.structures import Structures
 
 __all__ = ["LmdbDataset", "ShardedDataset"]
 
@@ -51,11 +57,17 @@ class LmdbDataset(StructuresDataset):
     ) -> None:
         super().__init__(path, options, notes=notes)
         inside = self.path / "data.mdb"
-        self.file = (inside if inside.is_file() else self.path).resolve()
+        # Unlike Path.resolve, this does not mind a loop of links.
+        self.file = Path(os.path.realpath(inside if inside.is_file() else self.path))
         self.prefix = prefix
-        self._stamp = stamp(self.file)
         self._environment: Environment | None = None
-        self._keys = self._index()
+        try:
+            self._stamp = stamp(self.file)
+            self._keys = self._index()
+        except ValueError as error:
+            if str(self.path) in str(error):
+                raise
+            raise ValueError(f"{self.path}: {error}") from error
         self._check()
 
     def __len__(self) -> int:
@@ -92,6 +104,22 @@ class LmdbDataset(StructuresDataset):
                 f"{where}: the record is a {type(record).__name__}, expected PyG Data or a dict"
             )
         return record
+
+    def natoms(self) -> NDArray[np.int64]:
+        """Atoms of each system (len,); no numbers are read."""
+        counts = np.empty(len(self), dtype=np.int64)
+        with self._open().reading() as read:
+            for index, key in enumerate(self._keys):
+                try:
+                    shape = shape_of(raw_fields(read(bytes(key))).get("atomic_numbers"))[1]
+                # Whatever it is: looking at the record by itself says so.
+                except Exception:
+                    shape = None
+                counts[index] = self._count(index) if shape is None else math.prod(shape)
+        return counts
+
+    def _at_once(self, indices: Sequence[int]) -> Structures | None:
+        return _read_at_once(self, [(self, i) for i in indices], indices)
 
     def _open(self) -> Environment:
         if self._environment is None or not self._environment.usable:
@@ -148,7 +176,7 @@ class LmdbDataset(StructuresDataset):
         self._keys = self._keys[indices]
 
 
-class ShardedDataset(StructuresDataset):
+class ShardedDataset(JoinedDataset):
     """The records of several LMDB files, one file after the other.
 
     Args:
@@ -169,45 +197,42 @@ class ShardedDataset(StructuresDataset):
         *,
         notes: Notes | None = None,
     ) -> None:
-        super().__init__(path, options, notes=notes)
-        self.parts: list[LmdbDataset] = []
-        for file in files:
-            prefix = f"{file.stem}:" if len(files) > 1 else ""
-            try:
-                part = LmdbDataset(file, self.options, notes=self.notes, prefix=prefix)
-            except ValueError as error:
-                if self.options.on_error == "raise":
-                    raise
-                self.skipped.append(str(error))
-            else:
-                self.parts.append(part)
-                self.skipped += part.skipped
-        if not self.parts:
-            raise ValueError(f"{path}: every file is bad; the first: {self.skipped[0]}")
-        self._ends = list(accumulate(len(part) for part in self.parts))
+        super().__init__(path, files, _open_part, options, notes=notes)
 
-    def __len__(self) -> int:
-        return self._ends[-1]
+    def _at_once(self, indices: Sequence[int]) -> Structures | None:
+        # All files together: a batch drawn at random has few systems in each.
+        places = [self._locate(i) for i in indices]
+        parts = [(self.parts[part], inside) for part, inside in places]
+        kinds = {type(part) for part, _ in parts}
+        if kinds == {LmdbDataset}:
+            return _read_at_once(self, parts, indices)
+        return super()._at_once(indices)
 
-    def record(self, index: int) -> Mapping[str, Any]:
-        """The stored fields of system `index`."""
-        part, inside = self._locate(index)
-        return part.record(inside)
 
-    def where(self, index: int) -> str:
-        """File and key of system `index`, for errors."""
-        part, inside = self._locate(index)
-        return part.where(inside)
+def _open_part(path: Path, options: ReadOptions, notes: Notes, prefix: str) -> LmdbDataset:
+    return LmdbDataset(path, options, notes=notes, prefix=prefix)
 
-    def default_sid(self, index: int) -> int | str:
-        """File and key, for a record without sid."""
-        part, inside = self._locate(index)
-        return part.default_sid(inside)
 
-    def _locate(self, index: int) -> tuple[LmdbDataset, int]:
-        which = bisect.bisect_right(self._ends, index)
-        before = self._ends[which - 1] if which else 0
-        return self.parts[which], index - before
-
-    def _keep(self, indices: list[int]) -> None:
-        raise NotImplementedError("the parts leave out their own records")
+def _read_at_once(
+    dataset: StructuresDataset, places: Sequence[tuple[Any, int]], indices: Sequence[int]
+) -> Structures | None:
+    """Systems of one or several files; the files' own bytes are looked at and not copied."""
+    known = dataset.notes.seen
+    try:
+        with ExitStack() as stack:
+            readers: dict[int, Callable[[bytes], memoryview]] = {}
+            records = []
+            for part, index in places:
+                if id(part) not in readers:
+                    readers[id(part)] = stack.enter_context(part._open().reading())
+                records.append(raw_fields(readers[id(part)](bytes(part._keys[index]))))
+            columns = to_columns(
+                records,
+                dataset.options,
+                known=known,
+                default_sid=lambda i: dataset.default_sid(indices[i]),
+            )
+    # Whatever it is: reading the systems one by one says so, and names the one it is about.
+    except Exception:
+        return None
+    return columns.structures(known)

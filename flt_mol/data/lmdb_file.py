@@ -11,12 +11,13 @@ import stat
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
 
-from flt_mol.data.lmdb_pages import MAGIC, META_SIZE, check_tree, read_metas
+from flt_mol.data.lmdb_pages import MAGIC, META_SIZE, check_tree, follow, read_metas
 
 __all__ = ["Environment", "check_file", "is_lmdb", "stamp"]
 
@@ -75,6 +76,11 @@ def check_file(path: Path) -> None:
         raise ValueError(
             f"{path} is damaged: page {int(metas[0].valid)} describes no LMDB file; "
             "download or write it again"
+        )
+    if not follow(metas):
+        raise ValueError(
+            f"{path} is damaged: its transactions {metas[0].transaction} and "
+            f"{metas[1].transaction} do not follow each other; download or write it again"
         )
     check_tree(path, max(metas, key=lambda meta: meta.transaction))
 
@@ -153,6 +159,24 @@ class Environment:
         except lmdb.Error as error:
             raise ValueError(f"{self.path}, key {key.decode()}: {error}") from error
         return value
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[bytes], memoryview]]:
+        """A function that gives views of values: they lie in the file, and end with the context.
+
+        Raises:
+            lmdb.Error: the function finds the file damaged.
+            KeyError: a key that is not there.
+        """
+        with self._env.begin(buffers=True) as transaction:
+
+            def view(key: bytes) -> memoryview:
+                value: memoryview | None = transaction.get(key)
+                if value is None:
+                    raise KeyError(key)
+                return value
+
+            yield view
 
     def close(self) -> None:
         """Close it; data sets that still use it open the file again."""

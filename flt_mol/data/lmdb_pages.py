@@ -2,8 +2,10 @@
 
 LMDB trusts what it reads: a page that is a hole in the file, or was overwritten, ends the process
 with a failed assertion or a signal. So the tree of the main database is walked here first, with
-every number checked that LMDB would use as an address. The layout is that of LMDB 0.9 (mdb.c) on
-little-endian machines of 64 bits:
+every number checked that LMDB would use as an address. Nor does LMDB notice that records are lost:
+so the keys must be in order, no page may serve twice, and the two meta pages must tell of
+transactions that follow each other, or the newer one might have been overlooked. The layout is
+that of LMDB 0.9 (mdb.c) on little-endian machines of 64 bits:
 
     page  pgno u64, pad u16, flags u16, lower u16, upper u16, then node offsets u16 from the start
           of the page; (lower - 16) / 2 nodes
@@ -19,11 +21,15 @@ little-endian machines of 64 bits:
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-__all__ = ["MAGIC", "META_SIZE", "Meta", "check_tree", "read_metas"]
+import numpy as np
+
+__all__ = ["MAGIC", "META_SIZE", "Meta", "check_tree", "follow", "read_metas"]
 
 MAGIC = 0xBEEFC0DE
 _META = struct.Struct("<10x H 4x I I Q Q I 44x 4x H H 24x Q Q Q Q")
@@ -83,6 +89,22 @@ def read_metas(file: BinaryIO) -> list[Meta]:
     return metas
 
 
+def follow(metas: Sequence[Meta]) -> bool:
+    """Whether the meta pages are those of two commits, one after the other, each in its place.
+
+    Commits write page 0 and page 1 in turn, and files only grow; without any commit, transaction 0
+    is in both.
+    """
+    older, newer = sorted(metas, key=lambda meta: meta.transaction)
+    if newer.transaction == 0:
+        return True
+    return (
+        newer.transaction == older.transaction + 1
+        and metas[0].transaction % 2 == 0
+        and newer.last_page >= older.last_page
+    )
+
+
 def check_tree(path: Path, meta: Meta) -> None:
     """Walk the main database's branches and leaves; the records on overflow pages stay unread.
 
@@ -105,6 +127,7 @@ def check_tree(path: Path, meta: Meta) -> None:
         for _ in range(meta.depth - 1):
             level = [child for page in level for child in walk.branch(page)]
         entries = sum(walk.leaf(page) for page in level)
+        walk.check_overlaps()
     if entries != meta.entries:
         raise ValueError(
             f"{path} is damaged: {meta.entries} records are announced, {entries} are there; "
@@ -121,6 +144,9 @@ class _Walk:
         self.size = meta.page_size
         self.last = meta.last_page
         self.seen: set[int] = set()
+        self.lowest: dict[int, bytes] = {}  # what a page's keys may not be below
+        self.previous = b""  # the key before
+        self.large = (array("Q"), array("Q"))  # first pages and numbers of pages of large records
 
     def fail(self, number: int, reason: str) -> NoReturn:
         """Raise ValueError about a page."""
@@ -164,26 +190,64 @@ class _Walk:
         """The children of a branch page."""
         page, offsets = self.nodes(number, _BRANCH)
         children = []
-        for offset in offsets:
-            low, high, top, key = _NODE.unpack_from(page, offset)
-            if offset + _NODE.size + key > self.size or key > _LONGEST_KEY:
+        for index, offset in enumerate(offsets):
+            low, high, top, length = _NODE.unpack_from(page, offset)
+            end = offset + _NODE.size + length
+            if end > self.size or length > _LONGEST_KEY:
                 self.fail(number, "a key lies outside")
-            children.append(self.visit(low | high << 16 | top << 32))
+            child = self.visit(low | high << 16 | top << 32)
+            # The first key of a branch is not used.
+            if index:
+                self.lowest[child] = page[offset + _NODE.size : end]
+            elif number in self.lowest:
+                self.lowest[child] = self.lowest[number]
+            children.append(child)
         return children
 
     def leaf(self, number: int) -> int:
         """The number of records of a leaf page, each found to lie inside the file."""
         page, offsets = self.nodes(number, _LEAF)
+        lowest = self.lowest.get(number)
+        if lowest is None:
+            lowest = b""
+        elif lowest <= self.previous:
+            self.fail(number, "its keys are out of order")
+        previous = self.previous
         for offset in offsets:
-            low, high, flags, key = _NODE.unpack_from(page, offset)
+            low, high, flags, length = _NODE.unpack_from(page, offset)
             size = low | high << 16
-            start = offset + _NODE.size + key
+            start = offset + _NODE.size + length
             end = start + (_PGNO.size if flags & _BIG else size)
-            if flags not in (0, _BIG, _SUBDATA) or not 1 <= key <= _LONGEST_KEY or end > self.size:
+            if (
+                flags not in (0, _BIG, _SUBDATA)
+                or not 1 <= length <= _LONGEST_KEY
+                or end > self.size
+            ):
                 self.fail(number, "a record lies outside")
+            key = page[offset + _NODE.size : start]
+            if not previous < key >= lowest:
+                self.fail(number, "its keys are out of order")
+            previous = key
             if flags & _BIG:
-                first = _PGNO.unpack_from(page, start)[0]
-                pages = -(-(size + _PAGE.size) // self.size)
-                if first < 2 or first + pages - 1 > self.last:
-                    self.fail(number, "a large record lies outside the file")
+                self.visit_large(number, size, _PGNO.unpack_from(page, start)[0])
+        self.previous = previous
         return len(offsets)
+
+    def visit_large(self, number: int, size: int, first: int) -> None:
+        """Note the pages of a large record."""
+        pages = -(-(size + _PAGE.size) // self.size)
+        if first < 2 or first + pages - 1 > self.last:
+            self.fail(number, "a large record lies outside the file")
+        self.large[0].append(first)
+        self.large[1].append(pages)
+
+    def check_overlaps(self) -> None:
+        """Refuse pages that serve twice: of two large records, or of one and the tree."""
+        tree = np.fromiter(self.seen, np.uint64, len(self.seen))
+        first = np.concatenate([tree, np.array(self.large[0], np.uint64)])
+        pages = np.concatenate([np.ones_like(tree), np.array(self.large[1], np.uint64)])
+        order = np.argsort(first)
+        first, pages = first[order], pages[order]
+        twice = first[1:][first[:-1] + pages[:-1] > first[1:]]
+        if len(twice):
+            self.fail(int(twice[0]), "is named twice")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.fields import Fields, read_sid
 from flt_mol.data.options import ReadOptions
+from flt_mol.data.targets import read_targets
 from flt_mol.structures import Structures
 
 __all__ = ["to_structures"]
@@ -63,7 +64,7 @@ def to_structures(
     read = Fields(record, where, sid)
     numbers = read.numbers(notes)
     n = len(numbers)
-    relaxed, energy, energy_initial = read.targets(n, options, notes)
+    relaxed, energy, energy_initial = read_targets(read, n, options, notes)
     positions, relaxed = _near_origin(read.positions(n), relaxed)
     cell, pbc = read.cell(notes)
     return Structures.single(

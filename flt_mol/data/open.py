@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import re
+import os
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from flt_mol.data.aselmdb import AseLmdbDataset
+from flt_mol.data.compact_dataset import CompactDataset, is_compact
 from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.joined import JoinedDataset
+from flt_mol.data.json_values import head_of
 from flt_mol.data.lmdb import LmdbDataset, ShardedDataset
-from flt_mol.data.lmdb_file import is_lmdb
+from flt_mol.data.lmdb_file import Environment, is_lmdb
+from flt_mol.data.natural import natural
 from flt_mol.data.options import OnError, ReadOptions
 
 __all__ = ["open_dataset"]
 
 _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
 _SHOWN = 5  # names in a message
+_TRIED = 8  # records looked at
+_PICKLES = (b"\x80", b"(", b"c", b"}", b"]")  # first bytes, of protocols 0 and 1 too
 
 
 def open_dataset(
-    path: str | Path,
+    source: Any,
     *,
     require_energy: bool = False,
     ignore_energy: bool = False,
@@ -26,21 +35,25 @@ def open_dataset(
     energy_initial: str = "y_init",
     positions_relaxed: str = "pos_relaxed",
 ) -> StructuresDataset:
-    """The systems in a file or folder, as a data set of single :class:`Structures`.
+    """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
-    Read are: an LMDB file of OC20 records; a folder of such files `*.lmdb`, in the order of the
-    numbers in their names; LMDB's folder form (`data.mdb` inside); and any file that ASE reads,
-    with all its frames.
+    Read are: an LMDB file of OC20 records (pickles), of ASE's rows (`.aselmdb`) or of the compact
+    format, known by its contents whatever it is called; LMDB's folder form (`data.mdb` inside);
+    any file that ASE reads, with all its frames; a folder of LMDB files, else of files that ASE
+    reads, in the order of the numbers in their names. And objects in memory: `ase.Atoms`,
+    torch_geometric's `Data`, `Batch` and data sets, :class:`Structures`, mappings with OC20's
+    names, each or a list of them.
 
     Args:
-        path: file or folder.
-        require_energy: systems without the target y_relaxed are errors.
-        ignore_energy: y_relaxed, y_init and pos_relaxed are not read, so that bad ones do no harm.
+        source: path of a file or folder, or objects in memory.
+        require_energy: systems without the target are errors.
+        ignore_energy: targets and relaxed positions are not read, so that bad ones do no harm.
         on_error: "raise": a bad record raises ValueError when it is read. "skip": all records are
             read once now, the bad ones left out and listed in `dataset.skipped`.
-        energy: name under which the target is stored, eV.
+        energy: name under which the target is stored, eV: a field, a name in ASE's `info`,
+            key-value pairs or data, or "calculator" for the energy that a calculator found.
         energy_initial: name of the energy before relaxation, eV.
-        positions_relaxed: name of the relaxed positions, Å.
+        positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
 
     Raises:
         ValueError: a path that does not exist or cannot be read, naming it and the reason; no
@@ -49,45 +62,115 @@ def open_dataset(
     Warns:
         UserWarning: defaults taken for missing fields, files passed over; each kind once.
     """
-    path = Path(path)
+    options = ReadOptions(
+        require_energy, ignore_energy, on_error, energy, energy_initial, positions_relaxed
+    )
+    if isinstance(source, str | Path):
+        return _open_path(Path(source), options)
+    from flt_mol.data.memory import MemoryDataset
+
+    return MemoryDataset(source, options)
+
+
+def _open_path(path: Path, options: ReadOptions) -> StructuresDataset:
     if not path.exists():
         raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
     if not (path.is_dir() or path.is_file()):
         raise ValueError(f"{path} is no regular file; copy its contents into one")
-    options = ReadOptions(
-        require_energy, ignore_energy, on_error, energy, energy_initial, positions_relaxed
-    )
-    if path.is_dir() and not (path / "data.mdb").is_file():
-        return _folder(path, options)
-    if path.is_dir() or path.suffix.lower() in _LMDB_SUFFIXES or is_lmdb(path):
-        return LmdbDataset(path, options)
+    try:
+        if path.is_dir() and not (path / "data.mdb").is_file():
+            return _open_folder(path, options)
+        return (_open_lmdb if _is_shard(path) else _open_with_ase)(path, options)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _is_shard(path: Path) -> bool:
+    """Whether it is to be an LMDB file, by name or contents."""
+    if path.is_dir():
+        return path.suffix.lower() in _LMDB_SUFFIXES or (path / "data.mdb").is_file()
+    return path.suffix.lower() in _LMDB_SUFFIXES or (path.is_file() and is_lmdb(path))
+
+
+def _open_lmdb(
+    path: Path, options: ReadOptions, notes: Notes | None = None, prefix: str = ""
+) -> StructuresDataset:
+    # Kept open meanwhile, so that the file is not checked a second time.
+    environment, kind = _lmdb_kind(path)
+    dataset = kind(path, options, notes=notes, prefix=prefix)
+    del environment
+    return dataset
+
+
+def _lmdb_kind(path: Path) -> tuple[Environment, type[LmdbDataset] | type[CompactDataset]]:
+    """What an LMDB file holds: compact blocks, ASE's rows, or pickles."""
+    inside = path / "data.mdb"
+    # realpath does not mind links that lead in a circle: opening them tells.
+    file = Path(os.path.realpath(inside if inside.is_file() else path))
+    try:
+        environment = Environment.of(file)
+    except ValueError as error:
+        # A link is named as it was given, too.
+        raise (error if str(path) in str(error) else ValueError(f"{path}: {error}")) from None
+    if is_compact(file):
+        return environment, CompactDataset
+    return environment, AseLmdbDataset if _holds_rows(environment, path) else LmdbDataset
+
+
+def _holds_rows(environment: Environment, path: Path) -> bool:
+    """Whether the first sound record is JSON; without one the file's name and keys count."""
+    for key in list(islice(filter(bytes.isdigit, environment.keys()), _TRIED)):
+        head = head_of(environment.get(key) or b"").lstrip()[:1]
+        if head == b"{":
+            return True
+        if head in _PICKLES:
+            return False
+    return environment.get(b"nextid") is not None or path.suffix.lower() == ".aselmdb"
+
+
+def _open_with_ase(
+    path: Path, options: ReadOptions, notes: Notes | None = None, prefix: str = ""
+) -> StructuresDataset:
     from flt_mol.data.ase import AseDataset
 
-    return AseDataset(path, options)
+    return AseDataset(path, options, notes=notes)
 
 
-def _folder(path: Path, options: ReadOptions) -> StructuresDataset:
-    """All `*.lmdb` of a folder as one data set."""
-    shards: list[Path] = []
-    others: list[str] = []
-    for entry in path.iterdir():
-        if entry.suffix.lower() == ".lmdb":
-            shards.append(entry)
-        elif not (entry.name.startswith(".") or entry.name.endswith(("-lock", "lock.mdb"))):
-            others.append(entry.name)
+def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
+    """All LMDB files of a folder as one data set; without any, all files that ASE reads."""
+    entries = [
+        entry
+        for entry in sorted(path.iterdir(), key=natural)
+        if not (entry.name.startswith(".") or entry.name.endswith(("-lock", "lock.mdb")))
+    ]
+    shards = [entry for entry in entries if _is_shard(entry)]
+    kind, opener = "*.lmdb", _open_lmdb
+    if not shards:
+        from flt_mol.data.ase_files import holds_structures
+
+        shards = [entry for entry in entries if entry.is_file() and holds_structures(entry)]
+        kind, opener = "files of structures", _open_with_ase
+    others = [entry.name for entry in entries if entry not in shards]
     if not shards:
         raise ValueError(f"no *.lmdb was found in {path}{_hint(path, others)}")
     notes = Notes(str(path))
     if others:
-        notes.add({"others": f"passed over, as they are no *.lmdb: {_names(others)}"})
-    shards.sort(key=_natural)
-    return ShardedDataset(path, shards, options, notes=notes)
+        notes.add({"others": f"passed over, as they are no {kind}: {_names(others)}"})
+    # Kept open meanwhile, so that no file is checked a second time.
+    opened = [_tried(shard) for shard in shards] if opener is _open_lmdb else []
+    if opened and all(kind is LmdbDataset for _, kind in opened):
+        return ShardedDataset(path, shards, options, notes=notes)
+    return JoinedDataset(path, shards, opener, options, notes=notes)
 
 
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """Sort key with numbers by value: data.2.lmdb before data.10.lmdb."""
-    parts = re.split(r"(\d+)", path.name)
-    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts]
+def _tried(
+    path: Path,
+) -> tuple[Environment | None, type[LmdbDataset] | type[CompactDataset]]:
+    """As `_lmdb_kind`; a bad file is left to whoever opens it in earnest."""
+    try:
+        return _lmdb_kind(path)
+    except ValueError:
+        return None, LmdbDataset
 
 
 def _hint(path: Path, others: list[str]) -> str:

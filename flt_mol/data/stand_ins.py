@@ -84,10 +84,10 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _bytes(data: bytes = b"") -> bytes:
-    if not isinstance(data, bytes):
+def _bytes(data: bytes | memoryview = b"") -> bytes:
+    if not isinstance(data, bytes | memoryview):
         raise pickle.UnpicklingError("bytes of something else in a pickle")
-    return data
+    return bytes(data)
 
 
 def _collection(kind: type) -> _Call:

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 _DEPTH = 32  # nesting of lists and dicts in one value
-_NODES = 100_000  # values in one field: a list that holds itself twice doubles at each level
+_NODES = 1_000_000  # values in one field: a list that holds itself twice doubles at each level
 _EXPANDED = 1_000_000  # elements that a tensor may have beyond those stored (stride 0)
 _BYTES = 1 << 28  # of the tensors and arrays of one field; those of a record that repeat count once
 
@@ -38,8 +38,8 @@ class StoredTensor(Frozen):
             raise pickle.UnpicklingError("a tensor without storage")
         self.storage = storage
         self.offset = int(offset)
-        self.size = tuple(int(n) for n in size)
-        self.stride = tuple(int(n) for n in stride)
+        self.size = tuple(map(int, size))
+        self.stride = tuple(map(int, stride))
 
     def decode(self, storage: Tensor | None = None) -> Tensor:
         """The tensor, contiguous; sizes are checked against the stored numbers.
@@ -105,7 +105,8 @@ class StoredArray(Frozen):
 
     def decode(self) -> NDArray[Any]:
         """The array, a copy in native byte order."""
-        if not isinstance(self.dtype, StoredDtype) or not isinstance(self.data, bytes | bytearray):
+        kinds = bytes | bytearray | memoryview
+        if not isinstance(self.dtype, StoredDtype) or not isinstance(self.data, kinds):
             raise ValueError("a numpy array of Python objects; store numbers")
         dtype = self.dtype.decode()
         flat = np.frombuffer(self.data, dtype=dtype).astype(dtype.newbyteorder("="))
@@ -123,7 +124,7 @@ class StoredScalar(Frozen):
 
     def decode(self) -> Any:
         """The value as a Python number or text."""
-        if not isinstance(self.dtype, StoredDtype) or not isinstance(self.data, bytes):
+        if not isinstance(self.dtype, StoredDtype) or not isinstance(self.data, bytes | memoryview):
             raise ValueError("a numpy scalar of Python objects; store numbers")
         return np.frombuffer(self.data, dtype=self.dtype.decode(), count=1)[0].item()
 
@@ -159,6 +160,8 @@ class _Decoder:
             return self.stored(value)
         if isinstance(value, _PLAIN):
             return value
+        if isinstance(value, memoryview):  # bytes that are not copied before they are asked for
+            return bytes(value)
         if isinstance(value, dict):
             return {self.walk(k, depth - 1): self.walk(v, depth - 1) for k, v in value.items()}
         if isinstance(value, list | tuple | set | frozenset):

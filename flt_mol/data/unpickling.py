@@ -11,14 +11,14 @@ from __future__ import annotations
 import io
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from flt_mol.data.pickle_scan import scan
+from flt_mol.data.pickle_scan import scan, split
 from flt_mol.data.stand_ins import STAND_INS, Data
 from flt_mol.data.stored_values import decode, shape_of
 
-__all__ = ["Record", "unpickle"]
+__all__ = ["Record", "raw_fields", "unpickle"]
 
 _LARGEST = 1 << 30  # bytes of one decompressed record
 _IN_RECORD = "a stored record may hold PyG Data, torch tensors, numpy arrays and plain values only"
@@ -29,7 +29,16 @@ class _RefusedError(pickle.UnpicklingError):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Looks names up in the table; nothing is ever imported."""
+    """Looks names up in the table; nothing is ever imported.
+
+    Args:
+        data: a pickle that was found to be harmless.
+        strings: what `data` names by index, where it was split.
+    """
+
+    def __init__(self, data: bytes, strings: Sequence[Any] | None = None) -> None:
+        super().__init__(io.BytesIO(data))
+        self.strings = strings
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -39,8 +48,10 @@ class _Unpickler(pickle.Unpickler):
                 f"asks for {module}.{name}, which is never run: {_IN_RECORD}"
             ) from None
 
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("refers to data outside the record")
+    def persistent_load(self, pid: Any) -> Any:
+        if self.strings is None:
+            raise pickle.UnpicklingError("refers to data outside the record")
+        return self.strings[pid]
 
 
 class Record(Mapping[str, Any]):
@@ -94,11 +105,7 @@ def unpickle(data: bytes, where: str) -> Any:
         7
     """
     try:
-        content = _decompressed(data)
-        scan(content)
-        value = _Unpickler(io.BytesIO(content)).load()
-        if isinstance(value, Data):
-            value = value.fields()
+        value = _load(data)
         if isinstance(value, dict):
             return Record({k: v for k, v in value.items() if isinstance(k, str)}, where)
         return decode(value)
@@ -106,7 +113,36 @@ def unpickle(data: bytes, where: str) -> Any:
         raise ValueError(f"{where}: {_reason(data, error)}") from error
 
 
-def _decompressed(data: bytes) -> bytes:
+def raw_fields(data: bytes | memoryview) -> dict[str, Any]:
+    """The fields of a record by name, as they come out of the pickle: long byte strings are views.
+
+    Args:
+        data: the pickle or a view of it, plain or compressed by zlib. It has to outlive the fields.
+
+    Raises:
+        Exception: of any kind, where the record is not of the usual kind or is damaged; what is
+            wrong with it, :func:`unpickle` says.
+    """
+    value = _load(data)
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__} is no record")
+    return value
+
+
+def _load(data: bytes | memoryview) -> Any:
+    """What a pickle holds, stand-ins for objects; of PyG objects their fields."""
+    content = _decompressed(data)
+    parts = split(content)
+    if parts is not None:
+        value = _Unpickler(*parts).load()
+    else:
+        content = bytes(content)
+        scan(content)
+        value = _Unpickler(content).load()
+    return value.fields() if isinstance(value, Data) else value
+
+
+def _decompressed(data: bytes | memoryview) -> bytes | memoryview:
     if data[:1] == b"x":
         stream = zlib.decompressobj()
         data = stream.decompress(data, _LARGEST)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 
 from flt_mol.data import LmdbDataset, collate, make_loader, open_dataset
 from flt_mol.data.lmdb_file import Environment, check_file, is_lmdb
+from flt_mol.structures import Structures
+from tests.data.test_columns import equal
 
 # A second process on a busy machine, and torch's threads, are no news here.
 few_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -298,6 +302,146 @@ def test_a_forked_child_reads_while_the_parent_reads_on(numbered: Any, write_lmd
             os._exit(0 if good else 1)
     assert _sids(dataset) == [100, 101, 102]
     assert os.waitpid(child, 0)[1] == 0
+
+
+def _one_by_one(dataset: Any, indices: Any) -> Structures:
+    return Structures.cat([dataset[i] for i in indices])
+
+
+@pytest.fixture
+def sharded(numbered: Any, write_lmdb: Any, tmp_path: Path) -> Any:
+    """Four files with 24 records in all."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    records = numbered(24)
+    for shard in range(4):
+        part = {i: records[6 * shard + i] for i in range(6)}
+        write_lmdb(part, name=f"shards/data.{shard}.lmdb")
+    return open_dataset(folder)
+
+
+def test_batches_of_one_file_and_of_many(numbered: Any, write_lmdb: Any, sharded: Any) -> None:
+    single = open_dataset(write_lmdb(numbered(24)))
+    for dataset in (single, sharded):
+        for indices in ([3], [23, 0, 7, 7, -1, 12], list(range(24))):
+            batch = dataset.batch(indices)
+            assert batch.sid == tuple(100 + i % 24 for i in indices)
+            assert equal(batch, _one_by_one(dataset, indices))
+            assert dataset._at_once([i % 24 for i in indices]) is not None
+        assert dataset.natoms().tolist() == [6] * 24
+        assert equal(dataset.__getitems__([1, 2]), dataset.batch([1, 2]))
+
+
+def test_batches_of_files_of_different_kinds(sharded: Any) -> None:
+    class Other(LmdbDataset):
+        pass
+
+    sharded.parts[2] = Other(sharded.parts[2].path)
+    assert sharded._at_once([13, 0]) is not None
+    assert equal(sharded.batch([13, 0, 14]), _one_by_one(sharded, [13, 0, 14]))
+
+
+def test_batches_of_shards_without_sids(make_record: Any, write_lmdb: Any, tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    for shard in range(2):
+        write_lmdb({4: make_record(sid=...)}, name=f"shards/data.{shard}.lmdb")
+    with pytest.warns(UserWarning, match="no sid"):
+        dataset = open_dataset(tmp_path / "shards")
+    assert dataset.batch([1, 0]).sid == ("data.1:4", "data.0:4")
+    assert dataset._at_once([1, 0]) is not None
+
+
+def test_bad_records_in_batches(numbered: Any, make_record: Any, write_lmdb: Any) -> None:
+    values = numbered(100) | {70: b"damaged", 71: make_record(atomic_numbers=[0] * 6)}
+    path = write_lmdb(values)
+    dataset = open_dataset(path)
+    with pytest.raises(ValueError, match="key 71, sid 101: atomic_numbers holds 0"):
+        dataset.batch([69, 71, 70])
+    with pytest.raises(ValueError, match="key 70: damaged record"):
+        dataset.batch([0, 70, 71])
+    with pytest.raises(ValueError, match="key 70: damaged record"):
+        dataset.natoms()
+    rest = open_dataset(path, on_error="skip")
+    assert len(rest) == 98
+    assert [message.split("data.lmdb, ")[1][:6] for message in rest.skipped] == ["key 70", "key 71"]
+    assert rest.batch(range(98)).sid == tuple(100 + i for i in range(100) if i not in (70, 71))
+
+
+def test_batches_outlive_the_file(numbered: Any, write_lmdb: Any, pickle_pyg: Any) -> None:
+    records = {i: pickle_pyg(record) for i, record in numbered(5).items()}
+    dataset = open_dataset(write_lmdb(records))
+    batch, parts = dataset.batch(range(5)), _one_by_one(dataset, range(5))
+    dataset.file.unlink()
+    dataset._open().close()
+    del dataset
+    gc.collect()
+    assert equal(batch, parts)
+
+
+def test_a_file_that_has_changed_in_batches(numbered: Any, write_lmdb: Any) -> None:
+    path = write_lmdb(numbered(3))
+    dataset = open_dataset(path)
+    shutil.copyfile(write_lmdb(numbered(2), name="shorter.lmdb"), path)
+    assert _sids(open_dataset(path)) == [100, 101]
+    with pytest.raises(ValueError, match="has changed since it was opened"):
+        dataset.batch([0, 1])
+
+
+def test_torch_loads_batches_at_once(sharded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LmdbDataset, "__getitem__", None)
+    monkeypatch.setattr(type(sharded), "__getitem__", None)
+    sids = [
+        sid
+        for loader in (
+            torch.utils.data.DataLoader(sharded, 7, collate_fn=collate),
+            torch.utils.data.DataLoader(
+                torch.utils.data.Subset(sharded, range(20, 24)), 3, collate_fn=collate
+            ),
+        )
+        for batch in loader
+        for sid in batch.sid
+    ]
+    assert sids == [*range(100, 124), *range(120, 124)]
+
+
+def test_streaming_holds_no_memory(numbered: Any, write_lmdb: Any) -> None:
+    dataset = open_dataset(write_lmdb(numbered(200)))
+    pickled = len(pickle.dumps(dataset))
+    tracemalloc.start()
+    try:
+        sizes = []
+        for _ in range(4):
+            for start in range(0, 200, 20):
+                dataset.batch(range(start, start + 20))
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert sizes[3] < sizes[1] + 20_000
+    assert len(pickle.dumps(dataset)) == pickled < 6000
+
+
+def test_a_loop_of_links_is_an_error(numbered: Any, write_lmdb: Any, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.lmdb", tmp_path / "b.lmdb"
+    first.symlink_to(second)
+    second.symlink_to(first)
+    with pytest.raises(ValueError, match=r"a\.lmdb"):
+        LmdbDataset(first)
+
+
+def test_errors_about_a_link_name_it_too(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"no LMDB file")
+    (tmp_path / "data.lmdb").symlink_to(tmp_path / "target")
+    with pytest.raises(ValueError, match=r"data\.lmdb: .*target is no LMDB file"):
+        LmdbDataset(tmp_path / "data.lmdb")
+
+
+def test_genuine_oc20_records_in_batches(oc20_data: Path) -> None:
+    dataset = open_dataset(oc20_data / "is2re_val_20" / "data.lmdb", require_energy=True)
+    indices = [19, *range(20), 3]
+    assert dataset._at_once(indices) is not None
+    assert equal(dataset.batch(indices), _one_by_one(dataset, indices))
+    assert dataset.natoms().tolist() == dataset.batch(range(20)).natoms.tolist()
 
 
 def test_genuine_oc20_records(oc20_data: Path) -> None:

@@ -222,6 +222,82 @@ def test_a_large_record_beyond_the_end(two_levels: Any) -> None:
         check_file(path)
 
 
+@pytest.fixture
+def commits(tmp_path: Path) -> Path:
+    """A file of three commits of ten records each, the last ones large."""
+    path = tmp_path / "commits.lmdb"
+    with lmdb.open(str(path), subdir=False, map_size=2**22, lock=False) as environment:
+        for start in (0, 10, 20):
+            with environment.begin(write=True) as transaction:
+                for i in range(start, start + 10):
+                    transaction.put(b"%d" % i, bytes(5000 if start == 20 else 900))
+    return path
+
+
+@pytest.mark.parametrize("transaction", [0, 1, 4, 5, 2**40])
+def test_an_older_state_is_not_taken_for_the_newest(transaction: int, commits: Path) -> None:
+    for page in (0, 1):
+        copy = commits.with_name(f"page{page}.lmdb")
+        copy.write_bytes(commits.read_bytes())
+        _change(copy, page * PAGE + 144, struct.pack("<Q", transaction))
+        said = _complaint(copy)
+        # Page 0 holds transaction 2, page 1 transaction 3; 4 after 3 is told by the pages in use.
+        assert f"{copy} is damaged: its transactions" in said
+
+
+def test_meta_pages_in_each_others_place(commits: Path) -> None:
+    data = commits.read_bytes()
+    for head in (data[PAGE : 2 * PAGE] + data[:PAGE], data[:PAGE] * 2, data[PAGE : 2 * PAGE] * 2):
+        commits.write_bytes(head + data[2 * PAGE :])
+        assert "do not follow each other" in _complaint(commits)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_copies_that_lmdb_makes_are_whole(compact: bool, commits: Path) -> None:
+    copy = commits.with_name("copy.lmdb")
+    with (
+        lmdb.open(str(commits), subdir=False, readonly=True, lock=False) as environment,
+        copy.open("wb") as file,
+    ):
+        environment.copyfd(file.fileno(), compact=compact)
+    check_file(copy)
+
+
+@pytest.mark.parametrize(("index", "key"), [(0, b"2"), (0, b"9"), (1, b"1"), (1, b"3"), (2, b"0")])
+def test_keys_out_of_order(index: int, key: bytes, write_lmdb: Any) -> None:
+    path = write_lmdb({b"1": b"a", b"2": b"b", b"3": b"c"})
+    (leaf,) = _pages(path)["leaf"]
+    assert _complaint(path) == ""
+    _change(path, _node(path, leaf, index) + 8, key)
+    assert "its keys are out of order" in _complaint(path)
+
+
+def test_keys_that_the_branch_does_not_lead_to(two_levels: Any) -> None:
+    path, branch, _ = two_levels
+    key = _node(path, branch, 1) + 8
+    before = path.read_bytes()[key : key + 1]
+    for wrong in (b"\x00", b"\xff"):
+        _change(path, key, wrong)
+        with pytest.raises(ValueError, match="its keys are out of order"):
+            check_file(path)
+    _change(path, key, before)
+    check_file(path)
+    _change(path, key - 2, struct.pack("<H", 0))
+    with pytest.raises(ValueError, match="its keys are out of order"):
+        check_file(path)
+
+
+def test_pages_that_serve_twice(write_lmdb: Any) -> None:
+    path = write_lmdb({b"1": bytes(9000), b"2": bytes(9000)})
+    (leaf,) = _pages(path)["leaf"]
+    first, second = (_node(path, leaf, index) + 9 for index in (0, 1))
+    pages = path.read_bytes()[first : first + 8]
+    (number,) = struct.unpack("<Q", pages)
+    for twice in (number, number + 1, number - 1, leaf):
+        _change(path, second, struct.pack("<Q", twice))
+        assert "is named twice" in _complaint(path)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("name", ["pipe.lmdb", "pipe"])
 def test_pipes_are_refused(name: str, tmp_path: Path) -> None:

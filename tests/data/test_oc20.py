@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from flt_mol.data import collate, open_dataset
 from flt_mol.data.cells import heights
 from flt_mol.data.oc20 import to_structures
+from flt_mol.data.options import ReadOptions
 from flt_mol.structures import Structures
 
 FIELDS = ("atomic_numbers", "positions", "cell", "pbc", "tags", "fixed", "energy", "natoms")
@@ -437,3 +439,45 @@ def test_parameters_are_positions(make_record: Any, write_lmdb: Any) -> None:
     other = make_record(pos=torch.nn.Parameter(record["pos"]))
     first, second = open_dataset(write_lmdb({0: record, 1: other}))
     assert same(first, second)
+
+
+def test_targets_under_other_names(make_record: Any, write_lmdb: Any) -> None:
+    record = make_record(y=torch.tensor([-3.5]), before=2.5, end=torch.ones(6, 3))
+    names = {"energy": "y", "energy_initial": "before", "positions_relaxed": "end"}
+    dataset = open_dataset(write_lmdb({0: record}), require_energy=True, **names)
+    for system in (dataset[0], dataset.batch([0])):
+        assert system.energy.tolist() == [-3.5]
+        assert system.energy_initial.tolist() == [2.5]
+        assert torch.equal(system.positions_relaxed, torch.ones(6, 3))
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "nearest"),
+    [
+        ("energy", "y_relax", "y_relaxed, "),
+        ("energy", "calculator", ""),
+        ("energy_initial", "yinit", "y_init, "),
+        ("positions_relaxed", "pos_relax", "pos_relaxed, "),
+    ],
+)
+def test_unknown_names_are_told_with_those_that_are_there(
+    option: str, name: str, nearest: str, make_record: Any, write_lmdb: Any
+) -> None:
+    path = write_lmdb({0: make_record(), 1: make_record()})
+    dataset = open_dataset(path, **{option: name})
+    told = f"data.lmdb, key 1, sid 101: {name} was asked for, and is not stored; stored are: "
+    for read in (lambda: dataset[1], lambda: dataset.batch([1, 0])):
+        with pytest.raises(ValueError, match=re.escape(told + nearest)) as caught:
+            read()
+        assert "edge_index" not in str(caught.value)
+    assert open_dataset(path, ignore_energy=True, **{option: name})[0].energy is None
+
+
+def test_a_missing_target_is_told_with_the_fields_that_are_there(make_record: Any) -> None:
+    record = make_record(y_relaxed=..., y_relax=-1.5, y_init=None)
+    with pytest.raises(ValueError, match="y_relaxed is missing.*stored are: y_relax, ") as caught:
+        to_structures(record, where="", options=ReadOptions(require_energy=True))
+    assert "y_init" not in str(caught.value)
+    # A name that is known, and holds None, is a missing target like any other.
+    record = make_record(mine=None)
+    assert to_structures(record, where="", options=ReadOptions(energy="mine")).energy is None

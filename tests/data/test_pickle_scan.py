@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from flt_mol.data.pickle_scan import scan
+from flt_mol.data.pickle_scan import _careful, scan, split
 from flt_mol.data.stored_values import decode
 from flt_mol.data.unpickling import unpickle
 
@@ -30,6 +30,7 @@ HUGE = struct.pack("<I", 0x02000000)
         (DEEP, "more than 20000 tuples"),
         (b"}N" + b"\x85" * 30_000 + b"Ns.", "more than 20000 tuples"),
         (b"}N" + b"q\x01\x86h\x01" * 30_000 + b"Ns.", "more than 20000 tuples"),
+        (b"}Nq\x01" + b"h\x01\x85q\x01" * 30_000 + b"h\x01Ns.", "more than 20000 tuples"),
         (TUPLE + b"q\x010]h\x01ah\x00h\x01\x85R" * 30_000 + b"}h\x01Ns.", "more than 20000 tuples"),
         (b"\x80\x04Nr" + HUGE + b".", "memo index 33554432 after 4 bytes"),
         (b"Nr" + b"\xff" * 4 + b".", "memo index 4294967295"),
@@ -43,7 +44,7 @@ HUGE = struct.pack("<I", 0x02000000)
         (b"cos\nsystem", "truncated"),
         (b"\xff.", "invalid load key"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_attacks_are_refused(attack: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=f"f, key 1: damaged record of .*{reason}"):
@@ -100,6 +101,115 @@ def test_the_end_is_where_pickle_finds_it(value: Any, protocol: int) -> None:
     assert scan(data) == len(data)
     assert scan(b"12" + data + b"..", 2) == len(data) + 2
     assert scan(pickletools.optimize(data) + b"N.") == len(pickletools.optimize(data))
+
+
+class _Whole(pickle.Unpickler):
+    """Puts a split pickle together."""
+
+    def __init__(self, code: bytes, strings: Any) -> None:
+        super().__init__(io.BytesIO(code))
+        self.strings = strings
+
+    def persistent_load(self, pid: Any) -> Any:
+        value = self.strings[pid]
+        return bytes(value) if isinstance(value, memoryview) else value
+
+
+SPLITTABLE = [
+    {"a": b"x" * 300, "b": [b"y" * 70_000, b"y" * 300], "c": bytearray(b"z" * 1000)},
+    {"many": [bytes([i]) * 257 for i in range(200)], "short": [b"", b"a", b"b" * 255]},
+    {"names": ["n" * i for i in range(300)], "é" * 200: {("k", 1): None}},
+    VALUES[3],
+    [b"." * 300],
+]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("value", SPLITTABLE, ids=range(len(SPLITTABLE)))
+def test_parts_of_a_pickle_are_the_whole(value: Any, protocol: int) -> None:
+    data = pickle.dumps(value, protocol)
+    for given in (data, memoryview(data), data + b"more"):
+        parts = split(given)
+        if parts is None:  # more memo entries than one byte counts
+            assert protocol < 4
+            assert "many" in value or "names" in value
+            continue
+        assert repr(_Whole(*parts).load()) == repr(pickle.loads(data))
+        assert bool(parts.strings) == (protocol > 2 and "names" not in value)
+
+
+def test_byte_strings_of_a_pickle_are_not_copied() -> None:
+    data = bytearray(pickle.dumps({"a": b"x" * 300}))
+    parts = split(memoryview(data).toreadonly())
+    assert parts is not None
+    data[data.index(b"xx")] = ord("y")
+    assert bytes(parts.strings[0][:3]) == b"yxx"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"K\x00Q.",  # a persistent id
+        b"P0\n.",
+        b"I1\n.",  # lines
+        b"N" + b"\x85" * 30_000 + b".",
+        b"B" + HUGE + b"abc.",
+        b"\x95" + b"\xff" * 8 + b"N.",  # a frame beyond the end
+        b"N",
+        b"",
+        b"B\x00",
+        b"Nr\x00\x00\x00\x00.",
+        b"\xffN.",
+    ],
+    ids=range(11),
+)
+def test_what_takes_a_careful_look_is_not_split(data: bytes) -> None:
+    assert split(data) is None
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_both_looks_agree_on_damaged_pickles(protocol: int) -> None:
+    rng = random.Random(protocol)
+    value = SPLITTABLE[0] | {"p": [(1.5, 2), (3,), frozenset({7})] * 5, "é": [None, True, -5]}
+    whole = pickle.dumps(value, protocol)
+    agreed = 0
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            # Opcodes and lengths lie at both ends.
+            place = rng.choice(
+                (rng.randrange(60), -rng.randrange(1, 250), rng.randrange(len(data)))
+            )
+            data[place] = rng.randrange(256)
+        parts = split(bytes(data))
+        if parts is None:
+            continue
+        assert scan(bytes(data)) == _careful(bytes(data), 0)
+        outcomes = []
+        for load in (lambda: pickle.loads(bytes(data)), lambda: _Whole(*parts).load()):  # noqa: B023
+            try:
+                outcomes.append(repr(load()))
+            except Exception as error:
+                outcomes.append(f"{type(error).__name__} {error}")
+        assert outcomes[0] == outcomes[1]
+        agreed += 1
+    assert agreed > 100
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "tuples",
+    [
+        [(i, i + 1) for i in range(50_000)],
+        [(i, 0.5, None) for i in range(50_000)],
+        [(i,) for i in range(50_000)],
+        [(70_000 + i, -1 - i, True) for i in range(50_000)],
+    ],
+    ids=range(4),
+)
+def test_long_lists_of_short_tuples_are_read(tuples: Any, protocol: int) -> None:
+    data = pickle.dumps({"bonds": tuples, "image": b"x" * 300}, protocol)
+    assert unpickle(data, "here")["bonds"] == tuples
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape:DeprecationWarning")

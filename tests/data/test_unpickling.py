@@ -6,6 +6,7 @@ import collections
 import io
 import pickle
 import random
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from flt_mol.data.torch_storage import StoredStorage
 from flt_mol.data.unpickling import Record, unpickle
 
 PROTOCOLS = range(6)
@@ -131,6 +133,56 @@ def _storage(tensor: torch.Tensor) -> Any:
     return torch.storage.TypedStorage(
         wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True
     )
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        tensor = StoredStorage(data).decode()
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    return f"{tensor.dtype} {tensor.tolist()}"
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16], ids=str
+)
+def test_damaged_storages_are_read_as_by_the_careful_way(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.BytesIO()
+    numbers = torch.tensor([0.0, 1.0, 0.0]).to(dtype)
+    torch.save(_storage(numbers), stream, _use_new_zipfile_serialization=False)
+    whole = stream.getvalue()
+    rng = random.Random(3)
+    pieces = [whole, whole[:-1], whole + b"more", whole[:40], b""]
+    for _ in range(600):
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] = rng.randrange(256)
+        pieces.append(bytes(changed))
+    # Digits and lengths that still fit each other, or no longer do.
+    key = re.search(rb"X(.)\0\0\0(\d+)q\x02", whole)
+    assert key is not None
+    for length, digits in ((1, b"7"), (2, b"7"), (3, b"7890"), (255, b"7" * 255)):
+        old, new = key.group()[:-2], b"X" + bytes([length]) + b"\0\0\0" + digits
+        pieces.append(whole.replace(old, new))
+    quick = [_decoded(data) for data in pieces]
+    views = [_decoded(memoryview(data)) for data in pieces]  # type: ignore[arg-type]
+    monkeypatch.setattr("flt_mol.data.torch_storage._quick_head", lambda data: None)
+    assert quick == views == [_decoded(data) for data in pieces]
+    assert sum("." in text or "[" in text for text in quick) > 100
+
+
+def test_numbers_of_a_storage_where_they_lie() -> None:
+    for dtype in (torch.float32, torch.int64, torch.int32, torch.uint8, torch.float16):
+        stream = io.BytesIO()
+        tensor = torch.tensor([250, 1, 7]).to(dtype)
+        torch.save(_storage(tensor), stream, _use_new_zipfile_serialization=False)
+        found = StoredStorage(stream.getvalue()).numbers()
+        assert found is not None
+        np.testing.assert_array_equal(np.frombuffer(found[1], found[0]), tensor.numpy())
+        assert found[0] == tensor.numpy().dtype
+        assert StoredStorage(stream.getvalue()[:-1]).numbers() is None
+        assert StoredStorage(bytearray(stream.getvalue())).numbers() is None  # type: ignore[arg-type]
 
 
 def test_zip_format_storages() -> None:
@@ -351,3 +403,9 @@ def test_damage_gives_value_errors_only(version: int, pickle_pyg: Any, make_reco
         refused += bool(message)
         assert message.startswith("f.lmdb, key 5: ") or not message
     assert refused > 60
+
+
+@pytest.mark.parametrize("data", [b"Pid\n.", b"K\x00Q.", b"B\x01\x00\x00\x00a0K\x00Q."])
+def test_data_outside_the_record_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="here: .*refers to data outside the record"):
+        unpickle(data, "here")

@@ -1,0 +1,149 @@
+"""ASE atoms as records of the OC20 schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["ALSO", "atoms_record", "layer_note", "occupancy_note"]
+
+# Other names under which targets were written.
+ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}
+# Of a calculator's results; those with one number per atom have no place in a record.
+_RESULTS = ("energy", "free_energy", "forces", "stress", "dipole", "magmom")
+_OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under other names
+_MADE = ("pos", "atomic_numbers", "cell", "pbc", "tags", "fixed", "natoms")
+
+
+def atoms_record(atoms: Any) -> dict[str, Any]:
+    """The atoms in the names of the OC20 schema.
+
+    Further fields are, by name: the plain values of `info` and of a database row's key-value pairs
+    and data, vectors per atom of `arrays`, and what the calculator found ("energy", "forces", …).
+    "calculator" is the calculator's energy too, by the name that asks for it as target.
+
+    Args:
+        atoms: of ASE.
+
+    Returns:
+        Fields by name; those that are None are missing.
+    """
+    results = dict(_results(atoms))
+    record: dict[str, Any] = {
+        **results,
+        **dict(_vectors(atoms)),
+        **dict(_further(atoms.info)),
+        "pos": atoms.get_positions(),
+        "atomic_numbers": atoms.get_atomic_numbers(),
+        "cell": np.asarray(atoms.get_cell()),
+        "pbc": np.asarray(atoms.get_pbc()),
+        "tags": np.asarray(atoms.get_tags()),
+        "fixed": _fixed(atoms),
+        "natoms": len(atoms),
+    }
+    if "energy" in results:
+        record["calculator"] = results["energy"]
+    for name in ("sid", "y_relaxed", "y_init", "pos_relaxed"):
+        record.setdefault(name, None)
+    for name, other in ALSO.items():
+        if record[name] is None:
+            record[name] = record.get(other)
+    return record
+
+
+def _results(atoms: Any) -> Iterator[tuple[str, Any]]:
+    """What a calculator has found for these very positions; nothing is calculated."""
+    calculator = atoms.calc
+    found = getattr(calculator, "results", None)
+    if not isinstance(found, Mapping) or _stale(calculator, atoms):
+        return
+    for name in _RESULTS:
+        value = found.get(name)
+        if isinstance(value, int | float | np.ndarray | np.generic):
+            yield name, float(value) if np.ndim(value) == 0 else value
+
+
+def _stale(calculator: Any, atoms: Any) -> bool:
+    check = getattr(calculator, "check_state", None)
+    return bool(check(atoms)) if callable(check) else False
+
+
+def _vectors(atoms: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, array in atoms.arrays.items():
+        if name not in _OF_ATOMS and array.ndim == 2 and array.dtype.kind in "biuf":
+            yield name, array
+
+
+def _further(info: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Plain values, those of a database row first, so that `info` itself counts more."""
+    for part in ("data", "key_value_pairs"):
+        inside = info.get(part)
+        if isinstance(inside, Mapping):
+            yield from _plain(inside)
+    rest = {name: v for name, v in info.items() if name not in ("data", "key_value_pairs")}
+    yield from _plain(rest)
+
+
+def _plain(fields: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if not isinstance(name, str) or name in ("unique_id", "calculator"):
+            continue
+        if isinstance(value, np.ndarray):
+            good = value.dtype.kind in "biufU"
+        elif isinstance(value, list | tuple):
+            good = all(isinstance(v, str | bool | int | float | np.generic) for v in value)
+        else:
+            good = isinstance(value, str | bool | int | float | np.generic)
+        if good:
+            yield name, value
+
+
+def _fixed(atoms: Atoms) -> NDArray[np.bool_]:
+    """(N,), the atoms that constraints hold in all three directions."""
+    from ase.constraints import FixAtoms, FixCartesian, FixScaled
+
+    held = np.zeros((len(atoms), 3), dtype=bool)
+    for constraint in atoms.constraints:
+        if isinstance(constraint, FixAtoms):
+            held[constraint.index] = True
+        elif isinstance(constraint, FixCartesian | FixScaled):
+            held[constraint.index] |= constraint.mask
+    return np.asarray(held.all(axis=1))
+
+
+def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
+    """A warning where atoms of tag 0 lie above the others: ase.build tags adsorbates 0."""
+    if record.get("tags") is None or record.get("cell") is None:
+        return {}
+    tags, cell = np.asarray(record["tags"]).reshape(-1), np.asarray(record["cell"])
+    if cell.size != 9 or not tags.any() or tags.all():
+        return {}
+    cell = cell.reshape(3, 3)
+    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+    heights = np.asarray(record["pos"]).reshape(-1, 3) @ normal
+    others = max(heights[tags == tag].mean() for tag in set(tags.tolist()) - {0})
+    if not normal.any() or heights[tags == 0].mean() <= others:
+        return {}
+    return {
+        "layers": "atoms of tag 0 lie above the others, as if tags were the layer numbers of "
+        "ase.build (expected: 0 below the surface, 1 surface, 2 adsorbate; set them anew if so)"
+    }
+
+
+def occupancy_note(atoms: Atoms) -> dict[str, str]:
+    """A warning of sites that several elements share, or that are empty in part."""
+    sites = atoms.info.get("occupancy")
+    for site, shares in sites.items() if isinstance(sites, dict) else ():
+        if isinstance(shares, dict) and any(share < 1 for share in shares.values()):
+            shown = ", ".join(f"{symbol} {share:g}" for symbol, share in shares.items())
+            return {
+                "occupancy": f"site {site} is occupied in part ({shown}); ASE keeps one "
+                "element per site: give an ordered structure"
+            }
+    return {}
