@@ -26,6 +26,8 @@ _BY_NAME = (".traj", ".extxyz", ".xyz", ".db", ".cif")
 _OF_LINES = {"extxyz", "xyz", "cif", "vasp", "vasp-xdatcar", "proteindatabank", "xsf", "gen"}
 _COMPRESSED = (".gz", ".bz2", ".xz")
 _HEAD = 4096  # bytes
+_MOST_ATOMS = 10**8  # in a frame of a compressed file
+_DIGITS = 30
 
 
 class IncompleteError(ValueError):
@@ -82,8 +84,11 @@ def _format_of(path: Path) -> str:
     import ase.io.formats
 
     with path.open("rb") as file:
-        if file.read(16) == b"SQLite format 3\0":
-            return "db"
+        head = file.read(_HEAD)
+    if head.startswith(b"SQLite format 3\0"):
+        return "db"
+    if head and not head.strip(b"\0"):
+        raise ValueError(f"{path} begins with zeros: an interrupted download; get it again")
     try:
         kind = ase.io.formats.filetype(str(path))
     except ase.io.formats.UnknownFileTypeError:
@@ -125,6 +130,8 @@ def _check_before(path: Path, kind: str, notes: dict[str, str]) -> None:
         )
     if kind in ("vasp", "vasp-xdatcar") and plain:
         _check_counts(path)
+    if kind in ("extxyz", "xyz"):
+        _check_frames(path, path.stat().st_size if plain else _MOST_ATOMS)
     if kind in _OF_LINES and plain and path.stat().st_size:
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
@@ -141,6 +148,19 @@ def _check_counts(path: Path) -> None:
     total = sum(int(word) for words in counts for word in words if word.isdecimal())
     if total > path.stat().st_size:
         raise ValueError(f"{total} atoms are announced in {path.stat().st_size} bytes")
+
+
+def _check_frames(path: Path, most: int) -> None:
+    """Frames of more atoms than bytes: ASE would count lines beyond the end for ever."""
+    with _open_text(path) as file:
+        number = 1
+        for line in file:
+            if not line.strip().isdecimal():
+                return
+            count = int(line[:_DIGITS])
+            if count > most:
+                raise ValueError(f"line {number} announces {count} atoms, more than the file has")
+            number += 1 + sum(1 for _ in islice(file, count + 1))
 
 
 def _unread(path: Path, kind: str, count: int) -> str | None:

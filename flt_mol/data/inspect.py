@@ -3,135 +3,151 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from flt_mol.data.dataset import StructuresDataset
-from flt_mol.data.unpickling import Record
+from flt_mol.data.kinds import disk_bytes, kind_of
+from flt_mol.data.options import ReadOptions
+from flt_mol.data.tally import KEPT, LARGEST_ENERGY, Tally
 from flt_mol.structures import Structures
 
 __all__ = ["render", "summarise"]
 
-_EXPECTED = (
-    "sid",
-    "natoms",
-    "atomic_numbers",
-    "pos",
-    "cell",
-    "tags",
-    "fixed",
-    "y_relaxed",
-    "y_init",
-    "pos_relaxed",
-)
+_EXPECTED = ("sid", "natoms", "atomic_numbers", "pos", "cell", "tags", "fixed")
+_TOGETHER = 64  # records held in memory at a time
 _DECODED = 16  # records whose dtypes are looked up
-_LARGEST_ENERGY = 10.0  # eV; OC20's makers dropped systems beyond it
-_SHOWN = 20  # messages and outliers listed
+_SHOWN = 20  # messages and outliers in the text
 
 
-@dataclass
-class _Tally:
-    """What has been counted so far."""
-
-    records: int = 0
-    fields: Counter[str] = field(default_factory=Counter)
-    dtypes: dict[str, set[str]] = field(default_factory=dict)
-    elements: Counter[int] = field(default_factory=Counter)
-    tags: Counter[int] = field(default_factory=Counter)
-    pbc: Counter[str] = field(default_factory=Counter)
-    natoms: list[int] = field(default_factory=list)
-    fixed: int = 0
-    energies: list[float] = field(default_factory=list)
-    sids: list[int | str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    repeated: Counter[int | str] = field(default_factory=Counter)
-
-    def add_record(self, record: Mapping[str, Any], decode: bool) -> None:
-        """Count the fields; look up what they hold if `decode`."""
-        self.records += 1
-        names = [name for name in record if not _is_none(record, name)]
-        self.fields.update(names)
-        for name in names if decode else ():
-            self.dtypes.setdefault(name, set()).add(_dtype(record[name]))
-
-    def add(self, system: Structures) -> None:
-        """Count what is in it."""
-        self.repeated.update(system.sid)
-        self.natoms += system.natoms.tolist()
-        self.elements.update(system.atomic_numbers.unique().tolist())
-        self.tags.update(system.tags.tolist())
-        self.fixed += int(system.fixed.sum())
-        self.pbc.update("".join("T" if p else "F" for p in row) for row in system.pbc.tolist())
-        if system.energy is not None:
-            self.energies += system.energy.tolist()
-            self.sids += system.sid
-
-
-def summarise(dataset: Any) -> dict[str, Any]:
+def summarise(
+    dataset: Any,
+    *,
+    limit: int | None = None,
+    progress: Callable[[int, int | None], None] | None = None,
+) -> dict[str, Any]:
     """Everything worth knowing about a data set, as plain values that JSON can hold.
 
-    All records are read. Bad ones are listed, not raised.
+    Records are read one after the other, and some bytes kept of each. Bad ones are listed, not
+    raised.
 
     Args:
         dataset: of :func:`flt_mol.data.open_dataset`, or any sequence of single systems.
+        limit: how many records to look at, spread evenly; None looks at all.
+        progress: called with how many of how many have been looked at.
 
     Returns:
-        path, count (records, bad ones included), fields (name → records that hold it), dtypes
+        path, kind, bytes (on disk; None in memory), bytes_per_record, count (records, bad ones
+        included), looked_at (how many of them), fields (name → records that hold it), dtypes
         (name → those met in the first 16 records), missing (OC20 field → records without it),
         energy (count, min, max, mean, std, median in eV; None without targets, and for numbers
-        beyond float64), outliers
-        (sid and energy beyond 10 eV), elements (symbol → systems), atoms (per system), fixed
-        (fraction of atoms), pbc ("TTF" → systems), tags (tag → atoms), repeated_sids, skipped and
-        problems (messages).
+        beyond float64), outliers (sid and energy beyond 10 eV), elements (symbol → systems), atoms
+        (per system), fixed (fraction of atoms), pbc ("TTF" → systems), tags (tag → atoms),
+        repeated_sids, skipped and problems (messages). Of outliers, repeated_sids, skipped and
+        problems the first 1000 are given; `counts` has all of them.
+
+    Raises:
+        ValueError: a limit below one.
     """
-    tally = _Tally()
-    for index in range(len(dataset)):
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit}, expected at least one record")
+    total = len(dataset)
+    chosen = range(total) if limit is None or limit >= total else _spread(total, limit)
+    tally = Tally()
+    for start in range(0, len(chosen), _TOGETHER):
+        part = chosen[start : start + _TOGETHER]
+        for systems in _systems(dataset, part, tally):
+            tally.add(systems)
+        if progress is not None:
+            progress(start + len(part), len(chosen))
+    return _summary(dataset, tally, len(chosen))
+
+
+def _spread(total: int, limit: int) -> Sequence[int]:
+    """`limit` of the numbers below `total`, from the first on, at equal distances."""
+    return [i * total // limit for i in range(limit)]
+
+
+def _systems(dataset: Any, indices: Sequence[int], tally: Tally) -> Iterator[Structures]:
+    """The good records of `indices`, together where they can be; the bad ones are noted."""
+    records: dict[int, Mapping[str, Any] | None] = dict.fromkeys(indices)
+    good = True
+    if isinstance(dataset, StructuresDataset):
+        good = _note_fields(dataset, records, tally)
+    if good and hasattr(dataset, "batch"):
         try:
-            if isinstance(dataset, StructuresDataset):
-                record = dataset.record(index)
-                tally.add_record(record, decode=index < _DECODED)
-                tally.add(dataset.convert(index, record))
-            else:
-                tally.add(dataset[index])
+            yield dataset.batch(list(indices))
+        except ValueError:
+            pass  # found out below, record by record
+        else:
+            return
+    for index, record in records.items():
+        try:
+            yield dataset[index] if record is None else dataset.convert(index, record)
         except ValueError as error:
-            tally.problems.append(str(error))
-    return _summary(dataset, tally)
+            tally.problems.add(str(error))
 
 
-def _summary(dataset: Any, tally: _Tally) -> dict[str, Any]:
+def _note_fields(
+    dataset: StructuresDataset, records: dict[int, Mapping[str, Any] | None], tally: Tally
+) -> bool:
+    """Read records and count their fields; whether all could be read."""
+    for index in records:
+        try:
+            record = dataset.record(index)
+            tally.add_record(record, decode=tally.records < _DECODED)
+            records[index] = record
+        except ValueError:
+            continue  # noted when it is read again
+    return None not in records.values()
+
+
+def _summary(dataset: Any, tally: Tally, looked_at: int) -> dict[str, Any]:
+    size, skipped = disk_bytes(dataset), list(getattr(dataset, "skipped", []))
+    repeated = tally.repeated()
     summary = {
         "path": str(getattr(dataset, "path", type(dataset).__name__)),
+        "kind": kind_of(dataset),
+        "bytes": size,
+        "bytes_per_record": None if size is None else round(size / max(len(dataset), 1)),
         "count": len(dataset),
+        "looked_at": looked_at,
         "fields": dict(sorted(tally.fields.items())),
         "dtypes": {name: sorted(kinds) for name, kinds in sorted(tally.dtypes.items())},
         "missing": {
             name: tally.records - tally.fields[name]
-            for name in _EXPECTED
+            for name in _expected(dataset)
             if tally.fields[name] < tally.records
         },
         "energy": _statistics(np.array(tally.energies, dtype=np.float64)),
-        "outliers": [
-            {"sid": sid, "energy": energy}
-            for sid, energy in zip(tally.sids, tally.energies, strict=True)
-            if abs(energy) > _LARGEST_ENERGY
-        ],
-        "elements": {chemical_symbols[z]: n for z, n in sorted(tally.elements.items())},
+        "outliers": tally.outliers.items,
+        "elements": {chemical_symbols[z]: n for z, n in enumerate(tally.elements.tolist()) if n},
         "atoms": _statistics(np.array(tally.natoms, dtype=np.float64)),
         "fixed": tally.fixed / max(sum(tally.natoms), 1),
         "pbc": dict(sorted(tally.pbc.items(), reverse=True)),
         "tags": {str(tag): n for tag, n in sorted(tally.tags.items())},
-        "repeated_sids": [sid for sid, n in tally.repeated.items() if n > 1],
-        "skipped": list(getattr(dataset, "skipped", [])),
-        "problems": tally.problems,
+        "repeated_sids": repeated.items,
+        "skipped": skipped[:KEPT],
+        "problems": tally.problems.items,
+        "counts": {
+            "outliers": tally.outliers.count,
+            "repeated_sids": repeated.count,
+            "skipped": len(skipped),
+            "problems": tally.problems.count,
+        },
     }
     return {name: _finite(value) for name, value in summary.items()}
+
+
+def _expected(dataset: Any) -> tuple[str, ...]:
+    """Fields of the OC20 schema, the targets under the names that the data set was told."""
+    options = getattr(dataset, "options", ReadOptions())
+    targets = (options.energy, options.energy_initial, options.positions_relaxed)
+    return (*_EXPECTED, *(name for name in targets if name != "calculator"))
 
 
 def _finite(value: Any) -> Any:
@@ -141,20 +157,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_none(record: Mapping[str, Any], name: str) -> bool:
-    """Without decoding tensors that nobody looks at."""
-    if isinstance(record, Record):
-        return record.describe(name)[0] == "NoneType"
-    return record[name] is None
-
-
-def _dtype(value: Any) -> str:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        kind = "tensor" if isinstance(value, torch.Tensor) else "array"
-        return f"{kind} {str(value.dtype).removeprefix('torch.')}, {value.ndim} axes"
-    return type(value).__name__
 
 
 def _statistics(values: NDArray[np.float64]) -> dict[str, float | int] | None:
@@ -174,6 +176,9 @@ def _statistics(values: NDArray[np.float64]) -> dict[str, float | int] | None:
 def render(summary: Mapping[str, Any]) -> str:
     """A summary as text to read."""
     lines = [f"{summary['path']}: {summary['count']} systems"]
+    if summary["looked_at"] < summary["count"]:
+        lines.append(f"looked at         {summary['looked_at']} of {summary['count']}")
+    lines.append(f"kind              {summary['kind']}{_size(summary)}")
     if summary["atoms"]:
         lines.append("atoms per system  " + _range(summary["atoms"], ".6g"))
     if summary["energy"]:
@@ -189,14 +194,29 @@ def render(summary: Mapping[str, Any]) -> str:
         lines.append(f"  field {name:<18} in {count} records  {kinds}")
     for name, count in summary["missing"].items():
         lines.append(f"  field {name:<18} missing in {count} records")
-    lines += _listed("repeated sids", [str(sid) for sid in summary["repeated_sids"]])
-    lines += _listed(
-        f"energies beyond {_LARGEST_ENERGY:g} eV, total energies perhaps",
-        [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]],
-    )
-    lines += _listed("skipped records", summary["skipped"])
-    lines += _listed("bad records", summary["problems"])
-    return "\n".join(lines)
+    outliers = [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]]
+    far = f"energies beyond {LARGEST_ENERGY:g} eV, total energies perhaps"
+    counts = summary["counts"]
+    lines += _listed("repeated sids", summary["repeated_sids"], counts["repeated_sids"])
+    lines += _listed(far, outliers, counts["outliers"])
+    lines += _listed("skipped records", summary["skipped"], counts["skipped"])
+    lines += _listed("bad records", summary["problems"], counts["problems"])
+    return "\n".join(map(_printable, lines))
+
+
+def _size(summary: Mapping[str, Any]) -> str:
+    if summary["bytes"] is None:
+        return ""
+    return f", {summary['bytes']:,} bytes ({summary['bytes_per_record']:,} a record)"
+
+
+def _printable(line: str) -> str:
+    """Names and sids come from the file: control characters must not reach a terminal."""
+    return line if line.isprintable() else "".join(map(_escaped, line))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 def _range(values: Mapping[str, float | None], form: str) -> str:
@@ -207,8 +227,8 @@ def _range(values: Mapping[str, float | None], form: str) -> str:
     )
 
 
-def _listed(title: str, items: list[str]) -> list[str]:
+def _listed(title: str, items: list[Any], count: int) -> list[str]:
     if not items:
         return []
-    more = [f"  … and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
-    return [f"{len(items)} {title}:", *(f"  {item}" for item in items[:_SHOWN]), *more]
+    more = [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
+    return [f"{count} {title}:", *(f"  {item}" for item in items[:_SHOWN]), *more]

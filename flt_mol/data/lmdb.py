@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from flt_mol.structures import Structures
 __all__ = ["LmdbDataset", "ShardedDataset"]
 
 _DIGITS = 18  # of a key that still is an int64
+_WORD = re.compile(rb"_{0,2}[A-Za-z][A-Za-z_.-]{2,}")  # a key that names something: length, …
 
 
 class LmdbDataset(StructuresDataset):
@@ -138,8 +140,21 @@ class LmdbDataset(StructuresDataset):
                 f"no records in {self.path}: records have whole numbers as keys; "
                 f"keys found: {others}"
             )
+        self._tell_of_others(every, len(keys))
         self._compare_counts(keys)
         return np.array(keys, dtype=np.bytes_)
+
+    def _tell_of_others(self, keys: Sequence[bytes], count: int) -> None:
+        """Warn of keys that are neither numbers nor words: they may have been numbers."""
+        odd = [k for k in keys if not ((k.isdigit() and len(k) <= _DIGITS) or _WORD.fullmatch(k))]
+        if odd:
+            shown = ", ".join(repr(key[:20].decode(errors="replace")) for key in odd[:3])
+            self.notes.add(
+                {
+                    f"others {self.file}": f"{len(odd)} keys of {self.file.name} are no whole "
+                    f"numbers and are passed over: {shown} ({count} records are read)"
+                }
+            )
 
     def _compare_counts(self, keys: Sequence[bytes]) -> None:
         """Warn where the file says that it holds more or fewer records."""

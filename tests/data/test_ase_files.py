@@ -376,3 +376,19 @@ def test_which_files_are_of_structures(frames: Any, tmp_path: Path) -> None:
     for name in ("a.md", "a.csv", "a.yaml", "a.py", "b.json", "a.npz", "empty.traj"):
         (tmp_path / name).write_text("" if name.startswith("empty") else '{"tags": [0]}')
         assert holds_structures(tmp_path / name) == name.startswith("empty")
+
+
+@pytest.mark.parametrize("suffix", ["extxyz", "xyz", "xyz.gz"])
+def test_impossible_numbers_of_atoms_are_refused(tmp_path, suffix):
+    path = tmp_path / f"many.{suffix}"
+    text = f"1\n\nH 0 0 0\n{10**27}\n\nH 0 0 0\n"
+    path.write_bytes(gzip.compress(text.encode()) if suffix.endswith("gz") else text.encode())
+    with pytest.raises(ValueError, match=rf"many.{suffix}: line 4 announces 1{'0' * 27} atoms"):
+        open_dataset(path)
+
+
+def test_files_of_zeros_are_refused_by_their_first_bytes(tmp_path):
+    with (tmp_path / "zeros.extxyz").open("wb") as file:
+        file.truncate(1 << 34)
+    with pytest.raises(ValueError, match=r"zeros.extxyz begins with zeros"):
+        open_dataset(tmp_path / "zeros.extxyz")

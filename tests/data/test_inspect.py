@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from ase.build import molecule
+from fuzzing.sound import sound
 
 from flt_mol.data import from_ase, open_dataset
 from flt_mol.data.inspect import render, summarise
+from flt_mol.data.memory import MemoryDataset
+from flt_mol.structures import Structures
 
 
 @pytest.fixture
@@ -97,3 +101,138 @@ def test_unread_graphs_stay_bytes(write_lmdb: Any, make_record: Any) -> None:
     summary = summarise(open_dataset(write_lmdb(dict.fromkeys(range(20), record))))
     assert summary["fields"]["edge_index"] == 20
     assert summary["dtypes"]["edge_index"] == ["tensor int64, 2 axes"]
+
+
+@pytest.mark.filterwarnings("ignore:.*all tags are 0")
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("lmdb of PyG 1.x", "LMDB of PyG 1.x pickles"),
+        ("lmdb of PyG 2.x", "LMDB of PyG 2.x pickles"),
+        ("lmdb of dicts", "LMDB of pickles with torch tensors"),
+        ("lmdb of arrays", "LMDB of pickles with numpy arrays"),
+        ("lmdb of zlib", "LMDB of zlib-compressed pickles"),
+        ("compact lmdb", "compact LMDB"),
+        ("aselmdb", "LMDB of ASE rows (aselmdb)"),
+        ("traj", "ASE traj"),
+        ("extxyz", "ASE extxyz"),
+        ("ase db", "ASE db"),
+        ("cif", "ASE cif"),
+    ],
+)
+def test_every_kind_of_file(kind: str, shown: str, tmp_path: Path) -> None:
+    path = tmp_path / f"data{sound(kind).suffix}"
+    path.write_bytes(sound(kind).data)
+    summary = summarise(open_dataset(path))
+    count, size = sound(kind).count, len(sound(kind).data)
+    assert summary["kind"] == shown
+    assert (summary["count"], summary["looked_at"]) == (count, count)
+    assert (summary["bytes"], summary["bytes_per_record"]) == (size, round(size / count))
+    assert summary["elements"] == dict.fromkeys(("C", "O", "Pt"), count)
+    assert summary["atoms"]["max"] == 6
+    assert summary["fields"]["pos"] == count
+    assert summary["problems"] == []
+    assert f"{size:,} bytes" in render(summary)
+    if kind != "cif":
+        assert summary["energy"]["max"] == pytest.approx(-1.25)
+        assert summary["fixed"] == pytest.approx(1 / 3)
+        assert "y_relaxed" not in summary["missing"]
+
+
+def test_together_or_one_by_one(make_record: Any, write_lmdb: Any) -> None:
+    """What is counted of batches is what is counted of systems, bad records in between or not."""
+    values = {i: make_record(sid=i, y_relaxed=-float(i)) for i in range(150)}
+    values[3] = make_record(sid=3, atomic_numbers=torch.tensor([29.0]), pos=torch.zeros(1, 3))
+    values |= {i: make_record(sid=f"name {i}") for i in (70, 71)}
+    good = open_dataset(write_lmdb(values, "good.lmdb"))
+    values[100] = b"no pickle"
+    values[101] = make_record(sid=101, y_relaxed=float("inf"))
+    bad = open_dataset(write_lmdb(values, "bad.lmdb"))
+    for dataset, problems in ((good, ["sid 3: natoms"]), (bad, ["sid 3", "key 100", "sid 101"])):
+        together = summarise(dataset)
+        slow = summarise(_OneByOne(dataset))
+        assert len(together["problems"]) == len(problems)
+        for message, part in zip(together["problems"], problems, strict=True):
+            assert part in message
+        for name in ("problems", "elements", "atoms", "pbc", "tags", "fixed", "energy"):
+            assert together[name] == slow[name], name
+        assert together["outliers"] == slow["outliers"]
+        assert together["counts"]["outliers"] > 100
+
+
+class _OneByOne:
+    """A data set of which nothing is known but its systems."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def test_some_of_many(make_record: Any, write_lmdb: Any) -> None:
+    dataset = open_dataset(write_lmdb({i: make_record(sid=i) for i in range(130)}))
+    told: list[tuple[int, int | None]] = []
+    summary = summarise(dataset, limit=10, progress=lambda done, total: told.append((done, total)))
+    assert (summary["count"], summary["looked_at"]) == (130, 10)
+    assert summary["fields"]["pos"] == summary["atoms"]["count"] == 10
+    assert summary["missing"] == {}
+    assert told == [(10, 10)]
+    assert "10 of 130" in render(summary)
+    told.clear()
+    summarise(dataset, progress=lambda done, total: told.append((done, total)))
+    assert told == [(64, 130), (128, 130), (130, 130)]
+    assert "looked at" not in render(summarise(dataset, limit=130))
+    with pytest.raises(ValueError, match="limit is 0"):
+        summarise(dataset, limit=0)
+
+
+def test_a_sample_is_spread_over_the_file(make_record: Any, write_lmdb: Any) -> None:
+    values = {i: make_record(sid=i, y_relaxed=float(i) / 100) for i in range(100)}
+    summary = summarise(open_dataset(write_lmdb(values)), limit=4)
+    assert [summary["energy"][name] for name in ("min", "median", "max")] == [0.0, 0.375, 0.75]
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    dataset = MemoryDataset([_system(y=-50.0, sid=i % 1100) for i in range(2200)])
+    summary = summarise(dataset)
+    assert summary["counts"]["outliers"] == 2200
+    assert summary["counts"]["repeated_sids"] == 1100
+    assert len(summary["outliers"]) == len(summary["repeated_sids"]) == 1000
+    assert "2200 energies beyond 10 eV" in render(summary)
+    assert "… and 2180 more" in render(summary)
+    assert (summary["kind"], summary["bytes"]) == ("in memory", None)
+
+
+def _system(y: float, sid: int) -> Structures:
+    """One atom in a box."""
+    return Structures.single(
+        [29], [[0.0, 0.0, 0.0]], cell=9 * np.eye(3), pbc=True, tags=[2], energy=y, sid=sid
+    )
+
+
+def test_control_characters_do_not_reach_the_terminal(make_record: Any, write_lmdb: Any) -> None:
+    record = make_record(sid="\x1b[2J\n", y_relaxed=99.0, **{"\x1b]0;": 1})
+    text = render(summarise(open_dataset(write_lmdb({0: record, 1: record}))))
+    assert text.replace("\n", "").isprintable()
+    assert "\\x1b[2J\\n" in text
+
+
+def test_targets_under_other_names(make_record: Any, write_lmdb: Any) -> None:
+    path = write_lmdb({0: make_record(y_relaxed=..., e_ads=-2.5), 1: make_record(sid=2)})
+    summary = summarise(open_dataset(path, energy="e_ads"))
+    assert summary["energy"]["min"] == -2.5
+    assert summary["missing"] == {"e_ads": 1}
+
+
+def test_shards(make_record: Any, write_lmdb: Any, tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    for i in range(2):
+        write_lmdb({0: make_record(sid=i)}, tmp_path / "all" / f"data.{i}.lmdb")
+    summary = summarise(open_dataset(tmp_path / "all"))
+    assert summary["kind"] == "2 × LMDB of pickles with torch tensors"
+    files = (tmp_path / "all").iterdir()
+    assert summary["bytes"] == sum(file.stat().st_size for file in files)

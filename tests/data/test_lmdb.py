@@ -70,8 +70,14 @@ def test_length_that_disagrees_is_reported_once(
 
 
 def test_other_keys_are_no_records(numbered: Any, write_lmdb: Any) -> None:
-    others = {b"metadata": b"{}", b"schema": "text", b"nextid": 9, b"1a": 1, b"-1": 2}
+    others = {b"metadata": b"{}", b"schema": "text", b"nextid": 9}
     assert _sids(open_dataset(write_lmdb(numbered(3) | others))) == [100, 101, 102]
+
+
+def test_keys_that_may_have_been_numbers_are_told(numbered: Any, write_lmdb: Any) -> None:
+    with pytest.warns(UserWarning, match=r"2 keys of data.lmdb are no whole numbers .*3 records"):
+        dataset = open_dataset(write_lmdb(numbered(3) | {b"1a": 1, b"-1": 2}))
+    assert _sids(dataset) == [100, 101, 102]
 
 
 def test_gaps_between_keys_are_reported(numbered: Any, write_lmdb: Any) -> None:

@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,30 @@ def test_pipes_are_refused(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match=rf"{name} is no regular file"):
         open_dataset(tmp_path / name)
+
+
+def test_no_flipped_bit_in_a_node_loses_a_record_unsaid(
+    make_record: Any, write_lmdb: Any, compressed: Any
+) -> None:
+    """LMDB has no checksums: every bit of the nodes and keys of a file, one after the other."""
+    path = write_lmdb({i: compressed({"sid": i}) for i in range(30)})
+    (leaf,) = _pages(path)["leaf"]
+    data = path.read_bytes()
+    nodes = [_node(path, leaf, index) for index in range(30)]
+    outcomes = {"refused": 0, "told": 0, "whole": 0}
+    for bit in (8 * node + bit for node in nodes for bit in range(8 * 10)):
+        copy = path.with_name(f"{bit}.lmdb")
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        copy.write_bytes(changed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                count = len(open_dataset(copy))
+            except ValueError:
+                count = None
+        copy.unlink()
+        told = any("are read" in str(warning.message) for warning in caught)
+        assert count in (None, 30) or told, (bit - 8 * leaf * PAGE, count)
+        outcomes["refused" if count is None else "told" if told else "whole"] += 1
+    assert min(outcomes.values()) > 20
