@@ -1,4 +1,4 @@
-"""The command `flt-mol`: train | evaluate | predict | data inspect | data emt."""
+"""The command `flt-mol`: train | evaluate | predict | data …."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 import flt_mol
-from flt_mol.commands import run_emt, run_evaluate, run_inspect, run_predict, run_train, say
+from flt_mol.commands import run_evaluate, run_predict, run_train
+from flt_mol.data_cli import add_data_commands, count
+from flt_mol.outputs import say
 
 _PIPE_STATUS = 128 + 13  # signal.SIGPIPE, which not every system has
 
@@ -95,8 +97,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_evaluate(commands)
     _add_predict(commands)
-    data = commands.add_parser("data", help="look at and make data sets")
-    _add_data(data.add_subparsers(required=True, metavar="COMMAND"))
+    data = commands.add_parser("data", help="look at, convert, split, get and check data sets")
+    add_data_commands(data.add_subparsers(required=True, metavar="COMMAND"))
     return parser
 
 
@@ -152,35 +154,11 @@ def _add_predict(commands: Any) -> None:
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=_count, default=64, help="systems per step")
+    parser.add_argument("--batch-size", type=count, default=64, help="systems per step")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave bad records out (default: refuse them)"
     )
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on")
-    return number
-
-
-def _add_data(commands: Any) -> None:
-    inspect = commands.add_parser("inspect", help="what a file or folder of records holds")
-    inspect.add_argument("path", help="LMDB file or folder, anything ASE reads, or a data set")
-    inspect.add_argument("--split", help="split, when PATH is a data set")
-    inspect.add_argument("--json", action="store_true", help="print as JSON, with a count")
-    inspect.set_defaults(run=run_inspect)
-    emt = commands.add_parser("emt", help="make the data set emt_adsorption with ASE's EMT")
-    emt.add_argument("output", type=Path, help="folder for the data set")
-    emt.add_argument("--seed", type=int, default=0)
-    emt.add_argument("--num-slabs", type=_count, help="slabs of all splits; default as shipped")
-    emt.add_argument("--workers", type=_count, default=2, help="processes")
-    emt.set_defaults(run=run_emt)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from flt_mol.data.options import OnError
-from flt_mol.outputs import check_file, check_folder, printable, writing
-
-
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print, with escapes for what a terminal must not be sent or `stream` cannot encode."""
-    stream = sys.stdout if stream is None else stream
-    print(printable(text, stream.encoding or "utf-8", keep="\n\t"), file=stream)
+from flt_mol.outputs import check_file, check_folder, printable, say, say_files, writing
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -41,7 +33,7 @@ def run_train(options: argparse.Namespace) -> None:
             f"best epoch {int(best['epoch'])}: {config.data.validation} "
             f"MAE {best['val/mae']:.4f} eV, EwT {100 * best['val/ewt']:.2f} %"
         )
-        _say_files(result.files)
+        say_files(result.files)
 
 
 @contextmanager
@@ -110,7 +102,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
         if options.json:
             print(json_file.read_text(encoding="utf-8"), end="")
         else:
-            _say_files(files)
+            say_files(files)
 
     _show_then("" if options.json else report.table(results, baselines), write)
 
@@ -131,7 +123,7 @@ def run_predict(options: argparse.Namespace) -> None:
 
     def write() -> None:
         write_predictions(predictions, options.output)
-        _say_files([options.output])
+        say_files([options.output])
 
     _show_then("\n".join(lines), write)
 
@@ -146,40 +138,6 @@ def _show_then(text: str, write: Callable[[], None]) -> None:
         write()
 
 
-def run_inspect(options: argparse.Namespace) -> None:
-    """`flt-mol data inspect`."""
-    from flt_mol.data import inspect
-    from flt_mol.data.splits import open_source
-
-    summary = inspect.summarise(open_source(options.path, options.split))
-    if options.json:
-        say(json.dumps(_finite(summary), indent=2, allow_nan=False))
-    else:
-        say(inspect.render(summary))
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: null stands for them."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def run_emt(options: argparse.Namespace) -> None:
-    """`flt-mol data emt`."""
-    from flt_mol.data.emt.dataset import generate
-    from flt_mol.data.emt.plan import NUM_SLABS
-
-    check_folder(options.output, "OUTPUT")
-    slabs = NUM_SLABS if options.num_slabs is None else options.num_slabs
-    generate(options.output, seed=options.seed, num_slabs=slabs, workers=options.workers)
-    _say_files(sorted(path for path in options.output.iterdir() if path.is_file()))
-
-
 def _evaluation_folder(checkpoint: Path) -> Path:
     """Beside the run; shipped models lie where one should not write."""
     from flt_mol import resources
@@ -187,9 +145,3 @@ def _evaluation_folder(checkpoint: Path) -> Path:
     if resources.folder("models") in checkpoint.parents:
         return Path("runs") / f"{checkpoint.parent.name}-evaluation"
     return checkpoint.parent / "evaluation"
-
-
-def _say_files(files: Sequence[Path]) -> None:
-    say("written:")
-    for file in files:
-        say(f"  {printable(str(file))}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 
 def check_file(path: Path, suffixes: tuple[str, ...], option: str) -> None:
@@ -77,3 +79,16 @@ def printable(text: str, encoding: str = "utf-8", keep: str = "") -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print, with escapes for what a terminal must not be sent or `stream` cannot encode."""
+    stream = sys.stdout if stream is None else stream
+    print(printable(text, stream.encoding or "utf-8", keep="\n\t"), file=stream)
+
+
+def say_files(files: Sequence[Path]) -> None:
+    """Name the files that were written."""
+    say("written:")
+    for file in files:
+        say(f"  {printable(str(file))}")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flt_mol.data.compact_dataset import CompactDataset, read_at_once
+from flt_mol.data.compact.dataset import CompactDataset, read_at_once
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.options import ReadOptions
 from flt_mol.structures import Structures

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from flt_mol.data.lmdb_file import Environment
+from flt_mol.data.lmdb.file import Environment
 
 __all__ = ["disk_bytes", "kind_of", "kind_of_pickle"]
 

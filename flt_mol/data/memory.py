@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.data.ase_records import atoms_record, layer_note
+from flt_mol.data.ase.records import atoms_record, layer_note
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.options import ReadOptions
 from flt_mol.data.pyg import is_pyg, pyg_records

@@ -7,13 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flt_mol.data.aselmdb import AseLmdbDataset
-from flt_mol.data.compact_dataset import CompactDataset, is_compact
+from flt_mol.data.aselmdb.dataset import AseLmdbDataset
+from flt_mol.data.aselmdb.json_values import head_of
+from flt_mol.data.compact.dataset import CompactDataset, is_compact
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.joined import JoinedDataset
-from flt_mol.data.json_values import head_of
-from flt_mol.data.lmdb import LmdbDataset, ShardedDataset
-from flt_mol.data.lmdb_file import Environment, is_lmdb
+from flt_mol.data.lmdb.dataset import LmdbDataset, ShardedDataset
+from flt_mol.data.lmdb.file import Environment, is_lmdb
 from flt_mol.data.natural import natural
 from flt_mol.data.options import OnError, ReadOptions
 
@@ -131,7 +131,7 @@ def _holds_rows(environment: Environment, path: Path) -> bool:
 def _open_with_ase(
     path: Path, options: ReadOptions, notes: Notes | None = None, prefix: str = ""
 ) -> StructuresDataset:
-    from flt_mol.data.ase import AseDataset
+    from flt_mol.data.ase.dataset import AseDataset
 
     return AseDataset(path, options, notes=notes)
 
@@ -146,7 +146,7 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
     shards = [entry for entry in entries if _is_shard(entry)]
     kind, opener = "*.lmdb", _open_lmdb
     if not shards:
-        from flt_mol.data.ase_files import holds_structures
+        from flt_mol.data.ase.files import holds_structures
 
         shards = [entry for entry in entries if entry.is_file() and holds_structures(entry)]
         kind, opener = "files of structures", _open_with_ase

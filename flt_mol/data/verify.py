@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.catalog import Recipe, recipe
-from flt_mol.data.download_http import Progress
 from flt_mol.data.open import open_dataset
+from flt_mol.data.remote.http import Progress
 
 __all__ = ["Verified", "check_bytes", "check_records", "verify"]
 

@@ -36,7 +36,7 @@ class Normalizer(nn.Module):
 
         Args:
             targets: a tensor; any number of tensors, which are never held all at once; or what
-                was found before, as by :func:`flt_mol.data.statistics.target_statistics`.
+                was found before, as by :func:`flt_mol.data.loading.statistics.target_statistics`.
 
         Raises:
             ValueError: no targets, one that is not finite, or mean or spread beyond float32.

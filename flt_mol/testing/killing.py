@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from flt_mol.data.download import download
+from flt_mol.data.remote.download import download
 from flt_mol.testing.flaky_server import FlakyServer, Reply, serving
 
 __all__ = ["Killed", "kill_downloads"]

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from flt_mol.data import open_dataset
-from flt_mol.data.convert import convert
-from flt_mol.data.lmdb_write import write_lmdb
+from flt_mol.data.conversion import convert
+from flt_mol.data.lmdb.write import write_lmdb
 
 __all__ = ["KilledConversion", "kill_conversions", "write_records"]
 
 _CHUNK = 8
 _PROGRAM = f"""import sys
 from flt_mol.data import open_dataset
-from flt_mol.data.convert import convert
+from flt_mol.data.conversion import convert
 source = open_dataset(sys.argv[1])
 print("begun", flush=True)
 convert(source, sys.argv[2], workers=int(sys.argv[3]), chunk_size={_CHUNK})"""

@@ -19,11 +19,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from flt_mol.data import make_loader, open_dataset
-from flt_mol.data.batching import Loader
 from flt_mol.data.catalog import recipe
+from flt_mol.data.loading.batching import Loader
+from flt_mol.data.loading.statistics import target_statistics
 from flt_mol.data.options import OnError
 from flt_mol.data.splits import skipped_message
-from flt_mol.data.statistics import target_statistics
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from flt_mol.data import ShardedDataset, open_dataset
-from flt_mol.data.aselmdb import AseLmdbDataset, encode_row, write_aselmdb
+from flt_mol.data.aselmdb.dataset import AseLmdbDataset, encode_row, write_aselmdb
 from flt_mol.data.compact import encode, pack
-from flt_mol.data.compact_dataset import CompactDataset, write_compact
+from flt_mol.data.compact.dataset import CompactDataset, write_compact
 from flt_mol.data.joined import JoinedDataset
 from flt_mol.structures import Structures
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.compact.blocks import Table
 from flt_mol.data.compact.writing import block_key, block_number
-from flt_mol.data.lmdb_file import Environment
+from flt_mol.data.lmdb.file import Environment
 
 __all__ = ["Index"]
 

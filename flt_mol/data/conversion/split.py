@@ -1,0 +1,238 @@
+"""Splits a data set into files for training, validation and test, and writes their recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flt_mol.data.conversion import ConvertResult, Progress, convert
+from flt_mol.data.conversion.plan import check_place, source_plan
+from flt_mol.data.conversion.shares import Share, assign, groups_of, numbers
+from flt_mol.data.conversion.work import WorkFolder, sync, write_whole
+from flt_mol.data.conversion.write import KINDS
+from flt_mol.data.dataset import StructuresDataset
+from flt_mol.data.options import OnError
+
+__all__ = ["SplitResult", "split"]
+
+_BATCH = 512
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """What splitting did.
+
+    Args:
+        folder: with the files and `dataset.yaml`.
+        splits: what was written of each.
+        seconds: of this run.
+    """
+
+    folder: Path
+    splits: Mapping[str, ConvertResult]
+    seconds: float
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """One message for each record that was left out."""
+        return tuple(dict.fromkeys(text for r in self.splits.values() for text in r.skipped))
+
+
+def split(
+    source: StructuresDataset,
+    output: str | Path,
+    fractions: Mapping[str, Share],
+    *,
+    seed: int = 0,
+    group_by: str | None = None,
+    kind: str = "lmdb",
+    name: str | None = None,
+    workers: int | None = None,
+    on_error: OnError = "raise",
+    forces: bool = False,
+    progress: Progress | None = None,
+) -> SplitResult:
+    """Puts every system of `source` into one of several files, at random.
+
+    The files and a `dataset.yaml` come into a new folder, which is a data set that
+    `flt_mol.data.catalog.recipe` opens and `flt-mol train` takes. It is there when all is complete;
+    killed and run again, it goes on. Which system goes where depends on the number of systems, the
+    groups, the shares and the seed, and on nothing else; inside a file they keep their order.
+
+    Args:
+        source: the records.
+        output: the folder, new or empty.
+        fractions: split → fraction of all systems (a float; together 1), or split → number of
+            systems (an int; together all); None for one that takes the rest.
+        seed: of the order.
+        group_by: a stored field; systems of the same value stay together, e.g. those on the same
+            slab. The numbers are then met as well as whole groups can.
+        kind: of the files: "lmdb" (compact), "aselmdb" or "extxyz".
+        name: of the data set; that of the folder if None.
+        workers: as of :func:`flt_mol.data.conversion.convert`.
+        on_error: the same.
+        forces: the same.
+        progress: the same, over all splits.
+
+    Raises:
+        ValueError: shares that are no shares or do not sum up, a split that would be empty, a
+            record without the field `group_by`, a folder that is not empty; and all that
+            :func:`flt_mol.data.conversion.convert` raises.
+    """
+    begun, output = time.perf_counter(), Path(output)
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
+    check_place(source, output)
+    groups = groups_of(source, group_by, on_error)
+    places = assign(groups, numbers(fractions, len(source)), seed)
+    about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
+    work = WorkFolder(output.with_name(f".{output.name}.split"))
+    work.plan = {
+        "source": source_plan(source),
+        "places": hashlib.sha256(json.dumps(places).encode()).hexdigest(),
+        "name": name or output.name,
+        "kind": kind,
+        "forces": forces,
+        **about,
+    }
+    staged = work.path / output.name
+    with work.locked():
+        done = work.done()
+        if done is None or staged.exists():
+            _refuse_full(output)
+        if done is None:
+            work.begin()
+            staged.mkdir(exist_ok=True)
+            writer = _Writer(source, staged, work, kind, workers, on_error, forces, progress)
+            done = writer.all(places)
+            recipe = _recipe(work.plan["name"], source, staged, kind, done, about)
+            write_whole(work.path / "dataset.yaml", recipe.encode())
+            os.replace(work.path / "dataset.yaml", staged / "dataset.yaml")
+            sync(staged / "dataset.yaml")
+            sync(staged)
+            work.set_done(done)
+        if staged.exists():
+            if output.is_dir():
+                output.rmdir()
+            os.replace(staged, output)
+            sync(output.parent)
+        work.remove()
+    results = {split: _result(entry, output) for split, entry in done.items()}
+    return SplitResult(output, results, time.perf_counter() - begun)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the splits one after the other, those that are not there yet."""
+
+    source: StructuresDataset
+    folder: Path
+    work: WorkFolder
+    kind: str
+    workers: int | None
+    on_error: OnError
+    forces: bool
+    progress: Progress | None
+
+    def all(self, places: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
+        """What was written of each split."""
+        total, before, done = 2 * sum(map(len, places.values())), 0, {}
+        for split, indices in places.items():
+            done[split] = self._one(split, indices, before, total)
+            before += 2 * len(indices)
+        return done
+
+    def _one(self, split: str, indices: Sequence[int], before: int, total: int) -> dict[str, Any]:
+        note = self.work.path / f"{split}.json"
+        if note.is_file():
+            entry: dict[str, Any] = json.loads(note.read_bytes())
+            return entry
+
+        def progress(done: int, _: int | None) -> None:
+            if self.progress is not None:
+                self.progress(before + done, total)
+
+        result = convert(
+            self.source, self.folder / f"{split}{KINDS[self.kind].suffix}", kind=self.kind,
+            indices=indices, workers=self.workers, on_error=self.on_error, forces=self.forces,
+            overwrite=True, progress=progress,
+        )  # fmt: skip
+        entry = {**asdict(result), "output": result.output.name, "sha256": _sha256(result.output)}
+        write_whole(note, json.dumps(entry).encode())
+        return entry
+
+
+def _result(entry: Mapping[str, Any], folder: Path) -> ConvertResult:
+    values = {name: value for name, value in entry.items() if name != "sha256"}
+    for name in ("skipped", "left_out"):
+        values[name] = tuple(values[name])
+    return ConvertResult(**{**values, "output": folder / entry["output"]})
+
+
+def _refuse_full(output: Path) -> None:
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"{output} exists already; choose a new or empty folder")
+
+
+def _recipe(
+    name: str,
+    source: StructuresDataset,
+    folder: Path,
+    kind: str,
+    done: Mapping[str, Mapping[str, Any]],
+    about: Mapping[str, Any],
+) -> str:
+    """The text of `dataset.yaml`."""
+    from ase.data import chemical_symbols
+
+    elements: set[int] = set()
+    energies: dict[str, list[float]] = {}
+    for split, entry in done.items():
+        energies[split] = []
+        dataset = KINDS[kind].open(folder / entry["output"])
+        for start in range(0, len(dataset), _BATCH):
+            batch = dataset.batch(range(start, min(start + _BATCH, len(dataset))))
+            elements |= set(batch.atomic_numbers.tolist())
+            energies[split] += [] if batch.energy is None else batch.energy.tolist()
+    first = next(iter(done))
+    splits = {
+        split: {
+            "file": entry["output"],
+            "count": entry["systems"],
+            "bytes": entry["bytes"],
+            "sha256": entry["sha256"],
+        }
+        for split, entry in done.items()
+    }
+    recipe = {
+        "name": name,
+        "source": source.path.name,
+        "split": {**about, "by": "flt_mol.data.conversion.split"},
+        "units": {"length": "Å", "energy": "eV"},
+        "elements": [chemical_symbols[z] for z in sorted(elements)],
+        "splits": splits,
+    }
+    if len(energies[first]) == done[first]["systems"]:
+        recipe["normalizer"] = _moments(energies[first])
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _moments(energies: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation, eV, rounded once and so the same on every machine."""
+    mean = math.fsum(energies) / len(energies)
+    variance = math.fsum((e - mean) ** 2 for e in energies) / len(energies)
+    return {"mean": mean, "std": math.sqrt(variance)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""LMDB files: checked, opened once per process, read as data sets, written."""

@@ -1,0 +1,1 @@
+"""Pickled records, read without running anything that they ask for."""

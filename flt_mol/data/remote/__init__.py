@@ -1,0 +1,1 @@
+"""Data sets from where they are published: fetched, checked and unpacked."""

@@ -1,0 +1,206 @@
+"""What the commands `flt-mol data …` do, each with its parsed options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from flt_mol.outputs import check_folder, printable, say, say_files
+
+if TYPE_CHECKING:
+    from flt_mol.data import StructuresDataset
+    from flt_mol.data.conversion import ConvertResult
+
+Bars = Callable[[str, int, int | None], None]
+_SHOWN = 20  # records left out
+
+
+def run_inspect(options: argparse.Namespace) -> None:
+    """`flt-mol data inspect`."""
+    from flt_mol.data import inspect
+
+    source = _source(options)
+    with _bars() as bars:
+        summary = inspect.summarise(source, limit=options.limit, progress=_one(bars, "inspecting"))
+    say(json.dumps(summary, indent=2, allow_nan=False) if options.json else inspect.render(summary))
+
+
+def run_convert(options: argparse.Namespace) -> None:
+    """`flt-mol data convert`."""
+    from flt_mol.data import convert
+
+    source = _source(options) if options.references is None else _trajectories(options)
+    with _bars() as bars:
+        result = convert(
+            source,
+            options.output,
+            kind=options.to,
+            workers=options.workers,
+            on_error="skip" if options.skip_bad else "raise",
+            forces=options.forces,
+            shard_size=options.shard_size,
+            overwrite=options.overwrite,
+            progress=_one(bars, "converting"),
+        )
+    _say_converted(source, result)
+    say_files([result.output])
+
+
+def run_split(options: argparse.Namespace) -> None:
+    """`flt-mol data split`."""
+    from flt_mol.data import split
+
+    source = _source(options)
+    with _bars() as bars:
+        result = split(
+            source,
+            options.output,
+            dict(options.shares),
+            seed=options.seed,
+            group_by=options.group_by,
+            kind=options.to or "lmdb",
+            workers=options.workers,
+            on_error="skip" if options.skip_bad else "raise",
+            forces=options.forces,
+            progress=_one(bars, "splitting"),
+        )
+    for name, part in result.splits.items():
+        say(f"{name}: {part.systems:,} systems, {part.bytes:,} bytes")
+    _say_skipped(result.skipped)
+    say_files(sorted(path for path in result.folder.iterdir() if path.is_file()))
+
+
+def run_download(options: argparse.Namespace) -> None:
+    """`flt-mol data download`."""
+    from flt_mol.data.remote.download import download
+
+    with _bars() as bars:
+        result = download(
+            options.name,
+            options.split,
+            to=options.to,
+            keep_archive=not options.remove_archive,
+            base_url=options.mirror,
+            progress=bars,
+        )
+    for split, file in result.files.items():
+        state = "unpacked" if split in result.unpacked else "was there"
+        say(f"{split}: {state}, {printable(str(file))}")
+    if options.to is not None:
+        say(f"to use it by its name: export FLT_MOL_DATA={printable(str(result.folder))}")
+
+
+def run_verify(options: argparse.Namespace) -> None:
+    """`flt-mol data verify`."""
+    from flt_mol.data.verify import verify
+
+    with _bars() as bars:
+        rows = verify(options.name, options.split, progress=bars)
+    if options.json:
+        found = [
+            {
+                "split": row.split,
+                "file": None if row.file is None else str(row.file),
+                "status": row.status,
+                "expected": dict(row.expected),
+                "found": dict(row.found),
+                "message": row.message,
+            }
+            for row in rows
+        ]
+        say(json.dumps(found, indent=2))
+    else:
+        width = max(len(row.split) for row in rows)
+        for row in rows:
+            say(f"{row.split:<{width}}  {row.status}{f': {row.message}' if row.message else ''}")
+    wrong = [row.split for row in rows if not row.ok]
+    if wrong:
+        raise ValueError(f"{len(wrong)} of {len(rows)} splits are not as they should be")
+
+
+def run_emt(options: argparse.Namespace) -> None:
+    """`flt-mol data emt`."""
+    from flt_mol.data.emt.dataset import generate
+    from flt_mol.data.emt.plan import NUM_SLABS
+
+    check_folder(options.output, "OUTPUT")
+    slabs = NUM_SLABS if options.num_slabs is None else options.num_slabs
+    generate(options.output, seed=options.seed, num_slabs=slabs, workers=options.workers)
+    say_files(sorted(path for path in options.output.iterdir() if path.is_file()))
+
+
+def _source(options: argparse.Namespace) -> Any:
+    """The records to work on, with those of a bad kind left to whoever reads them."""
+    from flt_mol.data.splits import open_source
+
+    return open_source(
+        options.source,
+        options.split,
+        energy=options.energy,
+        energy_initial=options.energy_initial,
+        positions_relaxed=options.positions_relaxed,
+    )
+
+
+def _trajectories(options: argparse.Namespace) -> StructuresDataset:
+    from flt_mol.data.ase.trajectories import from_trajectories
+
+    return from_trajectories(
+        options.source,
+        references=options.references,
+        fmax=options.fmax,
+        on_error="skip" if options.skip_bad else "raise",
+    )
+
+
+def _say_converted(source: StructuresDataset, result: ConvertResult) -> None:
+    say(
+        f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
+        f"system, {result.seconds:.1f} s"
+    )
+    if result.left_out:
+        say(f"left out: {', '.join(result.left_out)}")
+    _say_skipped(tuple(source.skipped) + result.skipped)
+
+
+def _say_skipped(messages: tuple[str, ...]) -> None:
+    if messages:
+        say(f"{len(messages)} bad records were left out:")
+        for message in messages[:_SHOWN]:
+            say(f"  {message}")
+        if len(messages) > _SHOWN:
+            say(f"  … and {len(messages) - _SHOWN} more")
+
+
+def _one(bars: Bars, label: str) -> Callable[[int, int | None], None]:
+    return lambda done, total: bars(label, done, total)
+
+
+@contextmanager
+def _bars() -> Iterator[Bars]:
+    """One bar for each label, on a terminal; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(file=sys.stderr)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, Any] = {}
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as shown:
+
+        def show(label: str, done: int, total: int | None) -> None:
+            if label not in tasks:
+                tasks[label] = shown.add_task(printable(label), total=total)
+            shown.update(tasks[label], completed=done, total=total)
+
+        yield show

@@ -1,0 +1,187 @@
+"""Splitting a data set into files, and the recipe that describes them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flt_mol.data import open_dataset
+from flt_mol.data.catalog import recipe
+from flt_mol.data.conversion.shares import assign, numbers
+from flt_mol.data.conversion.split import split
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*all tags.*:UserWarning")
+THREE = {"train": 0.8, "val": 0.1, "test": 0.1}
+
+
+@pytest.fixture
+def records(make_record):
+    return [make_record(sid=i, y_relaxed=i / 7, slab=f"slab {i // 4}") for i in range(20)]
+
+
+def test_every_system_is_in_exactly_one_split(records, tmp_path):
+    given = open_dataset(records)
+    result = split(given, tmp_path / "data", THREE, workers=1)
+    found = recipe(tmp_path / "data")
+    sids = {name: [s.sid[0] for s in found.open(name)] for name in found.splits}
+    assert {name: len(of) for name, of in sids.items()} == {"train": 16, "val": 2, "test": 2}
+    assert sorted(sid for of in sids.values() for sid in of) == list(range(20))
+    assert all(of == sorted(of) for of in sids.values())
+    assert sids["train"] != list(range(16))
+    assert {name: r.systems for name, r in result.splits.items()} == {
+        name: len(of) for name, of in sids.items()
+    }
+    assert sorted(os.listdir(tmp_path)) == ["data"]
+    assert sorted(os.listdir(tmp_path / "data")) == [
+        "dataset.yaml", "test.lmdb", "train.lmdb", "val.lmdb",
+    ]  # fmt: skip
+
+
+def test_the_recipe_says_what_the_files_hold(records, tmp_path):
+    split(open_dataset(records), tmp_path / "mine", THREE, workers=1, seed=3)
+    about = recipe(tmp_path / "mine").metadata
+    assert (about["name"], about["split"]["seed"]) == ("mine", 3)
+    for name, entry in about["splits"].items():
+        content = (tmp_path / "mine" / f"{name}.lmdb").read_bytes()
+        assert entry == {
+            "file": f"{name}.lmdb",
+            "count": {"train": 16, "val": 2, "test": 2}[name],
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+    energies = [s.energy.item() for s in recipe(tmp_path / "mine").open("train")]
+    assert about["normalizer"]["mean"] == pytest.approx(np.mean(energies), rel=1e-14)
+    assert about["normalizer"]["std"] == pytest.approx(np.std(energies), rel=1e-14)
+    assert about["elements"] == ["C", "O", "Pt"]
+
+
+def test_without_targets_there_is_no_normaliser(make_record, tmp_path):
+    given = open_dataset([make_record(y_relaxed=...) for _ in range(4)])
+    split(given, tmp_path / "data", {"a": 2, "b": None}, workers=1)
+    assert "normalizer" not in recipe(tmp_path / "data").metadata
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "aselmdb", "extxyz"])
+def test_systems_of_a_group_stay_together(kind, records, tmp_path):
+    result = split(
+        open_dataset(records), tmp_path / "data", {"train": 0.6, "val": 0.2, "test": 0.2},
+        group_by="slab", kind=kind, workers=1,
+    )  # fmt: skip
+    found = recipe(tmp_path / "data")
+    slabs = [{s.info["slab"][0] for s in found.open(name)} for name in found.splits]
+    assert sorted(slab for of in slabs for slab in of) == [f"slab {i}" for i in range(5)]
+    assert [r.systems for r in result.splits.values()] == [12, 4, 4]
+
+
+def test_a_record_without_the_group_is_named(records, tmp_path):
+    del records[3]["slab"]
+    with pytest.raises(ValueError, match="system 3: no field slab to group by; stored: .*natoms"):
+        split(open_dataset(records), tmp_path / "data", THREE, group_by="slab")
+    assert os.listdir(tmp_path) == []
+
+
+def test_bad_records_are_left_out_on_demand(records, tmp_path):
+    records[5]["pos"] = [1]
+    given = open_dataset(records)
+    with pytest.raises(ValueError, match="system 5, sid 5: pos"):
+        split(given, tmp_path / "data", THREE, workers=1)
+    result = split(given, tmp_path / "data", THREE, workers=1, on_error="skip")
+    assert sum(r.systems for r in result.splits.values()) == 19
+    assert len(result.skipped) == 1
+    about = recipe(tmp_path / "data").metadata["splits"]
+    assert sum(entry["count"] for entry in about.values()) == 19
+
+
+def test_a_folder_with_something_in_it_is_refused(records, tmp_path):
+    (tmp_path / "data").mkdir()
+    split(open_dataset(records), tmp_path / "data", THREE, workers=1)
+    with pytest.raises(ValueError, match="exists already; choose a new or empty folder"):
+        split(open_dataset(records), tmp_path / "data", THREE, workers=1)
+
+
+def test_the_source_is_not_split_into_itself(write_lmdb, records, tmp_path):
+    (tmp_path / "data").mkdir()
+    write_lmdb(dict(enumerate(records)), name="data/data.lmdb")
+    for place in ("data", "data/inside"):
+        with pytest.raises(ValueError, match="its own source"):
+            split(open_dataset(tmp_path / "data"), tmp_path / place, THREE)
+
+
+def test_progress_runs_to_the_end_once(records, tmp_path):
+    seen = []
+    split(
+        open_dataset(records), tmp_path / "data", THREE, workers=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert seen == sorted(seen)
+    assert seen[-1] == (40, 40)
+
+
+@pytest.mark.parametrize(("shares", "count", "expected"), [
+    ({"a": 0.8, "b": 0.1, "c": 0.1}, 10, [8, 1, 1]),
+    ({"a": 0.1, "b": 0.2, "c": 0.7}, 10, [1, 2, 7]),
+    ({"a": 0.5, "b": 0.5}, 3, [2, 1]),
+    ({"a": 7, "b": 3}, 10, [7, 3]),
+    ({"a": None, "b": 3}, 10, [7, 3]),
+    ({"a": None, "b": 0.3}, 10, [7, 3]),
+    ({"all": None}, 10, [10]),
+    ({"all": 1.0}, 10, [10]),
+])  # fmt: skip
+def test_shares_as_numbers(shares, count, expected):
+    assert list(numbers(shares, count).values()) == expected
+
+
+@pytest.mark.parametrize(("shares", "message"), [
+    ({}, "takes the rest"),
+    ({"a": None, "b": None}, "takes the rest"),
+    ({"a": 0.8, "b": 0.1}, "sum to 0.9, not to 1"),
+    ({"a": 0.8, "b": 0.3, "c": None}, "sum to 1.1, not to 1"),
+    ({"a": 8, "b": 3}, "sum to 11, not to 10"),
+    ({"a": 8, "b": 0.1}, "fractions or counts, not both"),
+    ({"a": 1.5, "b": -0.5}, "split b has share -0.5"),
+    ({"a": 0.0, "b": 1.0}, "split a has share 0.0"),
+    ({"a": True}, "split a has share True"),
+    ({"a": float("nan")}, "split a has share nan"),
+    ({"a": "most"}, "split a has share 'most'"),
+    ({"../a": 1.0}, "split '../a'"),
+])  # fmt: skip
+def test_shares_that_are_none(shares, message):
+    with pytest.raises(ValueError, match=message):
+        numbers(shares, 10)
+
+
+def test_a_split_without_systems_is_refused():
+    with pytest.raises(ValueError, match="split test gets no systems: there are 6 in 2 groups"):
+        assign(["x", "x", "x", "y", "y", "y"], {"train": 3, "val": 2, "test": 1}, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    groups=st.lists(st.sampled_from("abcdefgh"), min_size=3, max_size=60),
+    weights=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    seed=st.integers(),
+)
+def test_any_groups_are_spread_as_wanted(groups, weights, seed):
+    wanted = numbers({f"s{i}": w / sum(weights) for i, w in enumerate(weights)}, len(groups))
+    assert sum(wanted.values()) == len(groups)
+    try:
+        places = assign(groups, wanted, seed)
+    except ValueError:
+        return  # fewer groups than splits, or nearly so
+    assert sorted(i for of in places.values() for i in of) == list(range(len(groups)))
+    for group in set(groups):
+        assert sum(any(groups[i] == group for i in of) for of in places.values()) == 1
+    largest = max(groups.count(group) for group in set(groups))
+    assert all(abs(len(places[name]) - wanted[name]) <= 2 * largest for name in wanted)
+
+
+def test_the_order_is_the_same_everywhere():
+    """Only a hash decides, so that these numbers hold on every machine and for ever."""
+    names = [str(i) for i in range(12)]
+    assert assign(names, {"a": 8, "b": 4}, 0)["b"] == [1, 5, 6, 8]
+    assert assign(names, {"a": 8, "b": 4}, 1)["b"] == [1, 3, 5, 10]

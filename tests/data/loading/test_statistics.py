@@ -1,0 +1,73 @@
+"""Targets in one pass, whatever the batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from flt_mol.data import open_dataset
+from flt_mol.data.loading import statistics
+from flt_mol.data.loading.statistics import target_statistics
+from flt_mol.models.normalizer import Normalizer
+from flt_mol.structures import Structures
+
+
+def system(sid: int, energy: float | None) -> Structures:
+    return Structures.single([1 + sid % 3, 78], torch.zeros(2, 3), sid=sid, energy=energy)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "_AT_ONCE", 4)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_of_a_file_and_of_a_list(write_lmdb: Any, make_record: Any) -> None:
+    energies = torch.linspace(-3, 4, 11, dtype=torch.float64)
+    path = write_lmdb({i: make_record(y_relaxed=float(e)) for i, e in enumerate(energies)})
+    dataset = open_dataset(path)
+    seen: list[tuple[int, int]] = []
+    found = target_statistics(dataset, progress=lambda *counts: seen.append(counts))
+    assert found == target_statistics(list(dataset))
+    assert seen == [(4, 11), (8, 11), (11, 11)]
+    assert found.energies.count == 11
+    assert found.energies.mean == pytest.approx(energies.mean().item(), rel=1e-14)
+    assert found.energies.std == pytest.approx(energies.std(correction=0).item(), rel=1e-14)
+    assert (found.lowest, found.highest) == (-3.0, 4.0)
+    assert found.elements == (6, 8, 78)
+
+
+def test_of_one_and_of_equal_targets() -> None:
+    for systems in ([system(0, 0.1)], [system(i, 0.1) for i in range(9)]):
+        energies = target_statistics(systems).energies
+        assert (energies.mean, energies.std) == (0.1, 0.0)
+        with pytest.warns(UserWarning, match="std is set to 1"):
+            Normalizer().fit(energies)
+
+
+def test_huge_targets() -> None:
+    found = target_statistics([system(0, 1e300), system(1, -1e300), system(2, 1e300)]).energies
+    assert found.mean == pytest.approx(1e300 / 3)
+    assert found.std == pytest.approx(1e300 * math.sqrt(8) / 3)
+    with pytest.raises(ValueError, match=r"spread 9\.\d+e\+299 eV: that is no energy"):
+        Normalizer().fit(found)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_target_that_is_none_of_them_is_named(bad: float) -> None:
+    systems = [system(100 + i, 0.5 * i) for i in range(9)]
+    systems[6] = system(106, bad)
+    with pytest.raises(ValueError, match=f"target of sid 106 is {bad} eV"):
+        target_statistics(systems)
+    systems[5] = systems[7] = system(107, None)
+    with pytest.raises(ValueError, match=r"sid 107 \(and 1 more near it\) has no target"):
+        target_statistics(systems)
+
+
+def test_of_nothing() -> None:
+    with pytest.raises(ValueError, match="no systems"):
+        target_statistics([])
