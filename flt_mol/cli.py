@@ -132,6 +132,9 @@ def _add_evaluate(commands: Any) -> None:
     parser.add_argument(
         "--split", action="append", help="split of the data set; may be repeated (default: all val)"
     )
+    parser.add_argument(
+        "--energy", metavar="KEY", help="name of the stored target (default: as in training)"
+    )
     parser.add_argument("--output", type=Path, help="folder for results (default: beside the run)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     _add_running(parser)

@@ -77,7 +77,9 @@ def run_evaluate(options: argparse.Namespace) -> None:
     model = load_model(checkpoint, map_location=options.device)
     trained_on = read_checkpoint(checkpoint).get("config", {}).get("data", {})
     on_error: OnError = "skip" if options.skip_bad else "raise"
-    splits, baselines = open_splits(options.data, options.split, trained_on, on_error)
+    splits, baselines = open_splits(
+        options.data, options.split, trained_on, on_error, options.energy
+    )
     for data in splits.values():
         if data.skipped:
             say(f"flt-mol: {skipped_message(data)}", sys.stderr)

@@ -46,7 +46,7 @@ def run_convert(options: argparse.Namespace) -> None:
             overwrite=options.overwrite,
             progress=_one(bars, "converting"),
         )
-    _say_converted(source, result)
+    _say_converted(result)
     say_files([result.output])
 
 
@@ -134,12 +134,13 @@ def run_emt(options: argparse.Namespace) -> None:
 
 
 def _source(options: argparse.Namespace) -> Any:
-    """The records to work on, with those of a bad kind left to whoever reads them."""
+    """The records to work on."""
     from flt_mol.data.splits import open_source
 
     return open_source(
         options.source,
         options.split,
+        on_error="skip" if getattr(options, "skip_bad", False) else "raise",
         energy=options.energy,
         energy_initial=options.energy_initial,
         positions_relaxed=options.positions_relaxed,
@@ -157,19 +158,19 @@ def _trajectories(options: argparse.Namespace) -> StructuresDataset:
     )
 
 
-def _say_converted(source: StructuresDataset, result: ConvertResult) -> None:
+def _say_converted(result: ConvertResult) -> None:
     say(
         f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
         f"system, {result.seconds:.1f} s"
     )
     if result.left_out:
         say(f"left out: {', '.join(result.left_out)}")
-    _say_skipped(tuple(source.skipped) + result.skipped)
+    _say_skipped(result.skipped)
 
 
 def _say_skipped(messages: tuple[str, ...]) -> None:
     if messages:
-        say(f"{len(messages)} bad records were left out:")
+        say(f"bad records left out: {len(messages)}")
         for message in messages[:_SHOWN]:
             say(f"  {message}")
         if len(messages) > _SHOWN:

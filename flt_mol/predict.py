@@ -115,10 +115,10 @@ def predict_files(
 
     def structures() -> Iterator[Structures]:
         for path, dataset in zip(paths, datasets, strict=True):
-            for index in range(len(dataset)):
-                structure = dataset[index]
-                names.append((str(structure.sid[0]), str(path)))
-                yield structure
+            for start in range(0, len(dataset), batch_size):
+                batch = dataset.batch(range(start, min(start + batch_size, len(dataset))))
+                names.extend((str(sid), str(path)) for sid in batch.sid)
+                yield from batch
 
     values = predict_structures(
         _module(model),

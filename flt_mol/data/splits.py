@@ -52,6 +52,7 @@ def open_splits(
     splits: Sequence[str] | None,
     trained_on: Mapping[str, Any],
     on_error: OnError = "raise",
+    energy: str | None = None,
 ) -> tuple[dict[str, Any], Baselines]:
     """The splits to evaluate on, opened, and the MAEs (eV) of the data set's baselines.
 
@@ -60,11 +61,13 @@ def open_splits(
         splits: names; None takes those of `trained_on`, or every validation split.
         trained_on: the `data` part of a run's configuration.
         on_error: what to do with bad records, as of :func:`flt_mol.data.open_dataset`.
+        energy: name under which the targets are stored; None takes that of `trained_on`.
 
     Raises:
         ValueError: unknown data or split, or records without targets.
     """
     options: dict[str, Any] = {"require_energy": True, "on_error": on_error}
+    options["energy"] = energy or trained_on.get("energy") or "y_relaxed"
     own_paths: Mapping[str, str] = {}
     if data is None:
         data, own_paths = trained_on.get("name"), trained_on.get("paths") or {}

@@ -36,6 +36,7 @@ class DataConfig:
         paths: split → path of a file, overrides or stands for the data set's own; relative paths
             are taken from the configuration file's folder.
         skip_bad: whether training leaves bad records out, with a warning, or refuses them.
+        energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.
     """
 
     name: str | None = None
@@ -46,6 +47,7 @@ class DataConfig:
     )
     paths: dict[str, str] = field(default_factory=dict)
     skip_bad: bool = False
+    energy: str = "y_relaxed"
 
 
 @dataclass

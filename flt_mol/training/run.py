@@ -36,6 +36,7 @@ from flt_mol.training.folders import check_run_folder, run_folder
 from flt_mol.training.task import EnergyTask
 
 IN_MEMORY = 20_000
+_AT_ONCE = 256  # systems read in one go
 _PINNED = ("auto", "gpu", "cuda")
 
 
@@ -137,11 +138,16 @@ def split_path(data: DataConfig, split: str) -> Path:
 def _load(data: DataConfig, split: str) -> Any:
     path = split_path(data, split)
     on_error: OnError = "skip" if data.skip_bad else "raise"
-    dataset = open_dataset(path, require_energy=True, on_error=on_error)
+    dataset = open_dataset(path, require_energy=True, on_error=on_error, energy=data.energy)
     if dataset.skipped:
         warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
     if len(dataset) <= IN_MEMORY:
-        return [dataset[i] for i in range(len(dataset))]
+        starts = range(0, len(dataset), _AT_ONCE)
+        return [
+            system
+            for start in starts
+            for system in dataset.batch(range(start, min(start + _AT_ONCE, len(dataset))))
+        ]
     return dataset
 
 

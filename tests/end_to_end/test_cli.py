@@ -316,16 +316,6 @@ def test_skip_bad(run, tmp_path, slab_file, capsys):
     assert "some.traj#1" in captured.err
 
 
-def test_inspect_writes_valid_json_whatever_it_finds(monkeypatch, capsys):
-    summary = {"count": 1, "range": (math.nan, 1.0, {"x": math.inf})}
-    monkeypatch.setattr("flt_mol.data.inspect.summarise", lambda data: summary)
-    assert main(["data", "inspect", "emt_adsorption", "--split", "val_id", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
-        "count": 1,
-        "range": [None, 1.0, {"x": None}],
-    }
-
-
 def test_wrong_splits_and_files_are_named(run, tmp_path, capsys):
     assert main(["evaluate", str(run), "--split", "val_odd"]) == 2
     assert "val_odd" in capsys.readouterr().err

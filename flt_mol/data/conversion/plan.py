@@ -109,7 +109,10 @@ def refuse_existing(output: Path, *, overwrite: bool, folder: bool) -> None:
     if not (output.exists() or output.is_symlink()):
         return
     if not overwrite:
-        raise ValueError(f"{output} exists already; choose another name, or overwrite it")
+        raise ValueError(
+            f"{output} exists already; choose another name, or overwrite it "
+            "(overwrite=True, --overwrite)"
+        )
     if output.is_dir() != folder:
         raise ValueError(f"{output} is a {'file' if folder else 'folder'}; remove it first")
     others = [e.name for e in output.iterdir() if not _SHARD.fullmatch(e.name)] if folder else []

@@ -1,0 +1,123 @@
+"""`flt-mol data …` through the command line: convert, split, verify, download, inspect."""
+
+import json
+
+import numpy as np
+import pytest
+from ase.build import add_adsorbate, fcc111
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write
+
+from flt_mol.cli import main
+from flt_mol.data import open_dataset
+from flt_mol.resources import folder
+
+VAL = folder("datasets") / "emt_adsorption" / "val_id.lmdb"
+
+
+def run(*arguments, status=0):
+    assert main(["data", *map(str, arguments)]) == status
+
+
+def test_convert_says_what_it_did_and_keeps_the_systems(tmp_path, capsys):
+    for name in ("a.lmdb", "b.aselmdb", "c.extxyz"):
+        run("convert", VAL, tmp_path / name, "--workers", "1")
+        said = capsys.readouterr().out
+        assert said.startswith("411 systems in ")
+        assert name in said
+        there = open_dataset(tmp_path / name)
+        assert [there[i].sid for i in (0, 410)] == [open_dataset(VAL)[i].sid for i in (0, 410)]
+    run("convert", VAL, tmp_path / "a.lmdb", status=2)
+    assert "a.lmdb exists already" in capsys.readouterr().err
+    run("convert", VAL, tmp_path / "a.lmdb", "--overwrite", "--workers", "1")
+    run("convert", VAL, tmp_path / "shards", "--to", "lmdb", "--shard-size", "300")
+    assert len(list((tmp_path / "shards").iterdir())) == 2
+
+
+def test_convert_a_split_of_a_recipe(tmp_path):
+    run("convert", "emt-adsorption", "--split", "val_id", tmp_path / "x.lmdb", "--workers", "1")
+    assert len(open_dataset(tmp_path / "x.lmdb")) == 411
+
+
+def test_skipped_records_are_counted_and_named(tmp_path, capsys):
+    slab = fcc111("Cu", (1, 1, 2), vacuum=6.0)
+    frames = [slab.copy() for _ in range(3)]
+    for i, frame in enumerate(frames):
+        frame.info = {"sid": i, "E": float("nan") if i == 1 else -1.0}
+    write(tmp_path / "x.traj", frames)
+    arguments = (tmp_path / "x.traj", tmp_path / "x.lmdb", "--energy", "E", "--workers", "1")
+    run("convert", *arguments, status=2)
+    assert "sid 1: E is nan" in capsys.readouterr().err
+    run("convert", *arguments, "--skip-bad")
+    said = capsys.readouterr().out
+    assert "2 systems in" in said
+    assert "bad records left out: 1" in said
+    assert "sid 1: E is nan" in said
+    assert open_dataset(tmp_path / "x.lmdb")[1].energy.tolist() == [-1.0]
+
+
+@pytest.fixture
+def trajectories(tmp_path):
+    inside = tmp_path / "runs"
+    inside.mkdir()
+    for name, height in (("one", 1.4), ("two", 1.1)):
+        frames = []
+        for step in range(3):
+            slab = fcc111("Cu", (1, 1, 2), vacuum=6.0)
+            add_adsorbate(slab, "O", height - 0.1 * step, "fcc")
+            slab.set_tags([0, 1, 2])
+            slab.calc = EMT()
+            energy = slab.get_potential_energy()
+            slab.calc = SinglePointCalculator(slab, energy=energy, forces=np.zeros((3, 3)))
+            frames.append(slab)
+        write(inside / f"{name}.traj", frames)
+    return inside
+
+
+def test_trajectories_become_records(trajectories, tmp_path, capsys):
+    table = tmp_path / "references.csv"
+    table.write_text("sid,energy\none,1.5\ntwo,2.5\n")
+    run("convert", trajectories, tmp_path / "r.lmdb", "--references", table, "--workers", "1")
+    one, two = open_dataset(tmp_path / "r.lmdb", require_energy=True)
+    run("convert", trajectories, tmp_path / "n.lmdb", "--references", "none", "--workers", "1")
+    free, _ = open_dataset(tmp_path / "n.lmdb")
+    assert one.sid + two.sid == ("one", "two")
+    assert float(one.energy) == float(free.energy) - 1.5
+    assert abs(float(one.positions_relaxed[2, 2] - one.positions[2, 2]) + 0.2) < 1e-5
+    table.write_text("sid,energy\none,1.5\n")
+    capsys.readouterr()
+    run("convert", trajectories, tmp_path / "x.lmdb", "--references", table, status=2)
+    assert "two" in capsys.readouterr().err
+
+
+def test_split_makes_a_data_set_that_verify_and_inspect_take(tmp_path, capsys):
+    run("split", VAL, tmp_path / "mine", "--group-by", "slab", "--workers", "1")
+    run("verify", tmp_path / "mine")
+    assert capsys.readouterr().out.count("  ok\n") == 3
+    run("inspect", tmp_path / "mine", "--split", "train", "--json", "--limit", "10")
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["looked_at"] == 10
+    assert summary["count"] > 300
+    file = tmp_path / "mine" / "test.lmdb"
+    file.write_bytes(file.read_bytes()[:-4096])
+    run("verify", tmp_path / "mine", "--json", status=2)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in rows] == ["ok", "ok", "wrong size"]
+
+
+def test_oc20_that_is_not_here_says_how_to_get_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path))
+    run("inspect", "oc20-is2re", "--split", "val_id", status=2)
+    assert "flt-mol data download oc20-is2re --split val_id" in capsys.readouterr().err
+    run("download", "oc20-is2re", "--split", "val_idd", status=2)
+    assert "did you mean val_id?" in capsys.readouterr().err
+    run("download", "emt_adsorption", status=2)
+    assert "emt_adsorption" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", ["train", "train=", "=1", "train=a", "train=-1"])
+def test_shares_that_are_none(share, capsys):
+    with pytest.raises(SystemExit):
+        main(["data", "split", "x", "y", "--shares", share])
+    assert "is no NAME=SHARE" in capsys.readouterr().err
