@@ -165,7 +165,9 @@ def _add_splits(parser: Any) -> None:
 
 def _add_writing(parser: Any) -> None:
     parser.add_argument("--to", choices=_KINDS, help="kind of file (default: by OUTPUT's suffix)")
-    parser.add_argument("--workers", type=count, help="processes (default: one on each core)")
+    parser.add_argument(
+        "--workers", type=count, help="processes (default: one a core, if records are many)"
+    )
     parser.add_argument("--forces", action="store_true", help="keep stored forces")
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave bad records out (default: refuse them)"

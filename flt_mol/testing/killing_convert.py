@@ -25,9 +25,15 @@ _CHUNK = 8
 _PROGRAM = f"""import sys
 from flt_mol.data import open_dataset
 from flt_mol.data.conversion import convert
-source = open_dataset(sys.argv[1])
-print("begun", flush=True)
-convert(source, sys.argv[2], workers=int(sys.argv[3]), chunk_size={_CHUNK})"""
+source, workers = open_dataset(sys.argv[1]), int(sys.argv[3])
+told = []
+def begun(*_):
+    if not told:
+        told.append(print("begun", flush=True))
+# Workers take seconds to be there, and most kills would come before.
+if workers == 1:
+    begun()
+convert(source, sys.argv[2], workers=workers, chunk_size={_CHUNK}, progress=begun)"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class KilledConversion:
     """One run that was killed, and the one after it.
 
     Args:
-        seconds: from its beginning, imports apart, to the kill.
+        seconds: to the kill, from its beginning, imports apart, or from the first chunk of workers.
         of: seconds that an undisturbed run took.
         workers: processes.
         kept: finished chunks that it left.

@@ -41,6 +41,7 @@ __all__ = ["ConvertResult", "Progress", "convert"]
 
 Progress = Callable[[int, int | None], None]
 _CHUNK = 512
+_PAYS = 2048  # records for each process
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def convert(
         output: the file; with `shard_size`, a folder of files data.0000.lmdb, data.0001.lmdb, …
         kind: "lmdb" (compact), "aselmdb" or "extxyz"; None goes by the suffix of `output`.
         indices: which systems, in which order; None for all.
-        workers: processes; None for one on each core, 1 for none beside this one.
+        workers: processes; None for one on each core, as far as there are 2048 records for each;
+            1 for none beside this one.
         on_error: "raise": a bad record ends it; the chunks that are done are kept. "skip": bad
             records are left out and listed.
         forces: keep forces.
@@ -139,7 +141,7 @@ def convert(
         if done is None:
             job.work.begin()
             check_room(job, output)
-            with Pool(job, min(workers or available_cores(), len(job))) as pool:
+            with Pool(job, _workers(workers, len(chosen), len(job))) as pool:
                 done = _work(pool, _Counter(progress, 2 * len(chosen)))
             job.work.set_done(done)
         put_in_place(job.target, output, folder / "replaced")
@@ -148,6 +150,12 @@ def convert(
         output, kind, done["systems"], done["bytes"], tuple(done["skipped"]),
         tuple(done["left_out"]), time.perf_counter() - begun,
     )  # fmt: skip
+
+
+def _workers(given: int | None, records: int, chunks: int) -> int:
+    """Processes: on its own, no more than pay for the seconds that each takes to be there."""
+    wanted = min(available_cores(), records // _PAYS) if given is None else given
+    return max(1, min(wanted, chunks))
 
 
 class _Counter:
