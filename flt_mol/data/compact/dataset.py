@@ -14,9 +14,9 @@ from flt_mol.data.compact import CompactRecord, decode, write_compact
 from flt_mol.data.compact.columns import to_columns
 from flt_mol.data.compact.index import Index
 from flt_mol.data.compact.writing import FORMAT, VERSION
-from flt_mol.data.dataset import Notes, StructuresDataset
-from flt_mol.data.lmdb.file import Environment, stamp
-from flt_mol.data.options import ReadOptions
+from flt_mol.data.dataset import StructuresDataset
+from flt_mol.data.lmdb.base import LmdbFileDataset, data_file
+from flt_mol.data.lmdb.file import Environment
 from flt_mol.structures import Structures
 
 __all__ = ["CompactDataset", "is_compact", "read_at_once", "write_compact"]
@@ -30,14 +30,11 @@ def is_compact(path: str | Path) -> bool:
     Raises:
         ValueError: a file that LMDB cannot read, naming it.
     """
-    return (Environment.of(_file(Path(path))).get(b"format") or b"").startswith(FORMAT)
+    return (Environment.of(data_file(Path(path))).get(b"format") or b"").startswith(FORMAT)
 
 
-class CompactDataset(StructuresDataset):
+class CompactDataset(LmdbFileDataset):
     """Records of one compact file, as `write_compact` makes it.
-
-    The file is opened by whoever reads, once per process, and not written to; the data set can
-    be pickled, forked, and opened twice.
 
     Args:
         path: the file, or the folder with `data.mdb` in it.
@@ -46,39 +43,23 @@ class CompactDataset(StructuresDataset):
         prefix: put before the number of a record, where one without sid is named by it.
 
     Raises:
-        ValueError: a file that is no LMDB file, is truncated, of another format or of a newer
-            version of this one, or holds no records; where targets are required, a file without
-            them.
+        ValueError: as :class:`LmdbFileDataset`, and a file of another format or of a newer version
+            of this one.
 
     Warns:
         UserWarning: `length` or gaps between blocks disagree with the records found; defaults
             taken for missing fields; each once.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        options: ReadOptions | None = None,
-        *,
-        notes: Notes | None = None,
-        prefix: str = "",
-    ) -> None:
-        super().__init__(path, options, notes=notes)
-        self.file = _file(self.path)
-        self.prefix = prefix
-        self._stamp = stamp(self.file)
-        self._environment: Environment | None = None
+    _places: NDArray[np.int64] | None = None  # of the records that are kept; None: all
+
+    def _read_index(self) -> None:
         self._check_format()
         self._index = Index.read(self._open())
-        self._places: NDArray[np.int64] | None = None  # of the records that are kept; None: all
         self._compare_counts()
-        self._check()
 
     def __len__(self) -> int:
         return len(self._index if self._places is None else self._places)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_environment": None}
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -97,11 +78,7 @@ class CompactDataset(StructuresDataset):
 
     def where(self, index: int) -> str:
         """File and number of system `index`, for errors."""
-        return f"{self.path}, record {self._place(index)}"
-
-    def default_sid(self, index: int) -> int | str:
-        """The number, for a record without sid."""
-        return f"{self.prefix}{self._place(index)}" if self.prefix else self._place(index)
+        return f"{self.path}, record {self.number(index)}"
 
     def record(self, index: int) -> CompactRecord:
         """The stored fields of system `index`.
@@ -109,7 +86,7 @@ class CompactDataset(StructuresDataset):
         Raises:
             ValueError: a damaged record, naming file, record and block.
         """
-        place = self._place(index)
+        place = self.number(index)
         block = self._index.block(place)
         where = f"{self.where(index)} (block {block})"
         if block in self._index.damaged:
@@ -138,16 +115,9 @@ class CompactDataset(StructuresDataset):
             places = self._places[places]
         return self._index.read_records(self._open(), places)
 
-    def _place(self, index: int) -> int:
+    def number(self, index: int) -> int:
         """The number in the file of system `index`."""
         return int(index) if self._places is None else int(self._places[index])
-
-    def _open(self) -> Environment:
-        if self._environment is None or not self._environment.usable:
-            if stamp(self.file) != self._stamp:
-                raise ValueError(f"{self.path} has changed since it was opened; open it anew")
-            self._environment = Environment.of(self.file)
-        return self._environment
 
     def _check_format(self) -> None:
         stored = self._open().get(b"format") or b""
@@ -162,25 +132,17 @@ class CompactDataset(StructuresDataset):
 
     def _compare_counts(self) -> None:
         """Warn where the file says that it holds more or fewer records."""
-        name, count = self.file.name, len(self._index)
-        kinds: dict[str, str] = {}
         stored = self._open().get(b"length") or b""
-        if stored != b"%d" % count:
-            announced = (
-                int(stored) if stored.isdigit() and len(stored) < 19 else "an unknown number of"
-            )
-            kinds[f"length {self.file}"] = (
-                f"{name} says that it holds {announced} records, {count} are stored "
-                f"({count} are read)"
-            )
-        if self._index.absent:
-            kinds[f"gaps {self.file}"] = (
-                f"{self._index.absent} blocks of records are missing in {name} ({count} are read)"
-            )
-        self.notes.add(kinds)
+        known = stored.isdigit() and len(stored) < 19
+        gaps = (
+            f"{self._index.absent} blocks of records are missing in {self.file.name}"
+            if self._index.absent
+            else None
+        )
+        self._compare(int(stored) if known else "an unknown number of", len(self._index), gaps)
 
     def _keep(self, indices: list[int]) -> None:
-        self._places = np.array([self._place(i) for i in indices], dtype=np.int64)
+        self._places = np.array([self.number(i) for i in indices], dtype=np.int64)
 
 
 def read_at_once(
@@ -219,8 +181,3 @@ def _payloads(places: Sequence[tuple[CompactDataset, int]]) -> list[bytes]:
         for position, payload in zip(positions, found, strict=True):
             payloads[position] = payload
     return payloads
-
-
-def _file(path: Path) -> Path:
-    inside = path / "data.mdb"
-    return (inside if inside.is_file() else path).resolve()

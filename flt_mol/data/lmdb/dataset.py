@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.joined import JoinedDataset
-from flt_mol.data.lmdb.file import Environment, stamp
+from flt_mol.data.lmdb.base import LmdbFileDataset
 from flt_mol.data.options import ReadOptions
 from flt_mol.data.pickles.columns import to_columns
 from flt_mol.data.pickles.unpickling import Record, raw_fields, unpickle
@@ -28,11 +27,10 @@ _DIGITS = 18  # of a key that still is an int64
 _WORD = re.compile(rb"_{0,2}[A-Za-z][A-Za-z_.-]{2,}")  # a key that names something: length, …
 
 
-class LmdbDataset(StructuresDataset):
+class LmdbDataset(LmdbFileDataset):
     """Records of one LMDB file: keys are whole numbers in ascii, values pickles, zlib or plain.
 
-    Other keys are left out. The file is opened by whoever reads, once per process, and not
-    written to; the data set can be pickled, forked, and opened twice.
+    Other keys are left out.
 
     Args:
         path: the file, or the folder with `data.mdb` in it.
@@ -41,54 +39,25 @@ class LmdbDataset(StructuresDataset):
         prefix: put before the key, where a record without sid is named by it.
 
     Raises:
-        ValueError: a file that is no LMDB file, is truncated, or holds no records; where targets
-            are required, a file without them.
+        ValueError: as :class:`LmdbFileDataset`.
 
     Warns:
         UserWarning: `length` or gaps between keys disagree with the records found; defaults taken
             for missing fields; each once.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        options: ReadOptions | None = None,
-        *,
-        notes: Notes | None = None,
-        prefix: str = "",
-    ) -> None:
-        super().__init__(path, options, notes=notes)
-        inside = self.path / "data.mdb"
-        # Unlike Path.resolve, this does not mind a loop of links.
-        self.file = Path(os.path.realpath(inside if inside.is_file() else self.path))
-        self.prefix = prefix
-        self._environment: Environment | None = None
-        try:
-            self._stamp = stamp(self.file)
-            self._keys = self._index()
-        except ValueError as error:
-            if str(self.path) in str(error):
-                raise
-            raise ValueError(f"{self.path}: {error}") from error
-        self._check()
+    _keys: NDArray[np.bytes_]
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_environment": None}
-
-    def key(self, index: int) -> int:
+    def number(self, index: int) -> int:
         """The key of system `index`."""
         return int(self._keys[index])
 
     def where(self, index: int) -> str:
         """File and key of system `index`, for errors."""
         return f"{self.path}, key {self._keys[index].decode()}"
-
-    def default_sid(self, index: int) -> int | str:
-        """The key, for a record without sid."""
-        return f"{self.prefix}{self.key(index)}" if self.prefix else self.key(index)
 
     def record(self, index: int) -> Record:
         """The stored fields of system `index`.
@@ -123,14 +92,7 @@ class LmdbDataset(StructuresDataset):
     def _at_once(self, indices: Sequence[int]) -> Structures | None:
         return _read_at_once(self, [(self, i) for i in indices], indices)
 
-    def _open(self) -> Environment:
-        if self._environment is None or not self._environment.usable:
-            if stamp(self.file) != self._stamp:
-                raise ValueError(f"{self.path} has changed since it was opened; open it anew")
-            self._environment = Environment.of(self.file)
-        return self._environment
-
-    def _index(self) -> np.ndarray[Any, np.dtype[np.bytes_]]:
+    def _read_index(self) -> None:
         """Keys of the records in numeric order, 8 to 20 bytes each."""
         every = list(self._open().keys())
         keys = sorted((k for k in every if k.isdigit() and len(k) <= _DIGITS), key=int)
@@ -142,7 +104,7 @@ class LmdbDataset(StructuresDataset):
             )
         self._tell_of_others(every, len(keys))
         self._compare_counts(keys)
-        return np.array(keys, dtype=np.bytes_)
+        self._keys = np.array(keys, dtype=np.bytes_)
 
     def _tell_of_others(self, keys: Sequence[bytes], count: int) -> None:
         """Warn of keys that are neither numbers nor words: they may have been numbers."""
@@ -158,22 +120,15 @@ class LmdbDataset(StructuresDataset):
 
     def _compare_counts(self, keys: Sequence[bytes]) -> None:
         """Warn where the file says that it holds more or fewer records."""
-        count = len(keys)
-        kinds: dict[str, str] = {}
-        stored = self._stored_length()
-        if stored is not None and stored != count:
-            kinds[f"length {self.file}"] = (
-                f"{self.file.name} says that it holds {stored} records, {count} are stored "
-                f"({count} are read)"
-            )
-        absent = int(keys[-1]) - int(keys[0]) + 1 - count
+        count, first, last = len(keys), int(keys[0]), int(keys[-1])
+        absent = last - first + 1 - count
         # Keys that are mostly absent are not numbered one by one, but are names.
-        if 0 < absent <= count:
-            kinds[f"gaps {self.file}"] = (
-                f"{absent} records are missing between keys {int(keys[0])} and {int(keys[-1])} "
-                f"of {self.file.name} ({count} are read)"
-            )
-        self.notes.add(kinds)
+        gaps = (
+            f"{absent} records are missing between keys {first} and {last} of {self.file.name}"
+            if 0 < absent <= count
+            else None
+        )
+        self._compare(self._stored_length(), count, gaps)
 
     def _stored_length(self) -> int | str | None:
         """What `length` says: a pickled int, or digits."""

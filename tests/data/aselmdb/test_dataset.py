@@ -91,7 +91,7 @@ def test_gaps_that_were_deleted_are_no_news(rows: Any, write_lmdb: Any) -> None:
     values |= {b"deleted_ids": number(gone), b"metadata": number({"format": "x"})}
     dataset = open_dataset(write_lmdb(values))
     assert [system.sid[0] for system in dataset] == [100, 101, 102]
-    assert [dataset.key(i) for i in range(3)] == [1, 3, 12]
+    assert [dataset.number(i) for i in range(3)] == [1, 3, 12]
     assert dataset.metadata() == {"format": "x"}
 
 

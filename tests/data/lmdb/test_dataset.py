@@ -40,7 +40,7 @@ def test_keys_are_in_numeric_order(numbered: Any, write_lmdb: Any) -> None:
     dataset = open_dataset(write_lmdb(numbered(12)))
     assert isinstance(dataset, LmdbDataset)
     assert _sids(dataset) == list(range(100, 112))
-    assert [dataset.key(i) for i in range(12)] == list(range(12))
+    assert [dataset.number(i) for i in range(12)] == list(range(12))
     assert dataset[-1].sid == (111,)
     with pytest.raises(IndexError, match="system 12 of 12"):
         dataset[12]
