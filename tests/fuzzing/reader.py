@@ -71,7 +71,6 @@ def examine(path: str) -> dict[str, Any]:
         ValueErrors), warnings, fault (None, or what else happened).
     """
     _seen.clear()
-    _allow(CPU_SECONDS)
     result: dict[str, Any] = {"count": None, "read": 0, "errors": [], "fault": None}
     before = _peak()
     with warnings.catch_warnings(record=True) as caught:
@@ -145,6 +144,7 @@ def main() -> None:
     sys.addaudithook(_hook)
     answers.write("ready\n")
     for line in sys.stdin:
+        _allow(CPU_SECONDS)
         try:
             answer = json.dumps(examine(json.loads(line)))
         except BaseException as error:
