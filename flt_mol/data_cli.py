@@ -94,7 +94,9 @@ def _add_split(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--group-by", metavar="FIELD", help="systems with the same value stay together, e.g. slab"
+        "--group-by",
+        metavar="FIELD",
+        help="keep together what has the same FIELD, e.g. slab, or composition",
     )
     _add_writing(parser)
     parser.set_defaults(run=data_commands.run_split)

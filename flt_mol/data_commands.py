@@ -23,7 +23,11 @@ def run_inspect(options: argparse.Namespace) -> None:
     """`flt-mol data inspect`."""
     from flt_mol.data import inspect
 
-    source = _source(options)
+    try:
+        source = _source(options)
+    except ValueError:  # perhaps of one record: the others can be looked at all the same
+        options.skip_bad = True
+        source = _source(options)
     with _bars() as bars:
         summary = inspect.summarise(source, limit=options.limit, progress=_one(bars, "inspecting"))
     say(json.dumps(summary, indent=2, allow_nan=False) if options.json else inspect.render(summary))

@@ -58,20 +58,24 @@ def open_splits(
 
     Args:
         data: name or folder of a data set, or a path of records; None takes `trained_on`.
-        splits: names; None takes those of `trained_on`, or every validation split.
+        splits: names; None takes those of `trained_on` that there are, or every validation split.
         trained_on: the `data` part of a run's configuration.
         on_error: what to do with bad records, as of :func:`flt_mol.data.open_dataset`.
-        energy: name under which the targets are stored; None takes that of `trained_on`.
+        energy: name under which the targets are stored; None takes
+            that of `trained_on`, or "y_relaxed" of other data.
 
     Raises:
         ValueError: unknown data or split, or records without targets.
     """
     options: dict[str, Any] = {"require_energy": True, "on_error": on_error}
-    options["energy"] = energy or trained_on.get("energy") or "y_relaxed"
+    options["energy"] = energy or "y_relaxed"
     own_paths: Mapping[str, str] = {}
+    expected: Sequence[str] = ()
     if data is None:
+        options["energy"] = energy or trained_on.get("energy") or "y_relaxed"
         data, own_paths = trained_on.get("name"), trained_on.get("paths") or {}
-        splits = splits or trained_on.get("evaluation")
+        # A run names splits that its data set may lack; only those asked for here must be there.
+        expected = trained_on.get("evaluation") or ()
         if data is None and not own_paths:
             raise ValueError("the checkpoint does not say what it was trained on: give --data")
     found = None if data is None else find_recipe(data)
@@ -79,19 +83,17 @@ def open_splits(
         if splits:
             raise ValueError(f"{data} is a file or folder of records and has no splits")
         return {_label(Path(data)): open_dataset(data, **options)}, {}
-    names = list(splits or _validation(found, own_paths))
+    known = (*own_paths, *(() if found is None else found.splits))
+    names = list(splits or [name for name in expected if name in known])
+    names = names or _validation(found, own_paths)
     opened = {}
     for name in names:
         if name in own_paths:
             opened[name] = open_dataset(own_paths[name], **options)
         elif found is not None:
             opened[name] = found.open(name, **options)
-        elif name in (trained_on.get("evaluation") or []):
-            continue
         else:
             raise ValueError(f"no split '{name}'; there are: {', '.join(own_paths)}")
-    if not opened:
-        raise ValueError("none of the splits to evaluate has a file: give --data, or --split")
     return opened, {} if own_paths or found is None else baseline_maes(found, opened)
 
 

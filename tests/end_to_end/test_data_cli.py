@@ -106,6 +106,31 @@ def test_split_makes_a_data_set_that_verify_and_inspect_take(tmp_path, capsys):
     assert [row["status"] for row in rows] == ["ok", "ok", "wrong size"]
 
 
+def test_a_run_on_own_data_is_evaluated_on_the_splits_that_there_are(tmp_path, capsys):
+    run("split", VAL, tmp_path / "mine", "--shares", "train=100", "val_id=50", "test=rest")
+    tiny = ["model.embed_dim=16", "model.num_layers=1", "training.epochs=1"]
+    arguments = ["emt_small", f"data.name={tmp_path / 'mine'}", *tiny, f"output={tmp_path / 'r'}"]
+    assert main(["train", *arguments]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "r"), "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert list(results["splits"]) == ["val_id"]
+    assert main(["evaluate", str(tmp_path / "r"), "--split", "val_ood_ads"]) == 2
+    assert "no split 'val_ood_ads'" in capsys.readouterr().err
+
+
+def test_inspect_lists_all_bad_records(tmp_path, capsys):
+    slab = fcc111("Cu", (1, 1, 2), vacuum=6.0)
+    frames = [slab.copy() for _ in range(4)]
+    for frame, number in zip(frames, (1, 7, 1, 9), strict=True):
+        frame.set_tags([0, number])
+    write(tmp_path / "x.traj", frames)
+    run("inspect", tmp_path / "x.traj")
+    said = capsys.readouterr().out
+    assert "tags holds 7" in said
+    assert "tags holds 9" in said
+
+
 def test_oc20_that_is_not_here_says_how_to_get_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path))
     run("inspect", "oc20-is2re", "--split", "val_id", status=2)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from ase.data import chemical_symbols
 
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.options import OnError
@@ -93,11 +98,12 @@ def assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict[
 
 
 def groups_of(source: StructuresDataset, field: str | None, on_error: OnError) -> list[str]:
-    """A name for the group of each system: itself alone, or the value of a field.
+    """A name for the group of each system: itself alone, the value of a field, or what it is of.
 
     Args:
         source: the records.
-        field: stored name; None for each system by itself.
+        field: stored name, or "composition" for the numbers of atoms of each element; None for each
+            system by itself.
         on_error: "raise", or "skip": an unreadable record is a group of its own.
 
     Raises:
@@ -116,6 +122,8 @@ def _group(source: StructuresDataset, index: int, field: str, on_error: OnError)
         if on_error == "raise":
             raise
         return f"unreadable {index}"  # left out later
+    if value is None and field == "composition":
+        return _composition(record)
     if value is None:
         raise ValueError(
             f"{source.where(index)}: no field {field} to group by; stored: {', '.join(record)}"
@@ -126,3 +134,10 @@ def _group(source: StructuresDataset, index: int, field: str, on_error: OnError)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return f"{type(value).__name__} {value!r}"
+
+
+def _composition(record: Mapping[str, Any]) -> str:
+    """As in C1O1Pt12."""
+    numbers = np.asarray(record["atomic_numbers"]).reshape(-1).astype(np.int64).tolist()
+    counts = Counter(chemical_symbols[z] for z in numbers)
+    return "".join(f"{symbol}{count}" for symbol, count in sorted(counts.items()))

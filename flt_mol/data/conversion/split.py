@@ -74,8 +74,8 @@ def split(
         fractions: split → fraction of all systems (a float; together 1), or split → number of
             systems (an int; together all); None for one that takes the rest.
         seed: of the order.
-        group_by: a stored field; systems of the same value stay together, e.g. those on the same
-            slab. The numbers are then met as well as whole groups can.
+        group_by: a stored field, or "composition"; systems of the same value stay together, e.g.
+            those on the same slab. The numbers are then met as well as whole groups can.
         kind: of the files: "lmdb" (compact), "aselmdb" or "extxyz".
         name: of the data set; that of the folder if None.
         workers: as of :func:`flt_mol.data.conversion.convert`.

@@ -78,6 +78,21 @@ def test_systems_of_a_group_stay_together(kind, records, tmp_path):
     assert [r.systems for r in result.splits.values()] == [12, 4, 4]
 
 
+def test_groups_of_the_same_composition(make_record, tmp_path):
+    numbers = [[78, 78, 6, 8, 1, 1 + i % 3] for i in range(12)]
+    given = [make_record(sid=i, atomic_numbers=z) for i, z in enumerate(numbers)]
+    given[5]["atomic_numbers"] = numbers[5][::-1]
+    given[5]["pos"] = given[5]["pos"].flip(0)
+    split(
+        open_dataset(given), tmp_path / "data", {"train": 8, "val": 4}, group_by="composition",
+        workers=1,
+    )  # fmt: skip
+    found = recipe(tmp_path / "data")
+    train, val = ({s.sid[0] % 3 for s in found.open(name)} for name in found.splits)
+    assert len(train) == 2
+    assert not train & val
+
+
 def test_a_record_without_the_group_is_named(records, tmp_path):
     del records[3]["slab"]
     with pytest.raises(ValueError, match="system 3: no field slab to group by; stored: .*natoms"):
