@@ -79,11 +79,16 @@ class LmdbFileDataset(StructuresDataset):
         return f"{self.prefix}{number}" if self.prefix else number
 
     def _open(self) -> Environment:
-        if self._environment is None or not self._environment.usable:
-            if stamp(self.file) != self._stamp:
-                raise ValueError(f"{self.path} has changed since it was opened; open it anew")
-            self._environment = Environment.of(self.file)
-        return self._environment
+        environment = self._environment
+        if environment is None or not environment.usable:
+            changed = stamp(self.file) != self._stamp
+        else:
+            changed = environment.overwritten
+        if changed:
+            raise ValueError(f"{self.path} has changed since it was opened; open it anew")
+        if environment is None or not environment.usable:
+            environment = self._environment = Environment.of(self.file)
+        return environment
 
     def _compare(self, announced: int | str | None, count: int, gaps: str | None) -> None:
         """Warn where the file says that it holds more or fewer records, or has gaps."""

@@ -135,8 +135,23 @@ class Environment:
                 environment.close()
                 environment = None
             if environment is None:
+                for other in list(_OPEN.values()):
+                    if other.path == path:  # of a file that had the name before
+                        other.close()
                 environment = _OPEN[identity] = Environment(path)
             return environment
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether the file itself was written to since it was opened; reading could end Python.
+
+        A file that was removed, or replaced by another one, is read on as it was.
+        """
+        try:
+            now = stamp(self.path)
+        except ValueError:
+            return False
+        return now[:2] == self.stamp[:2] and now != self.stamp
 
     @property
     def usable(self) -> bool:

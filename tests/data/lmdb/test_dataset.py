@@ -260,9 +260,11 @@ def test_replaced_and_overwritten_files(numbered: Any, write_lmdb: Any, tmp_path
     old = open_dataset(path)
     longer = write_lmdb(numbered(9), name="longer.lmdb")
     os.replace(longer, path)
-    assert len(open_dataset(path)) == 9
     assert _sids(old) == [100, 101, 102]  # the old file lives on while it is open
     again = open_dataset(path)
+    assert len(again) == 9
+    with pytest.raises(ValueError, match="has changed since it was opened"):
+        old[0]
     shorter = write_lmdb(numbered(2), name="shorter.lmdb")
     shutil.copyfile(shorter, path)  # the same inode
     assert _sids(open_dataset(path)) == [100, 101]
@@ -496,3 +498,32 @@ def test_reading_needs_no_pyg(oc20_data: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "20"
+
+
+@pytest.mark.parametrize("change", ["truncate", "overwrite"])
+def test_a_file_written_to_while_it_is_open_is_not_read_on(
+    numbered: Any, write_lmdb: Any, change: str, tmp_path: Path
+) -> None:
+    path = write_lmdb(numbered(300))
+    dataset = open_dataset(path)
+    assert dataset[0].sid == (100,)
+    if change == "truncate":
+        os.truncate(path, 16384)
+    else:
+        shutil.copyfile(write_lmdb(numbered(7), name="other.lmdb"), path)
+    for read in (lambda: dataset[250], lambda: dataset.batch([1, 2]), dataset.natoms):
+        with pytest.raises(ValueError, match="has changed since it was opened"):
+            read()
+
+
+def test_a_file_that_is_removed_or_replaced_is_read_on(numbered: Any, write_lmdb: Any) -> None:
+    path = write_lmdb(numbered(5))
+    dataset = open_dataset(path)
+    assert dataset[0].sid == (100,)
+    os.replace(write_lmdb(numbered(7), name="other.lmdb"), path)
+    assert dataset[4].sid == (104,)
+    assert len(open_dataset(path)) == 7
+    with pytest.raises(ValueError, match="has changed since it was opened"):
+        dataset[3]
+    path.unlink()
+    assert len(list(open_dataset(write_lmdb(numbered(3), name="x.lmdb")))) == 3
