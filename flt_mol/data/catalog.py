@@ -1,21 +1,21 @@
 """Recipes: data sets by name, each described by a `dataset.yaml`; and where their files lie.
 
-Small data lie beside their recipe. Large ones lie in a data folder: ``$FLT_MOL_DATA``, or
-``~/.cache/flt_mol/data`` (``$XDG_CACHE_HOME/flt_mol/data`` where that is set).
+Small data lie beside their recipe, large ones in a data folder (:mod:`flt_mol.data.data_folders`).
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from flt_mol.data.data_folders import candidates_in, data_folder, places, troubles
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.open import open_dataset
 from flt_mol.resources import folder as resource_folder
@@ -23,7 +23,6 @@ from flt_mol.resources import folder as resource_folder
 __all__ = ["Recipe", "data_folder", "known_name", "names", "recipe"]
 
 _FILE = "dataset.yaml"
-_TELLING = 3  # parts at the end of a path that say which data set it is: all/val_id/data.lmdb
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,8 @@ class Recipe:
         """
         found = self.find(split)
         if found is None:
-            raise ValueError(self._absent(split))
+            text = f"{self.relative(split)} does not exist, the file of split {split} of data set "
+            raise ValueError("; ".join(filter(None, (text + self.name, self.how_to_get([split])))))
         return found
 
     def find(self, split: str, folder: Path | None = None) -> Path | None:
@@ -71,12 +71,13 @@ class Recipe:
         """
         relative = self.relative(split)
         if folder is not None:
-            candidates = _inside(folder, split, relative)
+            candidates = candidates_in({folder: True}, split, relative)
         elif relative.is_absolute():
             candidates = iter([relative])
         else:
-            candidates = self._candidates(split, relative)
-        return next((path for path in candidates if path.exists()), None)
+            candidates = candidates_in(places(self.folder, self.name, relative), split, relative)
+        # os.path's does not mind folders that may not be entered.
+        return next((path for path in candidates if os.path.exists(path)), None)
 
     def relative(self, split: str) -> Path:
         """Path of a split's file in the folder of its data set, as `dataset.yaml` gives it.
@@ -108,70 +109,72 @@ class Recipe:
 
         Raises:
             ValueError: an unknown split; a file that is missing or bad.
+
+        Warns:
+            UserWarning: as :meth:`check_count`.
         """
-        return open_dataset(self.path(split), **options)
+        dataset = open_dataset(self.path(split), **options)
+        self.check_count(split, dataset, stacklevel=3)
+        return dataset
 
-    def _candidates(self, split: str, relative: Path) -> Iterator[Path]:
-        yield from _inside(self.folder, split, relative)
-        for data in _data_folders():
-            for name in dict.fromkeys((self.name, self.name.replace("_", "-"))):
-                yield from _inside(data / name, split, relative)
-            # Directly in a folder for all data sets only what cannot be of another one.
-            if len(relative.parts) >= _TELLING:
-                yield from _ends(data, relative)
+    def check_count(self, split: str, dataset: StructuresDataset, stacklevel: int = 2) -> None:
+        """Warn of a part of a split, or another one, that is taken for the whole.
 
-    def _absent(self, split: str) -> str:
-        folders = [self.folder, *(data / self.name for data in _data_folders())]
-        text = (
-            f"{self.relative(split)} does not exist, the file of split {split} of data set "
-            f"{self.name} (looked in {', '.join(str(folder) for folder in folders)})"
-        )
-        archive = self.metadata.get("archive")
-        if not isinstance(archive, dict):
-            return text
-        sizes = [(archive.get("bytes"), "to fetch"), (self.expected(split).get("bytes"), "on disk")]
-        shown = ", ".join(f"{n:,} bytes {what}" for n, what in sizes if isinstance(n, int))
-        return (
-            f"{text}; get it with: flt-mol data download {self.name.replace('_', '-')} "
-            f"--split {split}{f' ({shown})' if shown else ''}, or set FLT_MOL_DATA to the folder "
-            "that has it unpacked"
-        )
+        Args:
+            split: its name.
+            dataset: its file, opened in full; records that were skipped count.
+            stacklevel: as of :func:`warnings.warn`.
 
+        Warns:
+            UserWarning: the recipe gives another number of systems.
 
-def data_folder() -> Path:
-    """Where large data sets are put: ``$FLT_MOL_DATA``, else a folder of the user's cache.
+        Raises:
+            ValueError: an unknown split.
+        """
+        found, count = len(dataset) + len(dataset.skipped), self.expected(split).get("count")
+        if isinstance(count, int) and found != count:
+            warnings.warn(
+                f"{split} of {self.name}: {dataset.path} holds {found:,} systems, the recipe says "
+                f"{count:,}: results cannot be compared with those of others",
+                UserWarning,
+                stacklevel=stacklevel,
+            )
 
-    Raises:
-        ValueError: no ``$FLT_MOL_DATA`` and no home.
-    """
-    folders = _data_folders()
-    if not folders:
-        raise ValueError("there is no home folder to put data in: set FLT_MOL_DATA to a folder")
-    return folders[0]
+    def how_to_get(self, splits: Sequence[str]) -> str:
+        """For splits that lie nowhere: what is in the way, where was looked, and what gets them.
 
+        Raises:
+            ValueError: an unknown split, with the known ones.
+        """
+        relative = [self.relative(split) for split in splits]
+        below = [path for path in relative if not path.is_absolute()]
+        looked = [place for path in below for place in places(self.folder, self.name, path)]
+        shown = ", ".join(map(str, dict.fromkeys(looked)))
+        sentences = [*troubles(self.name), f"looked in {shown}"] if looked else []
+        if command := self.command(splits):
+            them = "it" if len(splits) == 1 else "them"
+            sentences.append(f"get {them} with: {command}{self._sizes(splits)}")
+            sentences.append(f"or set FLT_MOL_DATA to the folder that has {them} unpacked")
+        elif looked:
+            sentences.append(f"what is to lie there is said by {self.folder / _FILE}")
+        return "; ".join(sentences)
 
-def _data_folders() -> list[Path]:
-    folders = []
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    with suppress(RuntimeError):  # no home
-        if own := os.environ.get("FLT_MOL_DATA"):
-            folders.append(Path(own).expanduser().absolute())
-        home = cache if cache.is_absolute() else Path("~/.cache").expanduser()
-        folders.append(home / "flt_mol" / "data")
-    return folders
+    def command(self, splits: Sequence[str]) -> str:
+        """The command that fetches splits; empty for a data set that is not one to download."""
+        if not isinstance(self.metadata.get("archive"), dict):
+            return ""
+        every = set(splits) == set(self.splits)
+        chosen = "" if every else "".join(f" --split {split}" for split in splits)
+        return f"flt-mol data download {self.name.replace('_', '-')}{chosen}"
 
-
-def _inside(folder: Path, split: str, relative: Path) -> Iterator[Path]:
-    """Where a split may lie in the folder of its data set, the best first."""
-    yield folder / "compact" / f"{split}.lmdb"
-    yield from _ends(folder, relative)
-
-
-def _ends(folder: Path, relative: Path) -> Iterator[Path]:
-    """`relative` in `folder`, then its ends: of archives that were unpacked or moved otherwise."""
-    parts = relative.parts
-    for cut in range(max(len(parts) - _TELLING, 0) + 1):
-        yield folder.joinpath(*parts[cut:])
+    def _sizes(self, splits: Sequence[str]) -> str:
+        """` (8 bytes to fetch, 9 bytes on disk)`, as far as it is known."""
+        unpacked = [self.expected(split).get("bytes") for split in splits]
+        known = [size for size in unpacked if isinstance(size, int)]
+        sizes = {"to fetch": self.metadata["archive"].get("bytes")}
+        sizes["on disk"] = sum(known) if len(known) == len(unpacked) else None
+        shown = ", ".join(f"{n:,} bytes {to}" for to, n in sizes.items() if isinstance(n, int))
+        return f" ({shown})" if shown else ""
 
 
 def names() -> list[str]:
@@ -199,6 +202,8 @@ def recipe(name_or_folder: str | Path) -> Recipe:
             return _read(candidate)
     if path.is_dir():
         raise ValueError(f"no {_FILE} in the folder {path}")
+    if path.exists():
+        raise ValueError(f"{path} is a file; give the name of a data set, or a folder with {_FILE}")
     raise ValueError(f"no data set {_unknown(name, names())}, and no such folder")
 
 

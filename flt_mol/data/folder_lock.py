@@ -33,6 +33,12 @@ def locked_folder(folder: Path, doing: str) -> Iterator[None]:
     path = folder / f".{doing}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        what = "a link to nothing" if folder.is_symlink() and not folder.exists() else "a file"
+        raise ValueError(f"cannot make the folder {folder}: {what} has that name") from error
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder}: {error.strerror or error}") from error
+    try:
         file = _acquire(path)
     except BlockingIOError as error:
         raise ValueError(

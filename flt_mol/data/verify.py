@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ class Verified:
             be opened".
         expected: by the recipe: bytes, md5 or sha256, count, as far as it says.
         found: the same, as far as it was looked at; the first that is wrong ends it.
-        message: what to do about it, or why it cannot be opened; empty for "ok".
+        message: what is wrong, and the mend; of a missing file its path only, as
+            :meth:`Recipe.how_to_get` says the rest for all of them; empty for "ok".
     """
 
     split: str
@@ -85,15 +86,30 @@ def _verify_one(
         if key in ("bytes", "count", *_HASHES)
     }
     if file is None:
-        return Verified(split, None, "missing", expected, message=_absent(found, split))
+        return Verified(split, None, "missing", expected, message=str(found.relative(split)))
     if found.is_compact(file):
-        return check_records(split, file, expected, every=True, progress=progress)
-    row = check_bytes(split, file, expected, progress)
-    if not row.ok:
-        return row
-    counted = check_records(split, file, expected)
-    return Verified(
-        split, file, counted.status, expected, {**row.found, **counted.found}, counted.message
+        row = check_records(split, file, expected, every=True, progress=progress)
+    else:
+        row = check_bytes(split, file, expected, progress)
+        if row.ok:
+            counted = check_records(split, file, expected)
+            row = replace(counted, found={**row.found, **counted.found})
+    if row.status.startswith("wrong"):
+        row = replace(row, message=f"{row.message}; {_mend(found, split, file)}")
+    return row
+
+
+def _mend(found: Recipe, split: str, file: Path) -> str:
+    """How to get a right file, beside one that may be somebody's own."""
+    if found.is_compact(file):
+        return "make it again from the whole file with flt-mol data convert"
+    if command := found.command([split]):
+        return (
+            f"a right one is fetched by {command} --to FOLDER, and found with FLT_MOL_DATA=FOLDER"
+        )
+    return (
+        "if it was changed on purpose, give its numbers in "
+        f"{found.folder / 'dataset.yaml'}; else bring a whole copy"
     )
 
 
@@ -111,9 +127,10 @@ def check_bytes(
     if file.is_dir():
         return Verified(split, file, "ok", expected)
     found: dict[str, Any] = {"bytes": file.stat().st_size}
-    again = "remove it and get it again"
-    if expected.get("bytes", found["bytes"]) != found["bytes"]:
-        return Verified(split, file, "wrong size", expected, found, again)
+    size = expected.get("bytes", found["bytes"])
+    if size != found["bytes"]:
+        why = f"{file} has {found['bytes']:,} bytes, expected are {size:,}"
+        return Verified(split, file, "wrong size", expected, found, why)
     for kind in _HASHES:
         if kind in expected:
             try:
@@ -122,7 +139,8 @@ def check_bytes(
                 why = f"{file}: {error.strerror or error}"
                 return Verified(split, file, "cannot be opened", expected, found, why)
             if found[kind] != str(expected[kind]).lower():
-                return Verified(split, file, f"wrong {kind}", expected, found, again)
+                why = f"{file} has {kind} {found[kind]}, expected is {expected[kind]}"
+                return Verified(split, file, f"wrong {kind}", expected, found, why)
     return Verified(split, file, "ok", expected, found)
 
 
@@ -153,9 +171,10 @@ def check_records(
                 progress(f"verify {split}", index + 1, len(data))
     except (ValueError, OSError) as error:
         return Verified(split, file, "cannot be opened", expected, found, str(error))
-    if expected.get("count", found["count"]) != found["count"]:
-        message = "remove it and get or make it again"
-        return Verified(split, file, "wrong count", expected, found, message)
+    count = expected.get("count", found["count"])
+    if count != found["count"]:
+        why = f"{file} holds {found['count']:,} systems, expected are {count:,}"
+        return Verified(split, file, "wrong count", expected, found, why)
     return Verified(split, file, "ok", expected, found)
 
 
@@ -169,10 +188,3 @@ def _hash(file: Path, kind: str, label: str, progress: Progress | None) -> str:
             if progress is not None and (done % _SHOW_EVERY == 0 or done == total):
                 progress(label, done, total)
     return digest.hexdigest()
-
-
-def _absent(found: Recipe, split: str) -> str:
-    try:
-        return f"found meanwhile: {found.path(split)}"
-    except ValueError as error:
-        return str(error)

@@ -139,6 +139,8 @@ def _load(data: DataConfig, split: str) -> Any:
     path = split_path(data, split)
     on_error: OnError = "skip" if data.skip_bad else "raise"
     dataset = open_dataset(path, require_energy=True, on_error=on_error, energy=data.energy)
+    if data.name is not None and split not in data.paths:
+        recipe(data.name).check_count(split, dataset, stacklevel=3)
     if dataset.skipped:
         warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
     if len(dataset) <= IN_MEMORY:

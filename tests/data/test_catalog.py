@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from ase.data import chemical_symbols
 
 from flt_mol.data import catalog
 from flt_mol.data.catalog import recipe
+from flt_mol.data.open import open_dataset
 
 YAML = """\
 name: two_slabs
@@ -192,7 +194,10 @@ def test_a_split_that_lies_nowhere(far: catalog.Recipe, tmp_path: Path) -> None:
         far.path("val")
     message = str(caught.value)
     for part in (
-        f"{tmp_path}/far, {tmp_path}/own/far_away, {tmp_path}/cache/flt_mol/data/far_away",
+        f"looked in {tmp_path}/far, {tmp_path}/own/far_away, {tmp_path}/own/far-away, "
+        f"{tmp_path}/own, {tmp_path}/cache/flt_mol/data/far_away, "
+        f"{tmp_path}/cache/flt_mol/data/far-away, {tmp_path}/cache/flt_mol/data; ",
+        f"; FLT_MOL_DATA is {tmp_path}/own, which does not exist; ",
         "flt-mol data download far-away --split val",
         "8,593,151,089 bytes to fetch, 3,351,724,032 bytes on disk",
         "FLT_MOL_DATA",
@@ -200,6 +205,101 @@ def test_a_split_that_lies_nowhere(far: catalog.Recipe, tmp_path: Path) -> None:
         assert part in message
     with pytest.raises(ValueError, match=r"no split 'vla' \(did you mean val\?\)"):
         far.find("vla")
+
+
+def test_what_is_wrong_with_the_data_folder(
+    far: catalog.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(value: str | None = None) -> str:
+        if value is not None:
+            monkeypatch.setenv("FLT_MOL_DATA", value)
+        with pytest.raises(ValueError, match="does not exist, the file of split val") as caught:
+            far.path("val")
+        assert str(caught.value).endswith(f"; {far.how_to_get(['val'])}")
+        return str(caught.value)
+
+    own = tmp_path / "own"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"; FLT_MOL_DATA is own, that is {own}, which does not exist; " in told("own")
+    assert f"; FLT_MOL_DATA is ~/own, that is {own}, which does not exist; " in told("~/own")
+    own.write_text("x")
+    assert f"; FLT_MOL_DATA is {own}, which is no folder; " in told(str(own))
+    assert "/own/x, which lies below a file, not a folder; " in told(f"{own}/x")
+    own.unlink()
+    own.symlink_to("gone")
+    assert f"; FLT_MOL_DATA is {own}, which is a link to gone, which does not" in told(str(own))
+    own.unlink()
+    own.mkdir()
+    assert "FLT_MOL_DATA is" not in told()
+    (own / "far_away").symlink_to("gone")
+    assert f"; {own}/far_away is a link to gone, which does not exist; " in told()
+    (own / "far-away").write_text("x")
+    assert f"; {own}/far-away is no folder; " in told()
+    # What nobody's home is, is told, and the default folder is looked in all the same.
+    home = "FLT_MOL_DATA is ~nobody-here/x, and there is no such home folder"
+    assert f"; {home}; " in told("~nobody-here/x")
+    with pytest.raises(ValueError, match=home):
+        catalog.data_folder()
+    path = put(tmp_path / "cache" / "flt_mol" / "data" / LAYOUT)
+    assert far.path("val") == path
+
+
+def test_folders_that_may_not_be_read(
+    far: catalog.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert far.find("val") is None
+    told = far.how_to_get(["val"])
+    why = f"FLT_MOL_DATA is {tmp_path}/own, which cannot be read (Permission denied); looked in "
+    assert told.startswith(why)
+
+
+def test_how_to_get_several(far: catalog.Recipe, folder: Path, tmp_path: Path) -> None:
+    told = far.how_to_get(["val", "short"])
+    assert told.count("looked in") == told.count(f"{tmp_path}/own/far_away") == 1
+    command = "; get them with: flt-mol data download far-away (8,593,151,089 bytes to fetch); or "
+    assert command in told  # all there are, of one of which the size is not known
+    oc20 = recipe("oc20_is2re").how_to_get(["val_id", "val_ood_ads"])
+    assert "download oc20-is2re --split val_id --split val_ood_ads (8,593,151,089 bytes" in oc20
+    assert "6,661,042,176 bytes on disk); or set FLT_MOL_DATA" in oc20
+    with pytest.raises(ValueError, match="no split 'x'"):
+        far.how_to_get(["x"])
+    # What is not published cannot be fetched.
+    own = recipe(folder).how_to_get(["train"])
+    assert own.startswith(f"looked in {folder}, ")
+    assert own.endswith(f"what is to lie there is said by {folder}/dataset.yaml")
+    (folder / "dataset.yaml").write_text("splits: {train: /not/here.lmdb}")
+    with pytest.raises(ValueError, match=r"^/not/here\.lmdb does not exist, the .*set own$"):
+        recipe(folder).path("train")
+
+
+def test_a_part_is_not_taken_for_the_whole(folder: Path, write_lmdb: Any, make_record: Any) -> None:
+    found = recipe(folder)
+    text = "train of two_slabs: .*train.lmdb holds {} systems, the recipe says 2: results cannot be"
+    for count in (1, 3):
+        write_lmdb({i: make_record(sid=i) for i in range(count)}, name="own/train.lmdb")
+        with pytest.warns(UserWarning, match=text.format(count)) as caught:
+            assert len(found.open("train")) == count
+        assert [warning.filename for warning in caught] == [__file__]
+    # Records that were skipped are there; a recipe without a count says nothing.
+    write_lmdb({0: make_record(sid=0), 1: b"\x80bad"}, name="own/train.lmdb")
+    dataset = found.open("train", on_error="skip")
+    assert (len(dataset), len(dataset.skipped)) == (1, 1)
+    assert len(found.open("val")) == 1
+    write_lmdb({i: make_record(sid=i) for i in range(3)}, name="own/train.lmdb")
+    with pytest.warns(UserWarning, match=text.format(3)) as caught:
+        found.check_count("train", open_dataset(folder / "train.lmdb"))
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_file_in_place_of_a_folder(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.lmdb is a file; give the name of a data set, or"):
+        recipe(folder / "train.lmdb")
 
 
 def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_each_fault_by_name(own: Path, kind: str) -> None:
     path.unlink()
     (row,) = verify(own, ["a"])
     assert (row.status, row.file, row.found) == ("missing", None, {})
-    assert "a.lmdb does not exist" in row.message
+    assert row.message == "a.lmdb"
     path.write_bytes(data)
     describe(own, **{**right, "count": 4})
     (row,) = verify(own, ["a"])
@@ -138,10 +138,46 @@ def test_the_shipped_data_set() -> None:
 
 
 def test_oc20_is_not_here(own: Path) -> None:
-    (row,) = verify("oc20_is2re", ["val_id"])
-    assert row.status == "missing"
-    assert "flt-mol data download oc20-is2re --split val_id" in row.message
-    assert row.expected["bytes"] == 3351724032
+    rows = verify("oc20_is2re")
+    assert {row.status for row in rows} == {"missing"}
+    assert rows[3].message == "is2res_train_val_test_lmdbs/data/is2re/all/val_id/data.lmdb"
+    assert max(len(row.message) for row in rows) < 80
+    assert rows[3].expected["bytes"] == 3351724032
+
+
+def test_what_is_wrong_is_told_with_a_mend_that_removes_nothing(own: Path) -> None:
+    path = own / "a.lmdb"
+    data = path.read_bytes()
+    size = f"{len(data):,}"
+
+    def message(**entry: Any) -> str:
+        describe(own, **entry)
+        (row,) = verify(own, ["a"])
+        assert row.status.startswith("wrong")
+        assert "remove" not in row.message
+        return row.message
+
+    here = f"; if it was changed on purpose, give its numbers in {own}/dataset.yaml; else bring a "
+    facts = f"{path} has {size} bytes, expected are 1,234"
+    assert message(bytes=1234) == f"{facts}{here}whole copy"
+    found = hashlib.md5(data).hexdigest()
+    assert message(md5="a" * 32).startswith(f"{path} has md5 {found}, expected is {'a' * 32}; ")
+    assert message(count=4321).startswith(f"{path} holds 3 systems, expected are 4,321; ")
+    # A published data set is fetched beside what is there.
+    description = own / "dataset.yaml"
+    description.write_text(f"archive: {{url: http://x}}\n{description.read_text()}")
+    (row,) = verify(own, ["a"])
+    assert (
+        "a right one is fetched by flt-mol data download own --split a --to FOLDER" in row.message
+    )
+    # A compact version is made again.
+    (own / "compact").mkdir()
+    path.rename(own / "compact" / "a.lmdb")
+    (row,) = verify(own, ["a"])
+    assert row.message == (
+        f"{own}/compact/a.lmdb holds 3 systems, expected are 4,321; make it again from the whole "
+        "file with flt-mol data convert"
+    )
 
 
 def test_nothing_is_left_behind(own: Path) -> None:

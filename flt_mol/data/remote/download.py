@@ -8,10 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from flt_mol.data.catalog import Recipe, data_folder, recipe
+from flt_mol.data.catalog import Recipe, recipe
+from flt_mol.data.data_folders import absolute, data_folder
 from flt_mol.data.folder_lock import locked_folder
 from flt_mol.data.remote.archive import Member, extract, temporary_name
 from flt_mol.data.remote.http import Progress, fetch
+from flt_mol.data.remote.source import Archive, archive_in, archive_of, check_size, remove_archive
 from flt_mol.data.verify import check_bytes, check_records
 from flt_mol.outputs import check_folder
 
@@ -41,14 +43,6 @@ class DownloadResult:
     files: dict[str, Path]
 
 
-@dataclass(frozen=True)
-class _Archive:
-    url: str
-    name: str
-    size: int
-    md5: str
-
-
 def download(
     recipe_or_name: Recipe | str | Path,
     splits: Sequence[str] | None = None,
@@ -64,7 +58,8 @@ def download(
 
     Stopped or killed at any moment and started again, it goes on where it was. An archive that was
     fetched by hand is used if it lies in the folder (or, for the default one, in the data folder
-    above it). A split's file in the folder that is not right is replaced.
+    above it). A split's file in the folder that is not right is replaced, unless the folder is a
+    link to another.
 
     Args:
         recipe_or_name: a data set whose `dataset.yaml` names an `archive`.
@@ -83,8 +78,8 @@ def download(
             and archive; each with the mend.
     """
     found = recipe_or_name if isinstance(recipe_or_name, Recipe) else recipe(recipe_or_name)
-    source = _archive(found, base_url)
-    folder = data_folder() / found.name if to is None else Path(to).expanduser().absolute()
+    source = archive_of(found, base_url)
+    folder = data_folder() / found.name if to is None else absolute(to, "--to")
     members = _members(found, splits, folder)
     only = None if to is None else folder
     files = {
@@ -93,23 +88,23 @@ def download(
     absent = {split: member for split, member in members.items() if files[split] is None}
     received = 0
     if absent:  # else nothing is written: the data may lie where one only may read
-        check_folder(folder, "--to FOLDER")
+        _check_places(source, list(absent.values()), folder)
         with locked_folder(folder, "download"):
             _remove_left_over(found, folder)
-            tarball = _archive_in(source, folder, shared=to is None)
+            tarball = archive_in(source, folder, shared=to is None)
             _check_room(source, tarball, list(absent.values()), folder)
             if tarball is not None:
-                _check_size(source, tarball)
+                check_size(source, tarball)
             else:
                 tarball = folder / source.name
                 received = _fetch(source, tarball, wait, attempts, progress)
             extract(tarball, list(absent.values()), progress)
     if not keep_archive:
-        (folder / source.name).unlink(missing_ok=True)
+        remove_archive(folder / source.name)
     return DownloadResult(
         found.name,
         folder,
-        _archive_in(source, folder, shared=to is None),
+        archive_in(source, folder, shared=to is None),
         received,
         tuple(split for split in members if split not in absent),
         tuple(absent),
@@ -117,18 +112,19 @@ def download(
     )
 
 
-def _archive(found: Recipe, base_url: str | None) -> _Archive:
-    entry = found.metadata.get("archive")
-    if not isinstance(entry, dict):
-        raise ValueError(
-            f"data set {found.name} is not one to download: its dataset.yaml names no archive; "
-            f"its files lie in {found.folder}"
-        )
-    url, size, md5 = entry.get("url"), entry.get("bytes"), entry.get("md5")
-    if not isinstance(url, str) or not isinstance(size, int) or not isinstance(md5, str):
-        raise ValueError(f"{found.folder / 'dataset.yaml'}: archive needs url, bytes and md5")
-    name = url.rsplit("/", 1)[-1]
-    return _Archive(f"{base_url.rstrip('/')}/{name}" if base_url else url, name, size, md5)
+def _check_places(source: Archive, absent: Sequence[Member], folder: Path) -> None:
+    """Whether all can be written, asked before gigabytes are fetched."""
+    for place in (folder, *(member.target.parent for member in absent)):
+        try:
+            check_folder(place, "--to FOLDER, or FLT_MOL_DATA")
+        except OSError as error:  # it may not even be looked at
+            raise ValueError(
+                f"cannot write {place}: {error.strerror or error}; give another with --to FOLDER, "
+                "or FLT_MOL_DATA"
+            ) from error
+    for path in (folder / source.name, folder / f"{source.name}.part"):
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, the archive is to be there; call it otherwise")
 
 
 def _members(found: Recipe, splits: Sequence[str] | None, folder: Path) -> dict[str, Member]:
@@ -160,38 +156,33 @@ def _present(
     if path is None:
         return None
     expected = found.expected(split)
-    if found.is_compact(path):
-        row = check_records(split, path, expected, every=True, progress=progress)
+    compact = found.is_compact(path)
+    if compact or path.is_dir():
+        row = check_records(split, path, expected, every=compact, progress=progress)
     else:
         row = check_bytes(split, path, expected, progress)
     if row.ok:
         return path
-    if path == member.target:
+    if path == member.target and _is_ours(found, member, shared=folder is None):
         return None
     raise ValueError(
-        f"split {split} is there already, but it is damaged: {path}: {row.status}, {row.message}"
+        f"split {split} is there already, but it is not as it should be: {row.message}; it "
+        "stays as it is, have a right one elsewhere with --to ANOTHER_FOLDER"
     )
 
 
-def _archive_in(source: _Archive, folder: Path, shared: bool) -> Path | None:
-    """The archive of an earlier run, or one that was fetched by hand."""
-    places = (folder, folder.parent) if shared else (folder,)
-    paths = (place / source.name for place in places)
-    return next((path for path in paths if path.is_file()), None)
+def _is_ours(found: Recipe, member: Member, shared: bool) -> bool:
+    """Whether a bad file may be replaced: not what is no file, or what links make of others' data.
 
-
-def _check_size(source: _Archive, tarball: Path) -> None:
-    size = tarball.stat().st_size
-    if size != source.size:
-        rename = f"rename it to {source.name}.part to have the rest fetched, or "
-        raise ValueError(
-            f"{tarball} has {size:,} bytes, expected are {source.size:,}: "
-            f"{rename if size < source.size else ''}remove it, and run the same command again"
-        )
+    `shared` says that it lies in the data folder, not in a folder given for this download.
+    """
+    depth = len(found.relative(member.label).parts) - 1
+    above = list(member.target.parents)[: depth + shared]
+    return not (member.target.is_dir() or any(folder.is_symlink() for folder in above))
 
 
 def _fetch(
-    source: _Archive, tarball: Path, wait: float, attempts: int, progress: Progress | None
+    source: Archive, tarball: Path, wait: float, attempts: int, progress: Progress | None
 ) -> int:
     return fetch(
         source.url,
@@ -205,7 +196,7 @@ def _fetch(
 
 
 def _check_room(
-    source: _Archive, tarball: Path | None, absent: Sequence[Member], folder: Path
+    source: Archive, tarball: Path | None, absent: Sequence[Member], folder: Path
 ) -> None:
     part = folder / f"{source.name}.part"
     there = part.stat().st_size if part.is_file() else 0

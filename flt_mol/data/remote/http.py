@@ -94,6 +94,8 @@ def fetch(
 def _complete(part: Part, policy: _Policy) -> None:
     """Attempt until all bytes are there, or several attempts in a row brought nothing new."""
     failures, furthest = 0, 0
+    # A server that does not answer is not to be waited for in silence.
+    part.show("fetch", always=part.done < part.size)
     while part.done < part.size:
         try:
             _attempt(part, policy.timeout)
@@ -111,7 +113,7 @@ def _complete(part: Part, policy: _Policy) -> None:
                 f"{part.done:,} of {part.size:,} bytes are there, and kept). {_by_hand(part)}"
             )
         seconds = min(policy.wait * 2 ** max(failures - 1, 0), _LONGEST_WAIT)
-        part.show("fetch", f" (once more in {seconds:g} s: {reason})")
+        part.show("fetch", f" (once more in {seconds:g} s: {reason})", always=True)
         time.sleep(seconds)
 
 

@@ -81,9 +81,10 @@ class Part:
         self.received += len(chunk)
         self.show("fetch")
 
-    def show(self, doing: str, why: str = "") -> None:
-        """Tell how far it is, now and then."""
-        if self.progress and (why or self.done == self.size or self.done - self._shown >= _CHUNK):
+    def show(self, doing: str, why: str = "", *, always: bool = False) -> None:
+        """Tell how far it is, now and then or `always`."""
+        due = always or self.done == self.size or self.done - self._shown >= _CHUNK
+        if self.progress and due:
             self._shown = self.done
             self.progress(f"{doing} {self.target.name}{why}", self.done, self.size)
 

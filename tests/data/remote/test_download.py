@@ -182,9 +182,86 @@ def test_what_others_unpacked_is_used_and_not_written_to(far: Any, tmp_path: Pat
     assert result.files == {"val_id": theirs}
     assert (result.present, far.server.requests) == (("val_id",), [])
     theirs.write_bytes(b"x")
-    with pytest.raises(ValueError, match=rf"val_id is there.*damaged: {theirs}: wrong size"):
+    with pytest.raises(ValueError, match=rf"val_id is there.*not as it.*: {theirs} has 1 bytes"):
         far.get(["val_id"])
     assert theirs.read_bytes() == b"x"
+    assert far.get(["val_id"], to=tmp_path / "another").unpacked == ("val_id",)
+
+
+def test_what_a_link_leads_to_is_not_replaced(far: Any, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs" / file("val_id")
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"x")
+    far.data.parent.mkdir()
+    far.data.symlink_to(tmp_path / "theirs")
+    with pytest.raises(ValueError, match=r"1 bytes, .*; it stays as it is, .*--to ANOTHER_FOLDER"):
+        far.get(["val_id"])
+    assert theirs.read_bytes() == b"x"
+    assert far.server.requests == []
+    # A folder that was named for this download is one's own; not so what links in it lead to.
+    assert far.get(["val_id"], to=far.data).unpacked == ("val_id",)
+    theirs.write_bytes(b"x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "top").symlink_to(tmp_path / "theirs" / "top")
+    with pytest.raises(ValueError, match="it stays as it is"):
+        far.get(["val_id"], to=tmp_path / "mine")
+    assert theirs.read_bytes() == b"x"
+
+
+def test_folders_in_place_of_files(far: Any, tmp_path: Path) -> None:
+    def refused(message: str, **options: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            far.get(["val_id"], **options)
+        assert far.server.requests == []
+
+    # An empty folder is not the split, wherever it lies.
+    for place in (far.data / file("val_id"), far.data / "all" / "val_id" / "data.lmdb"):
+        place.mkdir(parents=True)
+        refused(r"val_id is there already, .*no \*\.lmdb was found in .*the folder is empty")
+        shutil.rmtree(far.data)
+    # One with the right number of systems is.
+    place.mkdir(parents=True)
+    shutil.copy(tmp_path / "made" / file("val_id"), place / "data.0.lmdb")
+    assert far.get(["val_id"]).present == ("val_id",)
+    shutil.rmtree(far.data)
+    for name in ("all.tar.gz", "all.tar.gz.part"):
+        (far.data / name).mkdir(parents=True)
+        refused(rf"{far.data}/{name} is a folder, the archive is to be there")
+        (far.data / name).rmdir()
+    (far.data / "top").write_text("x")
+    refused(r"cannot write .*val_id: .*/top is a file; give another with --to FOLDER, or FLT_MOL_D")
+
+
+def test_folders_that_may_not_be_looked_at(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(download, "check_folder", refuse)
+    with pytest.raises(ValueError, match=r"cannot write .*far_away: Permission denied; give ano"):
+        far.get()
+
+
+def test_an_archive_that_cannot_be_removed(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    far.get(["val_id"])
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.raises(ValueError, match=r"all splits are there, .*all\.tar\.gz: Permission"):
+            far.get(["val_id"], keep_archive=False)
+    # Data lie elsewhere, and the data folder is none.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(far.data.parent.parent / "cache"))
+    (far.data.parent.parent / "cache" / "flt_mol").mkdir(parents=True)
+    far.data.parent.rename(far.data.parent.parent / "cache" / "flt_mol" / "data")
+    far.data.parent.write_text("a file")
+    assert far.get(["val_id"], keep_archive=False).present == ("val_id",)
+
+
+def test_the_home_of_nobody(far: Any) -> None:
+    with pytest.raises(ValueError, match="--to is ~nobody-here/x, and there is no such home"):
+        far.get(to="~nobody-here/x")
 
 
 def test_a_compact_version_is_enough(far: Any, tmp_path: Path) -> None:
@@ -193,7 +270,7 @@ def test_a_compact_version_is_enough(far: Any, tmp_path: Path) -> None:
     shutil.copy(tmp_path / "made" / file("val_id"), compact)
     assert far.get(["val_id"]).files == {"val_id": compact}
     shutil.copy(tmp_path / "made" / file("train"), compact)
-    with pytest.raises(ValueError, match=r"compact/val_id\.lmdb: wrong count"):
+    with pytest.raises(ValueError, match=r"compact/val_id\.lmdb holds 1 systems, expected are 2"):
         far.get(["val_id"])
 
 

@@ -297,7 +297,24 @@ def test_no_network(tmp_path: Path) -> None:
                 attempts=2,
                 progress=lambda *step: steps.append(step[0]),
             )
-    assert steps == ["fetch data.tar (once more in 0 s: Connection refused)"]
+    assert steps == ["fetch data.tar", "fetch data.tar (once more in 0 s: Connection refused)"]
+
+
+def test_labels_are_few_and_each_wait_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    labels: list[str] = []
+    replies = [Reply(drop_after=50_000), *[Reply(status=503)] * 3]
+    with served(*replies) as server:
+        get(server, tmp_path, wait=1, attempts=5, progress=lambda *step: labels.append(step[0]))
+    assert list(dict.fromkeys(labels)) == [
+        "fetch data.tar",
+        "fetch data.tar (once more in 1 s: the connection was closed early)",
+        "fetch data.tar (once more in 1 s: the server answered 503 Service Unavailable)",
+        "fetch data.tar (once more in 2 s: the server answered 503 Service Unavailable)",
+        "fetch data.tar (once more in 4 s: the server answered 503 Service Unavailable)",
+    ]
 
 
 def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
