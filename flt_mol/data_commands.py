@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,13 +32,21 @@ def run_inspect(options: argparse.Namespace) -> None:
     with _bars() as bars:
         summary = inspect.summarise(source, limit=options.limit, progress=_one(bars, "inspecting"))
     say(json.dumps(summary, indent=2, allow_nan=False) if options.json else inspect.render(summary))
+    looked_at = summary["looked_at"]
+    if looked_at and summary["counts"]["problems"] == looked_at:
+        first = summary["problems"][0]
+        raise ValueError(f"each of the {looked_at} records looked at is bad; the first: {first}")
 
 
 def run_convert(options: argparse.Namespace) -> None:
     """`flt-mol data convert`."""
     from flt_mol.data import convert
 
-    source = _source(options) if options.references is None else _trajectories(options)
+    if options.references is None:
+        source = _source(options)
+        _warn_without_targets(source)
+    else:
+        source = _trajectories(options)
     with _bars() as bars:
         result = convert(
             source,
@@ -58,7 +67,12 @@ def run_split(options: argparse.Namespace) -> None:
     """`flt-mol data split`."""
     from flt_mol.data import split
 
+    names = [name for name, _ in options.shares]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"--shares names {twice} more than once; give each split one share")
     source = _source(options)
+    _warn_without_targets(source)
     with _bars() as bars:
         result = split(
             source,
@@ -82,7 +96,7 @@ def run_download(options: argparse.Namespace) -> None:
     """`flt-mol data download`."""
     from flt_mol.data.remote.download import download
 
-    with _bars() as bars:
+    with _bars(lines=True) as bars:
         result = download(
             options.name,
             options.split,
@@ -100,12 +114,14 @@ def run_download(options: argparse.Namespace) -> None:
 
 def run_verify(options: argparse.Namespace) -> None:
     """`flt-mol data verify`."""
+    from flt_mol.data.catalog import recipe
     from flt_mol.data.verify import verify
 
-    with _bars() as bars:
-        rows = verify(options.name, options.split, progress=bars)
+    found = recipe(options.name)
+    with _bars(lines=True) as bars:
+        rows = verify(found, options.split, progress=bars)
     if options.json:
-        found = [
+        content = [
             {
                 "split": row.split,
                 "file": None if row.file is None else str(row.file),
@@ -116,14 +132,17 @@ def run_verify(options: argparse.Namespace) -> None:
             }
             for row in rows
         ]
-        say(json.dumps(found, indent=2))
+        say(json.dumps(content, indent=2))
     else:
         width = max(len(row.split) for row in rows)
         for row in rows:
             say(f"{row.split:<{width}}  {row.status}{f': {row.message}' if row.message else ''}")
     wrong = [row.split for row in rows if not row.ok]
     if wrong:
-        raise ValueError(f"{len(wrong)} of {len(rows)} splits are not as they should be")
+        text = f"{len(wrong)} of {len(rows)} splits are not as they should be"
+        missing = [row.split for row in rows if row.status == "missing"]
+        mend = found.how_to_get(missing) if missing else ""
+        raise ValueError("; ".join(filter(None, (text, mend))))
 
 
 def run_emt(options: argparse.Namespace) -> None:
@@ -151,8 +170,28 @@ def _source(options: argparse.Namespace) -> Any:
     )
 
 
+def _warn_without_targets(source: StructuresDataset) -> None:
+    """Whoever writes records without targets most likely did not name them."""
+    text = source.without_targets()
+    if text is not None:
+        warnings.warn(f"{source.path}: {text}", UserWarning, stacklevel=3)
+
+
 def _trajectories(options: argparse.Namespace) -> StructuresDataset:
+    """The relaxations to work on.
+
+    Raises:
+        ValueError: options that choose what trajectories do not have.
+    """
     from flt_mol.data.ase.trajectories import from_trajectories
+
+    names = {"energy": "y_relaxed", "energy_initial": "y_init", "positions_relaxed": "pos_relaxed"}
+    for name, default in {"split": None, **names}.items():
+        if getattr(options, name) != default:
+            raise ValueError(
+                f"--{name.replace('_', '-')} does not go with --references, which takes energies "
+                "and relaxed positions from the trajectories; leave one of the two out"
+            )
 
     return from_trajectories(
         options.source,
@@ -186,8 +225,8 @@ def _one(bars: Bars, label: str) -> Callable[[int, int | None], None]:
 
 
 @contextmanager
-def _bars() -> Iterator[Bars]:
-    """One bar for each label, on a terminal; nothing elsewhere."""
+def _bars(lines: bool = False) -> Iterator[Bars]:
+    """One bar for each label, on a terminal; elsewhere each label once if `lines`, else nothing."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -206,6 +245,8 @@ def _bars() -> Iterator[Bars]:
         def show(label: str, done: int, total: int | None) -> None:
             if label not in tasks:
                 tasks[label] = shown.add_task(printable(label), total=total)
+                if lines and not console.is_terminal:
+                    say(printable(label), sys.stderr)
             shown.update(tasks[label], completed=done, total=total)
 
         yield show

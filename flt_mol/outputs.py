@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def check_file(path: Path, suffixes: tuple[str, ...], option: str) -> None:
@@ -81,9 +81,26 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print, with escapes for what a terminal must not be sent or `stream` cannot encode."""
-    stream = sys.stdout if stream is None else stream
+_STDOUT: Any = object()
+
+
+def say(text: str, stream: TextIO | None = _STDOUT) -> None:
+    """Print, with escapes for what a terminal must not be sent or `stream` cannot encode.
+
+    Args:
+        text: to print.
+        stream: standard output if not given; None, as Python has `sys.stderr` where it was closed
+            from the start, prints nothing.
+
+    Raises:
+        OSError: standard output is closed, so that the results would be lost.
+    """
+    if stream is _STDOUT:
+        stream = sys.stdout
+        if stream is None:
+            raise OSError("standard output is closed, nothing can be printed")
+    if stream is None:
+        return
     print(printable(text, stream.encoding or "utf-8", keep="\n\t"), file=stream)
 
 

@@ -16,11 +16,13 @@ from torch.utils.data import Dataset
 
 from flt_mol.data.oc20 import to_structures
 from flt_mol.data.options import ReadOptions
+from flt_mol.data.targets import no_targets, note_numbers
 from flt_mol.structures import Structures
 
 __all__ = ["Notes", "StructuresDataset"]
 
-_TRIED_FOR_TARGETS = 64
+_TRIED_FOR_TARGETS = 64  # readable records
+_MOST_TRIED = 1024
 _READ_AT_ONCE = 64
 
 
@@ -158,10 +160,41 @@ class StructuresDataset(Dataset[Structures]):
         self.notes.add(kinds)
         return structures
 
+    def without_targets(self) -> str | None:
+        """What to say of a data set whose first records, 64 that can be read, all lack the target.
+
+        It tells what is stored instead, and how to ask for it.
+
+        Returns:
+            None where one of them has a target, or none can be read.
+        """
+        numbers: dict[str, bool] = {}
+        readable = 0
+        for index in range(min(len(self), _MOST_TRIED)):
+            try:
+                record = self.record(index)
+                if record.get(self.options.energy) is not None:
+                    return None
+                note_numbers(record, numbers)
+            except ValueError:
+                continue
+            readable += 1
+            if readable == _TRIED_FOR_TARGETS:
+                break
+        parts: list[StructuresDataset] = getattr(self, "parts", [self])
+        relaxations = any(part._may_be_relaxation() for part in parts)
+        return no_targets(numbers, self.options, relaxations) if readable else None
+
+    def _may_be_relaxation(self) -> bool:
+        """Whether the systems may be frames of one relaxation."""
+        return False
+
     def _check(self) -> None:
         """Look at the first records now, so that complaints come when the data set is opened."""
         if self.options.require_energy:
-            self._refuse_without_targets()
+            text = self.without_targets()
+            if text is not None:
+                raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
             self._keep(list(self._good(range(len(self)))))
             if not len(self):
@@ -185,19 +218,3 @@ class StructuresDataset(Dataset[Structures]):
                 self.skipped.append(str(error))
             else:
                 yield index
-
-    def _refuse_without_targets(self) -> None:
-        readable = 0
-        for index in range(min(len(self), _TRIED_FOR_TARGETS)):
-            try:
-                if self.record(index).get(self.options.energy) is not None:
-                    return
-                readable += 1
-            except ValueError:
-                continue
-        if not readable:
-            return
-        raise ValueError(
-            f"{self.path}: this split has no targets (no record holds {self.options.energy}); "
-            "train and evaluate need them, predict does not"
-        )

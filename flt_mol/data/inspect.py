@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.kinds import disk_bytes, kind_of
 from flt_mol.data.options import ReadOptions
-from flt_mol.data.tally import KEPT, LARGEST_ENERGY, Tally
+from flt_mol.data.tally import KEPT, LARGEST_ENERGY, Tally, targets_apart
 from flt_mol.structures import Structures
 
 __all__ = ["render", "summarise"]
@@ -80,16 +81,26 @@ def _systems(dataset: Any, indices: Sequence[int], tally: Tally) -> Iterator[Str
         good = _note_fields(dataset, records, tally)
     if good and hasattr(dataset, "batch"):
         try:
-            yield dataset.batch(list(indices))
+            together = list(targets_apart(dataset, indices, partial(_has_target, dataset, records)))
         except ValueError:
             pass  # found out below, record by record
         else:
+            yield from together
             return
     for index, record in records.items():
         try:
             yield dataset[index] if record is None else dataset.convert(index, record)
         except ValueError as error:
             tally.problems.add(str(error))
+
+
+def _has_target(dataset: Any, records: Mapping[int, Mapping[str, Any] | None], index: int) -> bool:
+    """Whether a good system has a target; where its fields are known, without making it anew."""
+    record = records[index]
+    if record is None:
+        return dataset[index].energy is not None
+    options: ReadOptions = dataset.options
+    return not options.ignore_energy and record.get(options.energy) is not None
 
 
 def _note_fields(

@@ -13,7 +13,7 @@ from flt_mol.data.options import ReadOptions
 from flt_mol.data.pyg import is_pyg, pyg_records
 from flt_mol.structures import Structures
 
-__all__ = ["MemoryDataset"]
+__all__ = ["MemoryDataset", "is_object"]
 
 _EXPECTED = "ASE Atoms, PyG Data or Batch, Structures, or mappings with OC20's names"
 
@@ -45,7 +45,7 @@ class MemoryDataset(StructuresDataset):
         notes: Notes | None = None,
         name: str | None = None,
     ) -> None:
-        lazy = not _is_object(source) and not isinstance(source, list | tuple)
+        lazy = not is_object(source) and not isinstance(source, list | tuple)
         lazy = lazy and hasattr(source, "__len__") and hasattr(source, "__getitem__")
         name = _name(source) if name is None else name
         super().__init__(name, options, notes=Notes(name) if notes is None else notes)
@@ -93,13 +93,13 @@ class MemoryDataset(StructuresDataset):
 
     def _taken_apart(self, source: Any) -> list[Any]:
         """A mapping or `Atoms` for each system of all objects."""
-        if not _is_object(source) and not isinstance(source, Iterable):
+        if not is_object(source) and not isinstance(source, Iterable):
             raise ValueError(
                 f"{self.path}: a {type(source).__name__} holds no structures, expected a path, "
                 f"or {_EXPECTED}"
             )
         items: list[Any] = []
-        for place, obj in enumerate([source] if _is_object(source) else source):
+        for place, obj in enumerate([source] if is_object(source) else source):
             try:
                 items += self._split(obj, place)
             except ValueError as error:
@@ -125,7 +125,7 @@ class MemoryDataset(StructuresDataset):
         self._places = self._places[indices]
 
 
-def _is_object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
     """Whether it holds structures by itself."""
     return isinstance(value, Structures | Mapping) or _is_atoms(value) or is_pyg(value)
 
@@ -136,7 +136,7 @@ def _is_atoms(value: Any) -> bool:
 
 def _name(source: Any) -> str:
     kind = type(source).__name__
-    if _is_object(source) or not isinstance(source, list | tuple) or not source:
+    if is_object(source) or not isinstance(source, list | tuple) or not source:
         return f"{kind} in memory"
     return f"{kind} of {len(source)} {type(source[0]).__name__}"
 

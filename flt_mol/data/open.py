@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from flt_mol.data.options import OnError, ReadOptions
 __all__ = ["open_dataset"]
 
 _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
+_RECIPE = "dataset.yaml"
 _SHOWN = 5  # names in a message
 _TRIED = 8  # records looked at
 _PICKLES = (b"\x80", b"(", b"c", b"}", b"]")  # first bytes, of protocols 0 and 1 too
@@ -45,19 +47,20 @@ def open_dataset(
     names, each or a list of them.
 
     Args:
-        source: path of a file or folder, or objects in memory.
+        source: path of a file or folder (text or any `os.PathLike`), or objects in memory.
         require_energy: systems without the target are errors.
         ignore_energy: targets and relaxed positions are not read, so that bad ones do no harm.
         on_error: "raise": a bad record raises ValueError when it is read. "skip": all records are
             read once now, the bad ones left out and listed in `dataset.skipped`.
         energy: name under which the target is stored, eV: a field, a name in ASE's `info`,
-            key-value pairs or data, or "calculator" for the energy that a calculator found.
+            data or key-value pairs, or "calculator" for the energy that a calculator found.
         energy_initial: name of the energy before relaxation, eV.
         positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
 
     Raises:
-        ValueError: a path that does not exist or cannot be read, naming it and the reason; no
-            records; with require_energy, no targets.
+        ValueError: a path that does not exist or cannot be read, naming it and the reason; the
+            folder or name of a data set of several splits; no records; with require_energy, no
+            targets.
 
     Warns:
         UserWarning: defaults taken for missing fields, files passed over; each kind once.
@@ -65,24 +68,64 @@ def open_dataset(
     options = ReadOptions(
         require_energy, ignore_energy, on_error, energy, energy_initial, positions_relaxed
     )
-    if isinstance(source, str | Path):
-        return _open_path(Path(source), options)
+    if isinstance(source, str | os.PathLike):
+        name = os.fsdecode(source)
+        if not name:
+            raise ValueError("the path is empty; give that of a file or folder (. for this one)")
+        return _open_path(Path(name), options)
     from flt_mol.data.memory import MemoryDataset
 
     return MemoryDataset(source, options)
 
 
 def _open_path(path: Path, options: ReadOptions) -> StructuresDataset:
-    if not path.exists():
-        raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
-    if not (path.is_dir() or path.is_file()):
-        raise ValueError(f"{path} is no regular file; copy its contents into one")
     try:
+        if not path.exists():
+            text = f"{path} does not exist (looked in {path.absolute().parent})"
+            raise ValueError(f"{text}{_known(str(path))}")
+        if not (path.is_dir() or path.is_file()):
+            raise ValueError(f"{path} is no regular file; copy its contents into one")
+        _refuse_splits(path)
         if path.is_dir() and not (path / "data.mdb").is_file():
             return _open_folder(path, options)
         return (_open_lmdb if _is_shard(path) else _open_with_ase)(path, options)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _known(name: str) -> str:
+    """How to open the data set that has this name."""
+    from flt_mol.data.catalog import known_name, recipe
+
+    with suppress(OSError):  # the shipped recipes are missing
+        if known_name(name) is not None:
+            splits = recipe(name).splits
+            split = "val_id" if "val_id" in splits else next(iter(splits))
+            return (
+                f"; it is the name of a data set: open a split of it by "
+                f'flt_mol.data.catalog.recipe("{name}").open("{split}"); its splits are: '
+                f"{', '.join(splits)}"
+            )
+    return ""
+
+
+def _refuse_splits(path: Path) -> None:
+    """A data set's folder, whose splits would be mixed, or its `dataset.yaml`."""
+    from flt_mol.data.catalog import Recipe, recipe
+
+    folder = path.parent if path.name == _RECIPE else path
+    if not (folder / _RECIPE).is_file():
+        return
+    found: Recipe | None = None
+    with suppress(ValueError):  # somebody else's dataset.yaml
+        found = recipe(folder)
+    if found is not None:
+        split = next(iter(found.splits))
+        raise ValueError(
+            f"{path} is a data set with the splits {', '.join(found.splits)}; open one of them: "
+            f'flt_mol.data.catalog.recipe("{folder}").open("{split}"), or the file of one, '
+            f"{found.splits[split]}; in commands: --split {split}"
+        )
 
 
 def _is_shard(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flt_mol.structures import Structures
 
-__all__ = ["KEPT", "LARGEST_ENERGY", "Some", "Tally"]
+__all__ = ["KEPT", "LARGEST_ENERGY", "Some", "Tally", "targets_apart"]
 
 LARGEST_ENERGY = 10.0  # eV; OC20's makers dropped systems beyond it
 KEPT = 1000  # messages, outliers and repeated sids that are kept; all are counted
@@ -99,6 +99,36 @@ class Tally:
             if count > 1:
                 found.add(name)
         return found
+
+
+def targets_apart(
+    dataset: Any, indices: Sequence[int], has_target: Callable[[int], bool]
+) -> Iterator[Structures]:
+    """Systems in batches, those that have a target apart from those that have none.
+
+    In one batch, a single system without target would take the targets of all others away.
+
+    Args:
+        dataset: with `batch`.
+        indices: of the systems.
+        has_target: whether the system of an index has a target; asked only where some have none.
+
+    Raises:
+        ValueError: as `batch`.
+    """
+    whole = dataset.batch(list(indices))
+    if whole.energy is not None or len(indices) == 1:
+        yield whole
+        return
+    apart: dict[bool, list[int]] = {True: [], False: []}
+    for index in indices:
+        apart[has_target(index)].append(index)
+    if apart[True]:
+        yield dataset.batch(apart[True])
+        if apart[False]:
+            yield dataset.batch(apart[False])
+    else:
+        yield whole
 
 
 def _is_none(record: Mapping[str, Any], name: str) -> bool:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.data.fields import GRAPH_FIELDS, Fields, shown
+from flt_mol.data.fields import GRAPH_FIELDS, USED_FIELDS, Fields, shown
 from flt_mol.data.options import ReadOptions
 
-__all__ = ["OWN_NAMES", "nearest_fields", "read_energy", "read_targets"]
+__all__ = [
+    "OWN_NAMES",
+    "nearest_fields",
+    "no_targets",
+    "note_numbers",
+    "read_energy",
+    "read_targets",
+]
 
 OWN_NAMES = ("y_relaxed", "y_init", "pos_relaxed")  # OC20's own names
+_NO_ENERGIES = (USED_FIELDS | GRAPH_FIELDS) - {"y_relaxed", "y_init"}
+_LISTED = 8
 
 
 def read_targets(
@@ -76,3 +86,54 @@ def nearest_fields(read: Fields, name: str) -> str:
 def _is_empty(read: Fields, field: str) -> bool:
     describe = getattr(read.record, "describe", None)
     return bool(describe(field)[0] == "NoneType" if describe else read.record[field] is None)
+
+
+def note_numbers(record: Mapping[str, Any], numbers: MutableMapping[str, bool]) -> None:
+    """Add the fields of a record that hold one number: name → whether it is a float.
+
+    Example:
+        >>> numbers = {}
+        >>> note_numbers({"sid": 3, "E_ads": -1.5, "bulk": "Pt", "step": 2}, numbers)
+        >>> numbers
+        {'E_ads': True, 'step': False}
+    """
+    read = Fields(record, "", "")
+    for name in record:
+        if not isinstance(name, str) or name in _NO_ENERGIES or name in numbers:
+            continue
+        try:
+            value = None if isinstance(record[name], str) else read.array(name)
+        except ValueError:  # no numbers, or nothing that can be read
+            continue
+        if value is not None and value.size == 1 and value.dtype.kind != "b":
+            numbers[name] = value.dtype.kind == "f"
+
+
+def no_targets(numbers: Mapping[str, bool], options: ReadOptions, relaxations: bool) -> str:
+    """What to say of records that lack their target.
+
+    Args:
+        numbers: what they hold instead, of :func:`note_numbers`.
+        options: with the name of the target.
+        relaxations: whether they are frames of files that may be trajectories.
+    """
+    text = (
+        f"this split has no targets (no record holds {options.energy}); train and evaluate need "
+        "them, predict does not"
+    )
+    near: list[str] = []
+    for floats in (True, False):  # energies are rarely whole numbers
+        names = [name for name, is_float in numbers.items() if is_float == floats]
+        names = [name for name in names if name not in ("calculator", options.energy_initial)]
+        near += get_close_matches(options.energy, names, n=len(names) or 1, cutoff=0)
+    if near:
+        shown_names = ", ".join(near[:_LISTED]) + (", …" if len(near) > _LISTED else "")
+        text += f"; stored are: {shown_names}: name it with energy=…, --energy or data.energy"
+    if "calculator" in numbers:
+        text += '; energy="calculator" takes the total energies that a calculator found'
+        if relaxations:
+            text += (
+                "; of relaxations, a file each, from_trajectories(…, references=…) and flt-mol "
+                "data convert --references make records with adsorption energies"
+            )
+    return text if near or "calculator" in numbers else f"{text}; no other number is stored"

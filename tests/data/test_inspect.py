@@ -236,3 +236,31 @@ def test_shards(make_record: Any, write_lmdb: Any, tmp_path: Path) -> None:
     assert summary["kind"] == "2 × LMDB of pickles with torch tensors"
     files = (tmp_path / "all").iterdir()
     assert summary["bytes"] == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize("missing", [[], [0], [63, 64], [*range(60, 140)], [*range(150)]])
+def test_energies_beside_systems_that_have_none(
+    missing: list[int], make_record: Any, write_lmdb: Any
+) -> None:
+    """Those in the same batch as a system without target are counted all the same."""
+    values = {i: make_record(sid=i, y_relaxed=-float(i)) for i in range(150)}
+    for number, i in enumerate(missing):
+        values[i] = make_record(sid=i, y_relaxed=(..., None)[number % 2])
+    dataset = open_dataset(write_lmdb(values))
+    in_memory = MemoryDataset([dataset[i] for i in range(150)])
+    slow = summarise(_OneByOne(dataset))
+    for given in (dataset, in_memory, _Batches(dataset)):
+        summary = summarise(given)
+        assert (summary["energy"] or {"count": 0})["count"] == 150 - len(missing)
+        for name in ("energy", "outliers", "counts", "atoms", "elements", "problems"):
+            assert summary[name] == slow[name], name
+    ignoring = summarise(open_dataset(dataset.path, ignore_energy=True))
+    assert ignoring["energy"] is None
+    assert ignoring["atoms"] == slow["atoms"]
+
+
+class _Batches(_OneByOne):
+    """A data set of which nothing is known but its systems, which come in batches, too."""
+
+    def batch(self, indices: Any) -> Any:
+        return self.dataset.batch(indices)

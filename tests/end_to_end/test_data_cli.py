@@ -146,3 +146,83 @@ def test_shares_that_are_none(share, capsys):
     with pytest.raises(SystemExit):
         main(["data", "split", "x", "y", "--shares", share])
     assert "is no NAME=SHARE" in capsys.readouterr().err
+
+
+@pytest.fixture
+def frames(tmp_path):
+    """Four systems with an energy E, and the file they are in."""
+    slab = fcc111("Cu", (1, 1, 2), vacuum=6.0)
+    slab.set_tags([0, 1])
+    frames = [slab.copy() for _ in range(4)]
+    for i, frame in enumerate(frames):
+        frame.info = {"sid": i, "E": -float(i)}
+    write(tmp_path / "x.traj", frames)
+    return tmp_path / "x.traj"
+
+
+def test_a_split_is_given_one_share(frames, tmp_path, capsys):
+    run("split", frames, tmp_path / "out", "--shares", "train=0.2", "train=rest", status=2)
+    assert "--shares names train more than once" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_records_without_targets_are_told_of(frames, tmp_path, capsys):
+    for arguments in (
+        ("convert", frames, tmp_path / "a.lmdb"),
+        ("split", frames, tmp_path / "a", "--shares", "train=2", "val=2"),
+    ):
+        run(*arguments)
+        said = capsys.readouterr().err
+        assert said.count("no targets (no record holds y_relaxed)") == 1
+        assert "E: name it with" in said
+    run("convert", frames, tmp_path / "b.lmdb", "--energy", "E")
+    assert "no targets" not in capsys.readouterr().err
+
+
+def test_inspect_of_nothing_but_bad_records_fails(frames, tmp_path, capsys):
+    run("inspect", frames, "--energy", "F", status=2)
+    assert "F was asked for" in capsys.readouterr().err
+    run("convert", frames, tmp_path / "x.lmdb", "--energy", "E")
+    capsys.readouterr()
+    run("inspect", tmp_path / "x.lmdb", "--energy", "F", "--json", status=2)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["counts"]["problems"] == 4
+    assert "each of the 4 records looked at is bad; the first: " in said.err
+    assert "F was asked for" in said.err
+    run("inspect", tmp_path / "x.lmdb")
+
+
+def test_forces_that_a_file_cannot_hold(frames, tmp_path, capsys):
+    run("convert", frames, tmp_path / "o.extxyz", "--forces", "--energy", "E", status=2)
+    said = capsys.readouterr().err
+    assert "forces=False" in said
+    assert "--forces" in said
+
+
+@pytest.mark.parametrize("option", ["--energy", "--split", "--energy-initial"])
+def test_options_that_references_would_ignore(option, trajectories, tmp_path, capsys):
+    arguments = (trajectories, tmp_path / "o.lmdb", "--references", "none", option, "x")
+    run("convert", *arguments, status=2)
+    assert f"{option} does not go with --references" in capsys.readouterr().err
+
+
+def test_closed_streams(frames, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout", None)
+    run("inspect", frames, "--energy", "E", status=2)
+    assert "standard output is closed" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stderr", None)
+    run("inspect", frames, "--energy", "E", status=2)
+
+
+def test_verify_says_what_is_done_and_once_how_to_get_what_is_missing(
+    tmp_path, capsys, monkeypatch
+):
+    run("verify", "emt-adsorption", "--split", "val_id")
+    assert capsys.readouterr().err == "verify val_id\n"
+    monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run("verify", "oc20-is2re", status=2)
+    said = capsys.readouterr()
+    assert said.out.count("  missing: ") == len(said.out.splitlines()) > 3
+    assert "flt-mol data download" not in said.out
+    assert said.err.count("flt-mol data download oc20-is2re") == 1

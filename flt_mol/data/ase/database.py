@@ -25,6 +25,7 @@ __all__ = ["database_rows"]
 
 _ARRAYS = {"numbers": np.int32, "tags": np.int32, "positions": np.float64, "cell": np.float64}
 _ARRAYS |= {"forces": np.float64, "stress": np.float64, "dipole": np.float64}
+_JOURNAL_HEAD = 28  # bytes; SQLite fills them with zeros where it keeps a finished journal
 _NUMBERS = ("energy", "free_energy", "magmom")
 _IN_ROWS = {"positions": 3, "cell": 3, "forces": 3}  # numbers in one row
 
@@ -66,7 +67,7 @@ def _sqlite(path: Path) -> Iterator[Row | Broken]:
             raise ValueError("it is no SQLite database")
     for end in ("-wal", "-journal"):
         beside = path.with_name(path.name + end)
-        if beside.is_file() and beside.stat().st_size:
+        if beside.is_file() and _unfinished(beside):
             raise ValueError(f"{beside.name} holds an unfinished write; open it with its writer")
     # Immutable: nothing is written beside the file, not even a lock.
     where = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
@@ -87,6 +88,12 @@ def _sqlite(path: Path) -> Iterator[Row | Broken]:
                 yield Broken(f"{place}: {error}")
             else:
                 yield _row(content, place)
+
+
+def _unfinished(beside: Path) -> bool:
+    """Whether a log or journal holds something: a head of zeros is one that was written back."""
+    with beside.open("rb") as file:
+        return any(file.read(_JOURNAL_HEAD))
 
 
 def _content(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,8 +89,8 @@ class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several. The plain values of `info`, of a database row's key-value pairs and data, and what a
-    calculator found are further fields of the record.
+    several. The plain values of `info`, of a database row's data and key-value pairs (in this
+    order, where several hold a name), and what a calculator found are further fields of the record.
 
     Args:
         path: the file.
@@ -157,6 +157,9 @@ class AseDataset(StructuresDataset):
         if not self._records:
             raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
         self.notes.add(kinds)
+
+    def _may_be_relaxation(self) -> bool:
+        return len(self) > 1
 
     def _keep(self, indices: list[int]) -> None:
         self._records = [self._records[i] for i in indices]

@@ -28,6 +28,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz")
 _HEAD = 4096  # bytes
 _MOST_ATOMS = 10**8  # in a frame of a compressed file
 _DIGITS = 30
+_COLUMNS = 1000  # of a frame without atoms
 
 
 class IncompleteError(ValueError):
@@ -117,7 +118,7 @@ def _rows(path: Path, kind: str) -> Iterator[MutableRecord]:
     for row in database_rows(path, kind):
         for name, other in ALSO.items():
             if isinstance(row, Row):
-                row.fill(name, row.get(other))
+                row.fill(name, row.get(other), other)
         yield row
 
 
@@ -131,7 +132,8 @@ def _check_before(path: Path, kind: str, notes: dict[str, str]) -> None:
     if kind in ("vasp", "vasp-xdatcar") and plain:
         _check_counts(path)
     if kind in ("extxyz", "xyz"):
-        _check_frames(path, path.stat().st_size if plain else _MOST_ATOMS)
+        most = path.stat().st_size if plain else _MOST_ATOMS
+        _check_frames(path, most, columns=kind == "extxyz")
     if kind in _OF_LINES and plain and path.stat().st_size:
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
@@ -150,8 +152,12 @@ def _check_counts(path: Path) -> None:
         raise ValueError(f"{total} atoms are announced in {path.stat().st_size} bytes")
 
 
-def _check_frames(path: Path, most: int) -> None:
-    """Frames of more atoms than bytes: ASE would count lines beyond the end for ever."""
+def _check_frames(path: Path, most: int, columns: bool) -> None:
+    """Frames of more atoms than bytes: ASE would count lines beyond the end for ever.
+
+    With `columns`, too, of more columns than there is room for in the line of the first atom: ASE
+    would make a type of them all.
+    """
     with _open_text(path) as file:
         number = 1
         for line in file:
@@ -160,7 +166,26 @@ def _check_frames(path: Path, most: int) -> None:
             count = int(line[:_DIGITS])
             if count > most:
                 raise ValueError(f"line {number} announces {count} atoms, more than the file has")
-            number += 1 + sum(1 for _ in islice(file, count + 1))
+            lines = list(islice(file, min(count + 1, 2)))
+            if columns and lines and "Properties" in lines[0]:
+                announced, room = _columns(lines[0].strip()), len(lines[-1]) if count else 0
+                if announced > max(room, _COLUMNS):
+                    raise ValueError(
+                        f"line {number + 1} announces {announced} columns, more than the line of "
+                        "an atom has"
+                    )
+            number += 1 + len(lines) + sum(1 for _ in islice(file, max(count - 1, 0)))
+
+
+def _columns(comment: str) -> int:
+    """How many columns the comment of a frame announces, 0 where ASE cannot say."""
+    from ase.io.extxyz import key_val_str_to_dict
+
+    try:
+        announced = str(key_val_str_to_dict(comment)["Properties"]).split(":")[2::3]
+        return sum(max(int(n), 0) for n in announced)
+    except Exception:  # left to ASE, which reads the line in the same way
+        return 0
 
 
 def _unread(path: Path, kind: str, count: int) -> str | None:
@@ -168,6 +193,7 @@ def _unread(path: Path, kind: str, count: int) -> str | None:
     checks: dict[str, Callable[[IO[str], int], str | None]] = {
         "extxyz": _after_blank,
         "cif": _blocks,
+        "gen": _atoms_of_gen,
         "proteindatabank": _models,
     }
     check = checks.get(kind)
@@ -195,6 +221,19 @@ def _after_blank(file: IO[str], count: int) -> str | None:
     if rest is None:
         return None
     return f"it stops before line {rest}; remove the blank line there, or what is no frame"
+
+
+def _atoms_of_gen(file: IO[str], count: int) -> str | None:
+    """ASE takes as many atoms as there are, up to those announced, and no second structure."""
+    words, _, *rest = (line.split() for line in file)
+    announced = int(words[0])
+    if len(rest) < announced:
+        return f"{announced} atoms are announced, {sum(map(bool, rest))} are there"
+    cell = 0 if words[1] == "C" else 4  # origin and vectors
+    others = sum(map(bool, rest[announced + cell :]))
+    if others:
+        return f"{announced} atoms are announced, {others} more lines follow; remove them"
+    return None
 
 
 def _blocks(file: IO[str], count: int) -> str | None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flt_mol.data.aselmdb.rows import disagreement
+
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["ALSO", "atoms_record", "layer_note", "occupancy_note"]
+__all__ = ["ALSO", "AtomsRecord", "atoms_record", "layer_note", "occupancy_note"]
 
 # Other names under which targets were written.
 ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}
@@ -21,11 +23,25 @@ _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under oth
 _MADE = ("pos", "atomic_numbers", "cell", "pbc", "tags", "fixed", "natoms")
 
 
-def atoms_record(atoms: Any) -> dict[str, Any]:
+class AtomsRecord(dict[str, Any]):
+    """Fields by name, and which of them the atoms hold two values of."""
+
+    def __init__(self, fields: Mapping[str, Any], conflicts: Mapping[str, str]) -> None:
+        super().__init__(fields)
+        self.conflicts = dict(conflicts)
+
+    def conflict(self, name: str) -> str | None:
+        """What to say of a field with two values, None of any other."""
+        return self.conflicts.get(name)
+
+
+def atoms_record(atoms: Any) -> AtomsRecord:
     """The atoms in the names of the OC20 schema.
 
-    Further fields are, by name: the plain values of `info` and of a database row's key-value pairs
-    and data, vectors per atom of `arrays`, and what the calculator found ("energy", "forces", …).
+    Further fields are, by name: the plain values of `info`, of a database row's data and of its
+    key-value pairs, vectors per atom of `arrays`, and what the calculator found ("energy",
+    "forces", …); of several values of one name the first in this order is taken, and a target of
+    which data and key-value pairs hold different ones is an error where it is read.
     "calculator" is the calculator's energy too, by the name that asks for it as target.
 
     Args:
@@ -35,7 +51,7 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
         Fields by name; those that are None are missing.
     """
     results = dict(_results(atoms))
-    record: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **results,
         **dict(_vectors(atoms)),
         **dict(_further(atoms.info)),
@@ -47,6 +63,7 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
         "fixed": _fixed(atoms),
         "natoms": len(atoms),
     }
+    record = AtomsRecord(fields, _conflicts(atoms.info))
     if "energy" in results:
         record["calculator"] = results["energy"]
     for name in ("sid", "y_relaxed", "y_init", "pos_relaxed"):
@@ -54,6 +71,8 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
     for name, other in ALSO.items():
         if record[name] is None:
             record[name] = record.get(other)
+            if other in record.conflicts:
+                record.conflicts[name] = record.conflicts[other]
     return record
 
 
@@ -81,13 +100,23 @@ def _vectors(atoms: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _further(info: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Plain values, those of a database row first, so that `info` itself counts more."""
-    for part in ("data", "key_value_pairs"):
-        inside = info.get(part)
-        if isinstance(inside, Mapping):
-            yield from _plain(inside)
+    """Plain values, those that count more last: of a row's pairs, its data, `info` itself."""
+    for part in ("key_value_pairs", "data"):
+        yield from _plain(_part(info, part))
     rest = {name: v for name, v in info.items() if name not in ("data", "key_value_pairs")}
     yield from _plain(rest)
+
+
+def _part(info: Mapping[Any, Any], part: str) -> Mapping[Any, Any]:
+    inside = info.get(part)
+    return inside if isinstance(inside, Mapping) else {}
+
+
+def _conflicts(info: Mapping[Any, Any]) -> dict[str, str]:
+    """What to say of names of which a row's data and key-value pairs hold different values."""
+    pairs, data = (dict(_plain(_part(info, part))) for part in ("key_value_pairs", "data"))
+    both = {name: disagreement(name, data[name], pairs[name]) for name in pairs if name in data}
+    return {name: told for name, told in both.items() if told is not None and name not in info}
 
 
 def _plain(fields: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,8 @@ __all__ = ["References"]
 
 _NAMES = ("sid", "file", "name")  # of the first column or key
 _ENERGIES = ("energy", "reference", "reference_energy")
-_TABLES = (".csv", ".json")
+_TABLES = (".csv", ".tsv", ".json")
+_DELIMITERS = ",;\t"
 _LISTED = 5
 
 
@@ -25,8 +26,8 @@ class References:
         given: one of
 
             - a mapping from sid, file name, or file name without suffix, to eV;
-            - the path of a table of such: CSV with the columns sid and energy, or JSON, an object
-              or a list of objects with sid and energy;
+            - the path of a table of such: CSV (commas, semicolons or tabs) with the
+              columns sid and energy, or JSON, an object or a list of objects with sid and energy;
             - the name in `atoms.info` (key-value pairs and data of database rows included) under
               which each trajectory keeps its own;
             - "none": the energies are adsorption energies already.
@@ -48,12 +49,13 @@ class References:
         elif not self.none:
             self.key = given
 
-    def of(self, record: Mapping[str, Any], path: Path) -> float:
+    def of(self, record: Mapping[str, Any], path: Path, name: str | None = None) -> float:
         """The reference energy of one trajectory, eV.
 
         Args:
             record: of a frame, with its sid.
             path: its file.
+            name: what the trajectory is called, if not by its file.
 
         Raises:
             ValueError: none is known, naming the file and what is known.
@@ -62,10 +64,10 @@ class References:
             return 0.0
         if self.key is not None:
             return self._inside(record, path, self.key)
-        names = [str(record["sid"]), path.name, path.stem]
-        for name in names:
-            if name in self.table:
-                return self.table[name]
+        names = [str(record["sid"]), *((path.name, path.stem) if name is None else (name,))]
+        for candidate in names:
+            if candidate in self.table:
+                return self.table[candidate]
         near = get_close_matches(names[0], self.table, n=_LISTED, cutoff=0)
         raise ValueError(
             f"{path}, sid {record['sid']}: no reference energy in {self.source} under "
@@ -85,10 +87,16 @@ class References:
 
 def _read(path: Path) -> dict[str, float]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if path.suffix.lower() == ".json" else _rows_of_csv(text)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path} does not exist (looked in {path.absolute().parent}), the table of reference "
+            "energies"
+        ) from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: reference energies cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path}: reference energies cannot be read: {reason}") from error
     if isinstance(rows, Mapping):
         return _checked(rows.items(), str(path))
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
@@ -97,7 +105,9 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _rows_of_csv(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(text.splitlines(), skipinitialspace=True))
+    lines = text.splitlines()
+    delimiter = max(_DELIMITERS, key=lines[0].count) if lines else ","
+    return list(csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True))
 
 
 def _pair(row: Mapping[str, Any], path: Path) -> tuple[Any, Any]:
@@ -125,5 +135,6 @@ def _energy(value: Any, what: str) -> float:
     except (TypeError, ValueError):
         energy = math.nan
     if not math.isfinite(energy):
-        raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")
+        point = " with a decimal point" if isinstance(value, str) and "," in value else ""
+        raise ValueError(f"{what} is {value!r}, expected a finite energy in eV{point}")
     return energy

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from flt_mol.data.ase.files import holds_structures, records_of
+from flt_mol.data.ase.files import records_of
+from flt_mol.data.ase.folders import Found, repeated_sids, search
 from flt_mol.data.ase.records import layer_note
 from flt_mol.data.ase.references import References
 from flt_mol.data.dataset import Notes, StructuresDataset
-from flt_mol.data.natural import natural
 from flt_mol.data.options import OnError, ReadOptions
 
 __all__ = ["TrajectoryDataset", "from_trajectories"]
@@ -33,19 +33,21 @@ def from_trajectories(
     The target is E(last) − reference, y_init is E(first) − reference where the first frame holds
     an energy, all as the frames' calculators found them. Positions, cell, tags and fixed atoms are
     the first frame's, relaxed positions the last one's. The sid is `info["sid"]` of the first
-    frame, else the file's name without suffix.
+    frame, else the file's name without suffix, or its subfolder's name.
 
     Args:
-        paths: files, or a folder of them, read in the order of the numbers in their names.
+        paths: files, or a folder of them, or one of subfolders with one trajectory each
+            (``Cu111/relax.traj``); read in the order of the numbers in the names.
         references: energies of clean slab and gas-phase adsorbate together, eV, as
-            :class:`flt_mol.data.ase.references.References` takes them: by sid or file name, in a
-            CSV or JSON table, by a name in `info`; "none" if energies are adsorption energies.
+            :class:`flt_mol.data.ase.references.References` takes them: by sid, or name of the file
+            or subfolder, in a CSV or JSON table too; by a name in `info`; "none" if energies are
+            adsorption energies.
         fmax: eV/Å; a last frame with a larger force on a free atom is warned of.
         on_error: "raise", or "skip": leave such trajectories out, and list them in `skipped`.
 
     Raises:
-        ValueError: no trajectories; one that cannot be read, of a single frame, without energies
-            or reference, or whose atoms or cell change; naming the file.
+        ValueError: no trajectories; several in a subfolder; one that cannot be read, of a single
+            frame, without energies or reference, or whose atoms or cell change; naming the file.
 
     Warns:
         UserWarning: last frames that are not relaxed, or were not written whole; files passed
@@ -80,21 +82,23 @@ class TrajectoryDataset(StructuresDataset):
         super().__init__(name, options, notes=notes)
         self.references = references
         self._records: list[dict[str, Any]] = []
-        self._files: list[Path] = []
+        self._found: list[Found] = []
         kinds: dict[str, str] = {}
         loose = []
-        for path in self._trajectories(given):
+        for found in self._trajectories(given):
             try:
-                record, force = read_relaxation(path, references, kinds)
+                if found.reason is not None:
+                    raise ValueError(found.reason)
+                record, force = read_relaxation(found.path, references, kinds, found.name)
             except ValueError as error:
                 if self.options.on_error == "raise":
                     raise
                 self.skipped.append(str(error))
                 continue
             if force is not None and not force <= fmax:
-                loose.append(f"{path.name} ({force:.3g})")
+                loose.append(f"{found.name or found.path.name} ({force:.3g})")
             self._records.append(record)
-            self._files.append(path)
+            self._found.append(found)
         self._finish(kinds, loose, fmax)
 
     def __len__(self) -> int:
@@ -106,28 +110,28 @@ class TrajectoryDataset(StructuresDataset):
 
     def where(self, index: int) -> str:
         """The trajectory's file, for errors."""
-        return str(self._files[index])
+        return str(self._found[index].path)
 
     def default_sid(self, index: int) -> int | str:
-        """The file's name without suffix."""
-        return self._files[index].stem
+        """The file's name without suffix, or its subfolder's."""
+        found = self._found[index]
+        return found.path.stem if found.name is None else found.name
 
-    def _trajectories(self, given: list[Path]) -> list[Path]:
-        files: list[Path] = []
+    def _trajectories(self, given: list[Path]) -> list[Found]:
+        trajectories: list[Found] = []
         for path in given:
             if not path.is_dir():
-                files.append(path)
+                trajectories.append(Found(path))
                 continue
-            entries = sorted((p for p in path.iterdir() if p.is_file()), key=natural)
-            inside = [entry for entry in entries if holds_structures(entry)]
-            others = [entry.name for entry in entries if entry not in inside]
-            if others:
+            inside, others = search(path)
+            if inside and others:
                 shown = ", ".join(others[:_SHOWN]) + (", …" if len(others) > _SHOWN else "")
                 self.notes.add({f"others {path}": f"passed over, as no trajectories: {shown}"})
-            files += inside
-        if not files:
-            raise ValueError(f"no trajectories in {self.path}")
-        return files
+            trajectories += inside
+        if not trajectories:
+            searched = ", nor in its subfolders (not those inside them)" if given else ""
+            raise ValueError(f"no trajectories in {self.path}{searched}")
+        return trajectories
 
     def _finish(self, kinds: dict[str, str], loose: list[str], fmax: float) -> None:
         if not self._records:
@@ -140,20 +144,30 @@ class TrajectoryDataset(StructuresDataset):
             )
         for record in self._records:
             kinds |= layer_note(record)
+        kinds |= repeated_sids(self._found, [record["sid"] for record in self._records])
         self.notes.add(kinds)
         self._check()
 
     def _keep(self, indices: list[int]) -> None:
         self._records = [self._records[i] for i in indices]
-        self._files = [self._files[i] for i in indices]
+        self._found = [self._found[i] for i in indices]
 
 
 def read_relaxation(
-    path: Path, references: References, notes: dict[str, str] | None = None
+    path: Path,
+    references: References,
+    notes: dict[str, str] | None = None,
+    name: str | None = None,
 ) -> tuple[dict[str, Any], float | None]:
     """One trajectory as a record, and the largest force on a free atom in its last frame, eV/Å.
 
     Frames between the first and the last are read and forgotten.
+
+    Args:
+        path: the file.
+        references: reference energies.
+        notes: filled with doubts about the file, kind → text.
+        name: what the trajectory is called, if not by its file.
 
     Raises:
         ValueError: as :func:`from_trajectories`.
@@ -172,9 +186,11 @@ def read_relaxation(
         )
     final = dict(frame)
     if first.get("sid") is None:
-        first["sid"] = path.stem
+        first["sid"] = path.stem if name is None else name
     _compare(first, final, path)
-    return _relaxation(first, final, references, path), _largest_force(final)
+    own = {**final, **{field: value for field, value in first.items() if value is not None}}
+    _need_energy(final, own["sid"], path)
+    return _relaxation(first, final, references.of(own, path, name)), _largest_force(final)
 
 
 def _compare(first: Mapping[str, Any], final: Mapping[str, Any], path: Path) -> None:
@@ -193,16 +209,17 @@ def _compare(first: Mapping[str, Any], final: Mapping[str, Any], path: Path) -> 
         fail(f"the cell changes between the frames (by {change:.3g} Å); relax in a fixed cell")
 
 
-def _relaxation(
-    first: dict[str, Any], final: Mapping[str, Any], references: References, path: Path
-) -> dict[str, Any]:
+def _need_energy(final: Mapping[str, Any], sid: Any, path: Path) -> None:
     if final.get("calculator") is None:
         raise ValueError(
-            f"{path}, sid {first['sid']}: the last frame holds no energy; write frames with their "
+            f"{path}, sid {sid}: the last frame holds no energy; write frames with their "
             "calculator's results"
         )
-    own = {**final, **{name: value for name, value in first.items() if value is not None}}
-    reference = references.of(own, path)
+
+
+def _relaxation(
+    first: Mapping[str, Any], final: Mapping[str, Any], reference: float
+) -> dict[str, Any]:
     gone = ("calculator", "energy", "free_energy")  # total energies, of the first frame only
     kept = {name: value for name, value in first.items() if name not in gone}
     initial = first.get("calculator")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.conversion.record import Prepared, difference, left_out
+from flt_mol.data.conversion.sizes import refuse_large
 from flt_mol.data.conversion.work import Chunk, WorkFolder
 from flt_mol.data.conversion.write import KINDS
 from flt_mol.data.dataset import StructuresDataset
@@ -85,6 +86,7 @@ class Job:
         """
         record, structures = self._system(index)
         kind, where = KINDS[self.kind], self.source.where(index)
+        refuse_large(structures, where)
         payload = kind.encode(record, structures, where, forces=self.forces)
         return payload, left_out(record, structures, self.source.options, self.forces)
 

@@ -61,7 +61,10 @@ def choose_kind(output: Path, kind: str | None, shard_size: int | None, forces: 
     if shard_size is not None and shard_size < 1:
         raise ValueError(f"shard_size is {shard_size}, expected at least 1")
     if forces and KINDS[kind].force is None:
-        raise ValueError(f"files of kind {kind} hold no forces; choose another or forces=False")
+        raise ValueError(
+            f"files of kind {kind} hold no forces; choose another, or leave "
+            "forces out (forces=False; no --forces)"
+        )
     return kind
 
 

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from typing import Any
 
 from flt_mol.data.conversion.job import Job
@@ -75,13 +76,31 @@ class Pool:
             self._executor = ProcessPoolExecutor(
                 self.workers, get_context("spawn"), initializer=_begin, initargs=(self.job,)
             )
-        futures = [self._executor.submit(_run, method, argument) for argument in arguments]
+        with _interrupts_held():  # the first submit starts the processes
+            futures = [self._executor.submit(_run, method, argument) for argument in arguments]
         for argument, future in zip(arguments, futures, strict=True):
             for text in future.result():
                 if text not in self._told:
                     self._told.add(text)
                     warnings.warn(text, UserWarning, stacklevel=2)
             yield argument
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Keeps Ctrl-C for later, and for good from processes that are started: it is the parent's.
+
+    They would print a traceback each if it came while they import what they need.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it lets interrupts through again when it starts by itself
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _job: Job | None = None  # in a worker process: what it was begun for

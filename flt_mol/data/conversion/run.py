@@ -201,7 +201,9 @@ def _work(pool: Pool, counter: _Counter) -> dict[str, Any]:
         "left_out": sorted({name for chunk in chunks for name in chunk.left_out}),
     }
     if not result["systems"]:
-        raise ValueError(f"{job.source.path}: every record is bad; the first: {skipped[0]}")
+        few = len(job.indices) < len(job.source)
+        which = f"each of the {len(job.indices)} records chosen" if few else "every record"
+        raise ValueError(f"{job.source.path}: {which} is bad; the first: {skipped[0]}")
     files = put_together(job, result)
     for piece in pool.each("check", pieces(chunks)):
         counter.add(len(job.chunk(piece.number)))

@@ -16,11 +16,13 @@ from ase.data import chemical_symbols
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.options import OnError
 
-__all__ = ["Share", "assign", "groups_of", "numbers"]
+__all__ = ["Share", "assign", "good_records", "groups_of", "numbers"]
 
 Share = float | int | None
 """A fraction of all systems, a number of them, or None for the rest."""
 
+_DIGITS = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_TOGETHER = 64  # records read at a time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -97,21 +99,50 @@ def assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict[
     return {name: sorted(indices) for name, indices in result.items()}
 
 
-def groups_of(source: StructuresDataset, field: str | None, on_error: OnError) -> list[str]:
+def good_records(source: StructuresDataset) -> tuple[list[int], list[str]]:
+    """Indices of the records that can be read, and one message for each that cannot.
+
+    Records that were opened with on_error="skip" are not read once more.
+    """
+    if source.options.on_error == "skip":
+        return list(range(len(source))), []
+    good: list[int] = []
+    bad: list[str] = []
+    for start in range(0, len(source), _TOGETHER):
+        part = range(start, min(start + _TOGETHER, len(source)))
+        try:
+            source.batch(part)
+        except ValueError:
+            for index in part:
+                try:
+                    source[index]
+                except ValueError as error:
+                    bad.append(str(error))
+                else:
+                    good.append(index)
+        else:
+            good += part
+    return good, bad
+
+
+def groups_of(
+    source: StructuresDataset, field: str | None, indices: Sequence[int], on_error: OnError
+) -> list[str]:
     """A name for the group of each system: itself alone, the value of a field, or what it is of.
 
     Args:
         source: the records.
         field: stored name, or "composition" for the numbers of atoms of each element; None for each
             system by itself.
+        indices: of the systems.
         on_error: "raise", or "skip": an unreadable record is a group of its own.
 
     Raises:
         ValueError: a record without the field.
     """
     if field is None:
-        return [str(index) for index in range(len(source))]
-    return [_group(source, index, field, on_error) for index in range(len(source))]
+        return [str(index) for index in indices]
+    return [_group(source, index, field, on_error) for index in indices]
 
 
 def _group(source: StructuresDataset, index: int, field: str, on_error: OnError) -> str:
@@ -128,12 +159,37 @@ def _group(source: StructuresDataset, index: int, field: str, on_error: OnError)
         raise ValueError(
             f"{source.where(index)}: no field {field} to group by; stored: {', '.join(record)}"
         )
-    value = value.tolist() if hasattr(value, "tolist") else value
-    while isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    value = _canonical(value)
     return f"{type(value).__name__} {value!r}"
+
+
+def _canonical(value: Any) -> Any:
+    """One form for what means the same: a group that is met in two forms must stay one group.
+
+    Sequences of any kind are tuples, those of one item that item; numbers that are whole are int,
+    and so are texts of their digits; flags are 0 and 1, bytes are text.
+
+    Example:
+        >>> _canonical([np.float32(1), "1", True]), _canonical(np.array([[7]])), _canonical("007")
+        ((1, 1, 1), 7, '007')
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, bytes | bytearray):
+        value = value.decode(errors="replace")
+    if isinstance(value, list | tuple):
+        items = tuple(map(_canonical, value))
+        return items[0] if len(items) == 1 else items
+    if isinstance(value, set | frozenset):
+        return tuple(sorted(map(_canonical, value), key=repr))
+    if isinstance(value, dict):
+        return tuple(sorted((map(_canonical, value.items())), key=repr))
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return int(value)
+    if isinstance(value, str):
+        text = value.strip()
+        return int(text) if _DIGITS.fullmatch(text) else text
+    return value
 
 
 def _composition(record: Mapping[str, Any]) -> str:

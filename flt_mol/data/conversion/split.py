@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import yaml
 
 from flt_mol.data.conversion import ConvertResult, Progress, convert
 from flt_mol.data.conversion.plan import check_place, source_plan
-from flt_mol.data.conversion.shares import Share, assign, groups_of, numbers
+from flt_mol.data.conversion.shares import Share, assign, good_records, groups_of, numbers
 from flt_mol.data.conversion.work import WorkFolder, sync, write_whole
 from flt_mol.data.conversion.write import KINDS
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.options import OnError
+from flt_mol.data.tally import targets_apart
 
 __all__ = ["SplitResult", "split"]
 
@@ -35,16 +37,19 @@ class SplitResult:
         folder: with the files and `dataset.yaml`.
         splits: what was written of each.
         seconds: of this run.
+        bad: one message for each record that was left out before shares were drawn.
     """
 
     folder: Path
     splits: Mapping[str, ConvertResult]
     seconds: float
+    bad: tuple[str, ...] = ()
 
     @property
     def skipped(self) -> tuple[str, ...]:
         """One message for each record that was left out."""
-        return tuple(dict.fromkeys(text for r in self.splits.values() for text in r.skipped))
+        written = (text for result in self.splits.values() for text in result.skipped)
+        return tuple(dict.fromkeys((*self.bad, *written)))
 
 
 def split(
@@ -64,9 +69,11 @@ def split(
     """Puts every system of `source` into one of several files, at random.
 
     The files and a `dataset.yaml` come into a new folder, which is a data set that
-    `flt_mol.data.catalog.recipe` opens and `flt-mol train` takes. It is there when all is complete;
-    killed and run again, it goes on. Which system goes where depends on the number of systems, the
-    groups, the shares and the seed, and on nothing else; inside a file they keep their order.
+    `flt_mol.data.catalog.recipe` opens and `flt-mol train` takes. Its `normalizer` has mean and
+    standard deviation of the targets that there are in the first split. The folder is there when
+    all is complete; killed and run again, it goes on. Which system goes where depends on the number
+    of systems, the groups, the shares and the seed, and on nothing else; inside a file they keep
+    their order.
 
     Args:
         source: the records.
@@ -79,7 +86,9 @@ def split(
         kind: of the files: "lmdb" (compact), "aselmdb" or "extxyz".
         name: of the data set; that of the folder if None.
         workers: as of :func:`flt_mol.data.conversion.convert`.
-        on_error: the same.
+        on_error: "raise": a bad record ends it. "skip": bad records are left out before the shares
+            are drawn, for which all are read once more, unless `source` left them out when it was
+            opened.
         forces: the same.
         progress: the same, over all splits.
 
@@ -92,8 +101,7 @@ def split(
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}")
     check_place(source, output)
-    groups = groups_of(source, group_by, on_error)
-    places = assign(groups, numbers(fractions, len(source)), seed)
+    places, bad = _places(source, fractions, group_by, on_error, seed)
     about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
     work = WorkFolder(output.with_name(f".{output.name}.split"))
     work.plan = {
@@ -127,7 +135,31 @@ def split(
             sync(output.parent)
         work.remove()
     results = {split: _result(entry, output) for split, entry in done.items()}
-    return SplitResult(output, results, time.perf_counter() - begun)
+    return SplitResult(output, results, time.perf_counter() - begun, tuple(bad))
+
+
+def _places(
+    source: StructuresDataset,
+    fractions: Mapping[str, Share],
+    group_by: str | None,
+    on_error: OnError,
+    seed: int,
+) -> tuple[dict[str, list[int]], list[str]]:
+    """Split → its systems; and what is wrong with the records that are left out of all."""
+    good, bad = list(range(len(source))), list[str]()
+    if on_error == "skip":
+        good, bad = good_records(source)
+    if bad and not good:
+        raise ValueError(f"{source.path}: every record is bad; the first: {bad[0]}")
+    groups = groups_of(source, group_by, good, on_error)
+    try:
+        places = assign(groups, numbers(fractions, len(good)), seed)
+    except ValueError as error:
+        if not bad:
+            raise
+        left = f"{len(bad)} bad records of {len(source)} are left out; the first: {bad[0]}"
+        raise ValueError(f"{error} ({left})") from error
+    return {name: [good[place] for place in of] for name, of in places.items()}, bad
 
 
 @dataclass(frozen=True)
@@ -161,11 +193,14 @@ class _Writer:
             if self.progress is not None:
                 self.progress(before + done, total)
 
-        result = convert(
-            self.source, self.folder / f"{split}{KINDS[self.kind].suffix}", kind=self.kind,
-            indices=indices, workers=self.workers, on_error=self.on_error, forces=self.forces,
-            overwrite=True, progress=progress,
-        )  # fmt: skip
+        try:
+            result = convert(
+                self.source, self.folder / f"{split}{KINDS[self.kind].suffix}", kind=self.kind,
+                indices=indices, workers=self.workers, on_error=self.on_error, forces=self.forces,
+                overwrite=True, progress=progress,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(f"split {split}: {error}") from error
         entry = {**asdict(result), "output": result.output.name, "sha256": _sha256(result.output)}
         write_whole(note, json.dumps(entry).encode())
         return entry
@@ -200,9 +235,10 @@ def _recipe(
         energies[split] = []
         dataset = KINDS[kind].open(folder / entry["output"])
         for start in range(0, len(dataset), _BATCH):
-            batch = dataset.batch(range(start, min(start + _BATCH, len(dataset))))
-            elements |= set(batch.atomic_numbers.tolist())
-            energies[split] += [] if batch.energy is None else batch.energy.tolist()
+            part = range(start, min(start + _BATCH, len(dataset)))
+            for batch in targets_apart(dataset, part, partial(_has_target, dataset)):
+                elements |= set(batch.atomic_numbers.tolist())
+                energies[split] += [] if batch.energy is None else batch.energy.tolist()
     first = next(iter(done))
     splits = {
         split: {
@@ -221,9 +257,13 @@ def _recipe(
         "elements": [chemical_symbols[z] for z in sorted(elements)],
         "splits": splits,
     }
-    if len(energies[first]) == done[first]["systems"]:
+    if energies[first]:  # of the systems that have a target
         recipe["normalizer"] = _moments(energies[first])
     return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _has_target(dataset: StructuresDataset, index: int) -> bool:
+    return dataset.record(index).get(dataset.options.energy) is not None
 
 
 def _moments(energies: Sequence[float]) -> dict[str, float]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,23 +10,35 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from flt_mol.data.loading.pair_cache import PairCache, cache_name, write_cache
-from flt_mol.data.loading.samplers import BatchSampler
+from flt_mol.data.loading.pair_cache import PairCache, cache_name
+from flt_mol.data.loading.pair_writer import write_cache
+from flt_mol.data.loading.samplers import BatchSampler, whole_number
+from flt_mol.data.loading.systems import (
+    Failure,
+    Source,
+    Systems,
+    atoms_of_each,
+    collate,
+    need_systems,
+    shown_system,
+)
 from flt_mol.data.loading.transport import Packed
 from flt_mol.structures import Structures
 
 __all__ = ["Loader", "cached_pairs", "collate", "make_loader"]
 
-Systems = Dataset[Structures] | Sequence[Structures]
-
 _CACHED_AT_ONCE = 64
-
-
-def collate(parts: Structures | Sequence[Structures]) -> Structures:
-    """All systems of `parts`, in order, in one flat batch; ids and tags come out as stored."""
-    return parts if isinstance(parts, Structures) else Structures.cat(parts)
+_OURS = {
+    "sampler": "systems are dealt to batches by shuffle, seed, rank and world_size",
+    "batch_sampler": "batches are made by batch_size, max_atoms or max_pairs",
+    "drop_last": "every system comes once in each epoch: none is dropped",
+    "collate_fn": "batches come as Structures: change them afterwards, or change the data set",
+    "generator": "orders are drawn from seed",
+    "in_order": "batches come in their order: state_dict counts them",
+}
 
 
 class Loader(DataLoader[Structures]):
@@ -54,7 +64,7 @@ class Loader(DataLoader[Structures]):
         for batch in super().__iter__():
             if isinstance(batch, Packed):
                 batch = batch.unpack()
-            elif isinstance(batch, _Failure):
+            elif isinstance(batch, Failure):
                 raise batch.error from RuntimeError(f"in a worker:\n{batch.traceback}")
             position += 1
             self._given = (epoch, position) if position < len(self) else (epoch + 1, 0)
@@ -65,7 +75,7 @@ class Loader(DataLoader[Structures]):
         self.batch_sampler.set_epoch(epoch)
         self._given = None
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The epoch, and how many of its batches were given out: for :meth:`load_state_dict`.
 
         Batches that workers have read ahead do not count.
@@ -73,11 +83,12 @@ class Loader(DataLoader[Structures]):
         epoch, position = self._given or self.batch_sampler.upcoming()
         return {**self.batch_sampler.state_dict(), "epoch": epoch, "position": position}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration gives what is left of that epoch; later ones what would follow.
 
         Raises:
-            ValueError: the state of a loader that makes other batches.
+            ValueError: the state of a loader that makes other batches, or of one beyond the epoch's
+                last.
         """
         self.batch_sampler.load_state_dict(state)
         self._given = None
@@ -93,7 +104,7 @@ def make_loader(
     max_atoms: int | None = None,
     max_pairs: int | None = None,
     cutoff: float | None = None,
-    pair_cache: str | Path | None = None,
+    pair_cache: PairCache | str | Path | None = None,
     rank: int = 0,
     world_size: int = 1,
     **options: Any,
@@ -101,33 +112,44 @@ def make_loader(
     """Batches by count or by a budget, each system once in every epoch: none is dropped.
 
     Args:
-        dataset: of single systems, or a list of them.
+        dataset: of single systems, or a list of them (:func:`flt_mol.data.open_dataset` makes one
+            of a list of ASE Atoms or PyG Data).
         batch_size: systems per batch; either this, or `max_atoms`, or `max_pairs`.
         shuffle: a new order in each epoch, drawn from `seed`.
         seed: of the orders; torch's global random state is neither used nor changed.
-        num_workers: processes that read, and search pairs; they live as long as the loader.
+        num_workers: processes that read, and search pairs; they live as long as the loader, or with
+            ``persistent_workers=False`` for an epoch.
         max_atoms: atoms per batch at most.
         max_pairs: pairs per batch at most; needs `pair_cache`, which knows their numbers.
         cutoff: Å; batches come with their pairs (:meth:`Structures.with_pairs`).
-        pair_cache: folder of caches: pairs are searched once, now, with `num_workers` processes,
-            and read from then on. One folder may serve any number of data sets and cutoffs.
+        pair_cache: what :func:`cached_pairs` gave for this data set; or a folder of caches: pairs
+            are searched once, now, with `num_workers` processes, and read from then on. One folder
+            may serve any number of data sets and cutoffs.
         rank: which of the processes that train together this one is; see :class:`BatchSampler`.
         world_size: how many there are: every system goes to one of them, and all make as many
             steps. Lightning's Trainer needs ``use_distributed_sampler=False`` then.
         options: further arguments of `torch.utils.data.DataLoader`, such as pin_memory,
-            prefetch_factor or multiprocessing_context.
+            prefetch_factor or multiprocessing_context; not those that say what batches are.
 
     Raises:
-        ValueError: none or several of the three sizes, or one below 1; an empty data set, or one
-            with fewer systems than ranks; a system larger than the budget, by name; a cache without
-            cutoff, or that cannot be written.
+        ValueError: none or several of the three sizes, or one that is no whole number from 1; an
+            option of torch's that this loader sets itself; an empty data set, or one
+            with fewer systems than ranks; a system larger than the budget, by name; a folder of
+            caches without cutoff, or that cannot be written; a cache of another cutoff or data set;
+            a list of anything but :class:`Structures`.
     """
     limits = {"batch_size": batch_size, "max_atoms": max_atoms, "max_pairs": max_pairs}
     unit, limit = _only(limits)
+    for name, why in _OURS.items():
+        if name in options:
+            raise ValueError(f"make_loader takes no {name}: {why}")
+    need_systems(dataset)
     if len(dataset) == 0:  # type: ignore[arg-type]
         raise ValueError("the data set has no systems to make batches of")
     cache = None
-    if pair_cache is not None:
+    if isinstance(pair_cache, PairCache):
+        cache = _fitting(pair_cache, dataset, cutoff)
+    elif pair_cache is not None:
         if cutoff is None:
             raise ValueError("pair_cache needs cutoff, the one that pairs are searched within")
         cache = cached_pairs(dataset, cutoff, pair_cache, num_workers)
@@ -140,17 +162,16 @@ def make_loader(
         seed=seed,
         rank=rank,
         world_size=world_size,
-        unit=unit.removeprefix("max_"),
-        name=partial(_name, dataset),
+        unit="systems" if unit == "batch_size" else unit.removeprefix("max_"),
+        name=partial(shown_system, dataset),
     )
     return Loader(
-        _Source(dataset, cutoff, cache),
+        Source(dataset, cutoff, cache),
         batch_sampler=sampler,
         num_workers=num_workers,
         collate_fn=_same,
         generator=torch.Generator().manual_seed(seed),
-        persistent_workers=num_workers > 0,
-        **options,
+        **{"persistent_workers": num_workers > 0, **options},
     )
 
 
@@ -159,12 +180,25 @@ def cached_pairs(
 ) -> PairCache:
     """The pairs of a data set within `cutoff` Å: those in `folder`, or searched and put there.
 
-    A cache that is damaged, or of a data set that has changed since, is not used.
+    A cache that is damaged, or of a data set that has changed since, is not used: another is made.
+    What cannot be seen without reading all of it, a changed pair or a changed system, is refused by
+    a ValueError when that system is read, in a worker too: it says which folder to delete.
+
+    Args:
+        dataset: as of :func:`make_loader`.
+        cutoff: Å.
+        folder: of caches of any number of data sets and cutoffs; made if need be.
+        num_workers: processes that search.
+
+    Returns:
+        The cache, a folder of its own inside `folder`. ``make_loader(dataset, …, pair_cache=…)``
+        takes it, and takes `folder` (with cutoff) just as well.
 
     Raises:
         ValueError: a record that cannot be read, or a folder that cannot be written to.
     """
-    path = Path(folder) / cache_name(dataset, _natoms(dataset), cutoff)
+    need_systems(dataset)
+    path = Path(folder) / cache_name(dataset, atoms_of_each(dataset), cutoff)
     try:
         return PairCache(path)
     except ValueError:
@@ -173,46 +207,18 @@ def cached_pairs(
         return PairCache(path)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An error on its way from a worker."""
-
-    error: ValueError
-    traceback: str
-
-
-class _Source(Dataset[Structures]):
-    """A data set that is asked for batches, and puts pairs to them."""
-
-    def __init__(self, systems: Systems, cutoff: float | None, cache: PairCache | None) -> None:
-        self.systems, self.cutoff, self.cache = systems, cutoff, cache
-
-    def __len__(self) -> int:
-        return len(self.systems)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> Structures:
-        return self._batch([index])
-
-    def __getitems__(self, indices: list[int]) -> Structures | Packed | _Failure:
-        if get_worker_info() is None:
-            return self._batch(indices)
-        try:
-            return Packed.of(self._batch(indices))
-        except ValueError as error:
-            # torch would bury the message in that of an exception of its own.
-            return _Failure(error, traceback.format_exc())
-
-    def _batch(self, indices: list[int]) -> Structures:
-        fetch = getattr(self.systems, "__getitems__", None)
-        parts = fetch(indices) if fetch else [self.systems[i] for i in indices]
-        batch = collate(parts)
-        if self.cache is not None:
-            return self.cache.attach(batch, indices)
-        return batch if self.cutoff is None else batch.with_pairs(self.cutoff)
-
-
 def _same(batch: Any) -> Any:
     return batch
+
+
+def _torchs_collate(
+    parts: Structures | Sequence[Structures], *, collate_fn_map: Any = None
+) -> Structures:
+    return collate(parts)
+
+
+# A plain DataLoader(dataset, batch_size=…) makes batches of our data sets as well.
+default_collate_fn_map[Structures] = _torchs_collate
 
 
 def _only(limits: Mapping[str, int | None]) -> tuple[str, int]:
@@ -222,30 +228,24 @@ def _only(limits: Mapping[str, int | None]) -> tuple[str, int]:
         found = " and ".join(given) or "none"
         raise ValueError(f"one of {', '.join(limits)} says how large batches are; given: {found}")
     ((name, limit),) = given.items()
-    if limit < 1:
-        raise ValueError(f"{name} must be at least 1, got {limit}")
-    return name, limit
+    return name, whole_number(name, limit, 1)
+
+
+def _fitting(cache: PairCache, dataset: Systems, cutoff: float | None) -> PairCache:
+    """The cache, if it is the one of this data set."""
+    if cutoff is not None and cutoff != cache.cutoff:
+        raise ValueError(f"{cache.path} holds pairs within {cache.cutoff:g} Å, not {cutoff:g} Å")
+    if cache.path.name != cache_name(dataset, atoms_of_each(dataset), cache.cutoff):
+        raise ValueError(
+            f"{cache.path} is the cache of another data set, or of this one before it changed: "
+            "give the folder of caches, and pairs are searched where need be"
+        )
+    return cache
 
 
 def _sizes(dataset: Systems, unit: str, cache: PairCache | None) -> NDArray[np.int64]:
     if unit == "max_pairs" and cache is not None:
         return cache.counts()
     if unit == "max_atoms":
-        return _natoms(dataset)
+        return atoms_of_each(dataset)
     return np.ones(len(dataset), np.int64)  # type: ignore[arg-type]
-
-
-def _natoms(dataset: Systems) -> NDArray[np.int64]:
-    """(n,) atoms of each system."""
-    known = getattr(dataset, "natoms", None)
-    if callable(known):
-        return np.asarray(known(), np.int64)
-    count = len(dataset)  # type: ignore[arg-type]
-    return np.array([dataset[i].num_atoms for i in range(count)], np.int64)
-
-
-def _name(dataset: Systems, index: int) -> str:
-    """The sid of a system, and where it is stored."""
-    where = getattr(dataset, "where", None)
-    place = f" ({where(index)})" if where is not None else ""
-    return f"the system of sid {dataset[index].sid[0]}{place}"

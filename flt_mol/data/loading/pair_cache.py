@@ -1,20 +1,20 @@
 """Neighbour pairs of a whole data set on disk, to be found once and read in every epoch.
 
-A cache is a folder with flat arrays, `receiver`, `sender` (within their system), `shift` (P, 3) and
-`offsets` (n + 1,), the first pair of each system, and `header.json`, which says what they are. Its
-name is made of what the pairs depend on: a data set that has changed, or another cutoff, gets a
-folder of its own.
+A cache is a folder with flat arrays: `receiver`, `sender` (within their system), `shift` (P, 3),
+`offsets` (n + 1,), the first pair of each system, and `checksums` (n, 2), of its pairs and of the
+geometry they were searched in; and with `header.json`, which says what they are. Its name is made
+of what the pairs depend on: a data set that has changed, or another cutoff, gets a folder of its
+own. Checksums are compared whenever pairs are read: wrong ones are never used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,22 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.structures import Structures
 
-__all__ = ["PairCache", "cache_name", "write_cache"]
+__all__ = [
+    "FORMAT",
+    "PAIRS",
+    "WIDTHS",
+    "PairCache",
+    "cache_name",
+    "checksum",
+    "checksums_of_geometry",
+    "header_crc32",
+]
 
-FORMAT = 1
-_WIDTHS = {"receiver": 1, "sender": 1, "shift": 3, "offsets": 1}
-_WIDER = {"<u2": "<u4", "<u4": "<i8", "<i1": "<i2", "<i2": "<i8"}
-_BLOCK = 2**24
+FORMAT = 2
+PAIRS = ("receiver", "sender", "shift")
+_TABLES = ("offsets", "checksums")
+WIDTHS = {"receiver": 1, "sender": 1, "shift": 3, "offsets": 1, "checksums": 2}
+_SAMPLED = 64
 
 
 class PairCache:
@@ -40,7 +50,7 @@ class PairCache:
     Can be pickled and forked; the pairs stay on disk, and processes share them.
 
     Args:
-        path: its folder, as :func:`write_cache` makes it.
+        path: its folder, as :func:`flt_mol.data.cached_pairs` makes it.
 
     Attributes:
         path: its folder.
@@ -54,12 +64,13 @@ class PairCache:
         self.path = Path(path)
         header = self._header()
         self.cutoff = float(header["cutoff"])
-        self._receiver, self._sender, self._shift, offsets = (
-            self._map(name, header["arrays"][name], width) for name, width in _WIDTHS.items()
-        )
-        self._offsets = np.array(offsets, np.int64)
-        if zlib.crc32(self._offsets.tobytes()) != header["offsets_crc32"]:
-            raise ValueError(f"{self.path} is damaged: its offsets have changed")
+        arrays = {name: self._map(name, header["arrays"][name]) for name in WIDTHS}
+        for name in _TABLES:
+            if zlib.crc32(arrays[name].data) != header["crc32"][name]:
+                raise ValueError(f"{self.path} is damaged: its {name} have changed")
+        self._pairs = tuple(arrays[name] for name in PAIRS)
+        # In memory: they are looked up at random.
+        self._offsets, self._checksums = (arrays[name].copy() for name in _TABLES)
 
     def __reduce__(self) -> tuple[type[PairCache], tuple[Path]]:
         return PairCache, (self.path,)
@@ -78,43 +89,62 @@ class PairCache:
         The same pairs, in the same order, as ``structures.with_pairs(cutoff)`` finds.
 
         Raises:
-            ValueError: pairs beyond the atoms of a system.
+            ValueError: pairs that have changed on disk, or of other positions, cell or pbc than
+                those of `structures`; not one index of the data set for each system.
         """
         chosen = np.asarray(indices, np.int64)
+        if len(chosen) != len(structures) or ((chosen < 0) | (chosen >= len(self))).any():
+            raise ValueError(
+                f"{self.path} holds pairs of {len(self)} systems, and {len(structures)} were asked "
+                f"for by indices {chosen.tolist()}: give each its index, from 0"
+            )
         first, last = self._offsets[chosen], self._offsets[chosen + 1]
         spans = [slice(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-        receiver, sender, shift = (
-            np.concatenate([array[span] for span in spans], dtype=np.int64)
-            for array in (self._receiver, self._sender, self._shift)
+        parts = [[array[span] for span in spans] for array in self._pairs]
+        found = np.array([checksum(*x) for x in zip(*parts, strict=True)], np.uint32)
+        self._compare(
+            chosen, np.stack([found, checksums_of_geometry(structures)], axis=1), structures
         )
-        start, size = (
-            np.repeat(x.cpu().numpy(), last - first)
-            for x in (structures.ptr[:-1], structures.natoms)
-        )
-        if ((receiver >= size) | (sender >= size)).any():
-            raise ValueError(
-                f"{self.path} does not belong to this data set, or is damaged: it has pairs of "
-                "atoms that are not there; delete it, and it is made again"
-            )
-        pairs = (receiver + start, sender + start, shift.reshape(-1, 3))
+        receiver, sender, shift = (np.concatenate(x, dtype=np.int64) for x in parts)
+        start = np.repeat(structures.ptr[:-1].cpu().numpy(), last - first)
+        pairs = (receiver + start, sender + start, shift)
         return replace(
             structures,
             pairs=NeighborPairs(*(torch.from_numpy(x) for x in pairs)),
             cutoff=self.cutoff,
         )
 
+    def _compare(
+        self, chosen: NDArray[np.int64], found: NDArray[np.uint32], structures: Structures
+    ) -> None:
+        wrong = found != self._checksums[chosen]
+        if not wrong.any():
+            return
+        at = int(wrong.any(axis=1).argmax())
+        what = (
+            "is damaged: the pairs of sid {} have changed"
+            if wrong[at, 0]
+            else "is the cache of another data set: positions, cell or pbc of sid {} are not those "
+            "that its pairs were searched in"
+        )
+        raise ValueError(
+            f"{self.path} {what.format(structures.sid[at])}; delete this folder, and it is made "
+            "again when the loader is"
+        )
+
     def _header(self) -> dict[str, Any]:
         try:
             stored = json.loads((self.path / "header.json").read_text(encoding="utf-8"))
-            header, checksum = stored["header"], stored["crc32"]
+            header, expected = stored["header"], stored["crc32"]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{self.path} is no cache of pairs: {error}") from error
-        if checksum != zlib.crc32(_text(header)) or header["format"] != FORMAT:
+        if expected != header_crc32(header) or header["format"] != FORMAT:
             raise ValueError(f"{self.path} is damaged, or of another version")
         return dict(header)
 
-    def _map(self, name: str, array: dict[str, Any], width: int) -> NDArray[Any]:
+    def _map(self, name: str, array: dict[str, Any]) -> NDArray[Any]:
         file, kind, rows = self.path / name, np.dtype(array["dtype"]), int(array["rows"])
+        width = WIDTHS[name]
         found = file.stat().st_size if file.is_file() else None
         expected = rows * width * kind.itemsize
         if found != expected:
@@ -126,37 +156,12 @@ class PairCache:
         return np.asarray(np.memmap(file, kind, mode="r", shape=shape))
 
 
-def write_cache(path: Path, batches: Iterable[Structures], cutoff: float) -> None:
-    """Write the pairs of all batches, in their order, as the cache `path`.
-
-    Written under another name and renamed: whoever finds `path` finds it whole. Where another
-    process was quicker, its cache stays; one that is damaged is replaced.
-
-    Raises:
-        ValueError: a folder that cannot be written to, or a full disk.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise ValueError(f"no cache of pairs can be made at {path}: {error}") from error
-    try:
-        header = _write_arrays(work, batches)
-        header |= {"format": FORMAT, "cutoff": float(cutoff)}
-        stored = {"header": header, "crc32": zlib.crc32(_text(header))}
-        (work / "header.json").write_text(json.dumps(stored), encoding="utf-8")
-        _publish(work, path)
-    except OSError as error:
-        raise ValueError(f"the cache of pairs {path} could not be written: {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
 def cache_name(dataset: Any, natoms: NDArray[np.int64], cutoff: float) -> str:
     """The name of a data set's cache: its own, the cutoff, and a digest of its state.
 
     For data sets on disk that is names, sizes and times of change of their files, the atoms of
-    each system, and which records were skipped; for others all numbers that pairs depend on.
+    each system, which records were skipped, and all numbers that pairs depend on of 64 systems,
+    spread evenly; for others these of all systems.
     """
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{FORMAT} {float(cutoff)!r} {len(natoms)} ".encode())
@@ -167,11 +172,13 @@ def cache_name(dataset: Any, natoms: NDArray[np.int64], cutoff: float) -> str:
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     if files:
         digest.update("\n".join(dataset.skipped).encode())
+        sampled = np.linspace(0, len(dataset) - 1, min(_SAMPLED, len(dataset))).astype(np.int64)
+        systems: Iterable[Structures] = [dataset.batch(sampled.tolist())] if len(sampled) else []
     else:
-        for i in range(len(dataset)):
-            system = dataset[i]
-            for tensor in (system.positions, system.cell, system.pbc, system.ptr):
-                digest.update(f"{tensor.dtype} ".encode() + tensor.cpu().numpy().tobytes())
+        systems = (dataset[i] for i in range(len(dataset)))
+    for system in systems:
+        for array in (*_geometry(system), system.ptr.cpu().numpy()):
+            digest.update(array.tobytes())
     stem = dataset.path.stem if files else "systems"
     return f"{stem}-{cutoff:g}A-{digest.hexdigest()}"
 
@@ -191,74 +198,30 @@ def _files(dataset: Any) -> list[Path]:
     return files
 
 
-def _write_arrays(folder: Path, batches: Iterable[Structures]) -> dict[str, Any]:
-    """Fill the files; returns what the header says of them."""
-    kinds = {"receiver": "<u2", "sender": "<u2", "shift": "<i1"}
-    for name in kinds:
-        (folder / name).touch()
-    counts = [np.zeros(1, np.int64)]
-    for structures in batches:
-        columns, count = _columns(structures)
-        counts.append(count)
-        for name, values in columns.items():
-            kinds[name] = _append(folder / name, values, kinds[name])
-    offsets = np.concatenate(counts).cumsum()
-    kinds["offsets"] = _append(folder / "offsets", offsets, "<i8")
-    rows = dict.fromkeys(kinds, int(offsets[-1])) | {"offsets": len(offsets)}
-    return {
-        "arrays": {name: {"dtype": kinds[name], "rows": rows[name]} for name in kinds},
-        "offsets_crc32": zlib.crc32(offsets.tobytes()),
-    }
+def _geometry(structures: Structures) -> tuple[NDArray[Any], ...]:
+    """Positions, cell and pbc. As float64, which holds float32 exactly: the same in any batch."""
+    positions, cell = (
+        x.cpu().numpy().astype("<f8", order="C") for x in (structures.positions, structures.cell)
+    )
+    return positions, cell, structures.pbc.cpu().numpy()
 
 
-def _columns(structures: Structures) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.int64]]:
-    """Receivers, senders and shifts within each system, and the number of its pairs."""
-    assert structures.pairs is not None
-    index_i, index_j, shift = (x.numpy() for x in structures.pairs)
-    ptr = structures.ptr.numpy()
-    count = np.diff(np.searchsorted(index_i, ptr))
-    start = np.repeat(ptr[:-1], count)
-    return {"receiver": index_i - start, "sender": index_j - start, "shift": shift}, count
+def checksums_of_geometry(structures: Structures) -> NDArray[np.uint32]:
+    """(B,) checksums of what the pairs of each system depend on."""
+    positions, *others = _geometry(structures)
+    ptr = structures.ptr.tolist()
+    rows = (positions[a:b] for a, b in pairwise(ptr))
+    return np.array([checksum(*x) for x in zip(rows, *others, strict=True)], np.uint32)
 
 
-def _append(file: Path, values: NDArray[np.int64], kind: str) -> str:
-    """Write values at the end, and everything before anew if they need a wider type: which."""
-    wider = kind
-    while values.size and not _holds(wider, values):
-        wider = _WIDER[wider]
-    if wider != kind:
-        _rewrite(file, kind, wider)
-    with file.open("ab") as out:
-        out.write(values.astype(wider).tobytes())
-    return wider
+def checksum(*buffers: Any) -> int:
+    """Of several buffers, one after the other."""
+    value = 0
+    for buffer in buffers:
+        value = zlib.crc32(buffer, value)
+    return value
 
 
-def _holds(kind: str, values: NDArray[np.int64]) -> bool:
-    limits = np.iinfo(kind)
-    return bool(limits.min <= values.min() and values.max() <= limits.max)
-
-
-def _rewrite(file: Path, before: str, after: str) -> None:
-    narrow = file.with_suffix(".narrow")
-    file.rename(narrow)
-    with narrow.open("rb") as source, file.open("wb") as target:
-        while block := source.read(_BLOCK):
-            target.write(np.frombuffer(block, before).astype(after).tobytes())
-    narrow.unlink()
-
-
-def _publish(work: Path, path: Path) -> None:
-    """Give the finished folder its name, unless there is a whole one by that name by now."""
-    try:
-        work.rename(path)
-    except OSError:
-        try:
-            PairCache(path)
-        except ValueError:
-            path.rename(work / "damaged")
-            work.rename(path)
-            shutil.rmtree(path / "damaged", ignore_errors=True)
-
-
-def _text(header: dict[str, Any]) -> bytes:
-    return json.dumps(header, sort_keys=True).encode()
+def header_crc32(header: dict[str, Any]) -> int:
+    """What the header is checked by."""
+    return zlib.crc32(json.dumps(header, sort_keys=True).encode())

@@ -6,7 +6,9 @@ machine and on every rank, and nobody's random state is used or changed.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from torch.utils.data import Sampler
 
 from flt_mol.data.loading.packing import Plan, best_fit, consecutive, halved, reordered
 
-__all__ = ["BatchSampler"]
+__all__ = ["BatchSampler", "whole_number"]
 
 Integers = NDArray[np.int64]
 
@@ -49,8 +51,9 @@ class BatchSampler(Sampler[list[int]]):
         position: batches of this epoch handed out already.
 
     Raises:
-        ValueError: no systems, fewer than ranks, one that is larger than `limit` (by name), or
-            batches that cannot be split into equally many for each rank.
+        ValueError: no systems, fewer than ranks, one that is larger than `limit` (by name), a limit
+            that is no whole number, or batches that cannot be split into equally many for each
+            rank.
 
     Example:
         >>> sampler = BatchSampler(np.array([4, 3, 2, 1]), limit=5)
@@ -71,11 +74,13 @@ class BatchSampler(Sampler[list[int]]):
         name: Callable[[int], str] = "system {}".format,
     ) -> None:
         self.sizes = np.maximum(np.asarray(sizes, np.int64), 1)
-        self.limit, self.shuffle, self.seed = int(limit), shuffle, seed
+        self.limit = whole_number("limit", limit, 1)
+        self.shuffle, self.seed, self.unit = bool(shuffle), seed, unit
         self.rank, self.world_size = rank, world_size
-        self._check(unit, name)
+        self._check(name)
         self._consecutive = not shuffle or self.sizes.min() == self.sizes.max()
         self._batches = self._count()
+        self._sizes_crc32 = zlib.crc32(self.sizes.astype("<i8").tobytes())
         self.epoch, self.position, self._begun = 0, 0, False
 
     def __len__(self) -> int:
@@ -99,28 +104,40 @@ class BatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Iterate over this epoch next, from its first batch."""
-        self.epoch, self.position, self._begun = int(epoch), 0, False
+        self.epoch, self.position, self._begun = whole_number("epoch", epoch, 0), 0, False
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Epoch, batches of it that were handed out, and what must be alike to go on from there."""
         return {"epoch": self.epoch, "position": self.position, **self._alike()}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration gives what is left of that epoch; later ones what would follow.
 
         Raises:
-            ValueError: the state of a sampler that makes other batches.
+            ValueError: the state of a sampler that makes other batches, or of a batch that the
+                epoch does not have.
         """
         other = {k: v for k, v in self._alike().items() if state.get(k) != v}
         if other:
             saved = {k: state.get(k) for k in other}
             raise ValueError(f"these are not the batches of the saved state: {other}, not {saved}")
-        self.epoch, self.position, self._begun = state["epoch"], state["position"], False
+        epoch, position = (
+            whole_number(f"{name} of the saved state", state.get(name), 0)
+            for name in ("epoch", "position")
+        )
+        if position > len(self):
+            raise ValueError(
+                f"position of the saved state is {position}, and an epoch has {len(self)} batches"
+            )
+        self.epoch, self.position, self._begun = epoch, position, False
 
-    def _alike(self) -> dict[str, int]:
+    def _alike(self) -> dict[str, Any]:
         return {
             "systems": len(self.sizes),
+            "sizes_crc32": self._sizes_crc32,
+            "unit": self.unit,
             "limit": self.limit,
+            "shuffle": self.shuffle,
             "seed": self.seed if self.shuffle else 0,
             "world_size": self.world_size,
         }
@@ -143,7 +160,7 @@ class BatchSampler(Sampler[list[int]]):
         which = torch.randperm(len(plan.ends), generator=generator).numpy()
         return halved(reordered(plan, which), self._batches)
 
-    def _check(self, unit: str, name: Callable[[int], str]) -> None:
+    def _check(self, name: Callable[[int], str]) -> None:
         if len(self.sizes) == 0:
             raise ValueError("the data set has no systems to make batches of")
         if not 0 <= self.rank < self.world_size:
@@ -161,7 +178,7 @@ class BatchSampler(Sampler[list[int]]):
             worst = int(large[self.sizes[large].argmax()])
             more = f" (and so have {len(large) - 1} more)" if len(large) > 1 else ""
             raise ValueError(
-                f"{name(worst)} has {self.sizes[worst]} {unit}, more than a batch may hold, "
+                f"{name(worst)} has {self.sizes[worst]} {self.unit}, more than a batch may hold, "
                 f"{self.limit}{more}: allow at least {self.sizes[worst]}, or leave it out"
             )
 
@@ -192,6 +209,28 @@ class BatchSampler(Sampler[list[int]]):
     def _descending(self, order: Integers) -> Integers:
         """Large systems first: that packs best, and into as many batches whatever the order was."""
         return order[np.argsort(-self.sizes[order], kind="stable")]
+
+
+def whole_number(name: str, value: Any, lowest: int) -> int:
+    """The value, where it is a whole number that is not too low.
+
+    Raises:
+        ValueError: it is not, naming the argument.
+
+    Example:
+        >>> whole_number("max_atoms", 1e4, 1)
+        10000
+    """
+    try:
+        whole = int(value)
+        good = whole == value and not isinstance(value, bool | np.bool_)
+    except (TypeError, ValueError, OverflowError):
+        good = False
+    if not good:
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if whole < lowest:
+        raise ValueError(f"{name} must be at least {lowest}, got {value}")
+    return whole
 
 
 def _shuffled(count: int, seed: int, epoch: int) -> tuple[torch.Generator, Integers]:

@@ -302,3 +302,30 @@ def test_shared_sites_of_a_cif_warn_once(tmp_path: Path) -> None:
     assert system.atomic_numbers.tolist() == [78, 29]
     path.write_text(CIF + "Pt1 Pt 0 0 0 1.0\nCu1 Cu 0.5 0.5 0 1.0\n")
     open_dataset(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*all tags are 0")
+def test_total_energies_are_no_targets_unless_asked_for(tmp_path: Path) -> None:
+    frames = [molecule("H2O") for _ in range(2)]
+    for step, atoms in enumerate(frames):
+        atoms.calc = SinglePointCalculator(atoms, energy=-1.0 - step)
+    calculator = 'energy="calculator" takes the total energies that a calculator found'
+    relaxations = "from_trajectories(…, references=…) and flt-mol data convert --references"
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for name in ("a.traj", "b.traj"):
+            ase.io.write(folder / name, frames[:count])
+        for source in (folder, folder / "a.traj"):
+            text = open_dataset(source).without_targets()
+            assert text.startswith("this split has no targets (no record holds y_relaxed); train")
+            assert calculator in text
+            assert (relaxations in text) == (count == 2)
+            with pytest.raises(ValueError, match="this split has no targets") as caught:
+                open_dataset(source, require_energy=True)
+            assert calculator in str(caught.value)
+            assert open_dataset(source, energy="calculator").without_targets() is None
+    text = open_dataset(frames).without_targets()
+    assert calculator in text
+    assert relaxations not in text
+    assert "calculator" not in open_dataset(molecule("H2O")).without_targets()

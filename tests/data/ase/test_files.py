@@ -392,3 +392,116 @@ def test_files_of_zeros_are_refused_by_their_first_bytes(tmp_path):
         file.truncate(1 << 34)
     with pytest.raises(ValueError, match=r"zeros.extxyz begins with zeros"):
         open_dataset(tmp_path / "zeros.extxyz")
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_journals_that_are_kept(zeros: bool, rows: Any, tmp_path: Path) -> None:
+    path = rows(tmp_path / "a.db")
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode=PERSIST")
+        connection.execute("UPDATE systems SET ctime = 0")
+    connection.close()
+    journal = tmp_path / "a.db-journal"
+    content = journal.read_bytes()
+    assert len(content) > 28
+    assert any(content)
+    assert not any(content[:28])
+    if not zeros:  # as while the write goes on
+        journal.write_bytes(b"\xd9\xd5\x05\xf9 \xa1c\xd7" + content[8:])
+        with pytest.raises(ValueError, match="a.db-journal holds an unfinished write"):
+            open_dataset(path)
+        return
+    assert len(open_dataset(path)) == 4
+
+
+COLUMNS = {
+    "many": ("species:S:1:pos:R:3:foo:R:100000000", "100000004 columns"),
+    "in two": ("species:S:1:pos:R:3:foo:R:60000000:bar:I:60000000", "120000004 columns"),
+    "quoted": ('"species:S:1:pos:R:3:foo:R:100\\\\000000"', "columns|cannot read"),
+}
+
+
+@pytest.mark.parametrize("atoms", [0, 1, 2])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_beyond_the_line(
+    name: str, atoms: int, frames: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    properties, told = COLUMNS[name]
+    good = tmp_path / "good.extxyz"
+    ase.io.write(good, frames)
+    path = tmp_path / "a.extxyz"
+    bad = f"{atoms}\nProperties={properties}\n" + "Cu 0 0 0 1\n" * atoms
+    path.write_text(good.read_text() + bad + good.read_text())
+
+    def parse(text: str) -> Any:
+        assert "foo" not in text, "ASE was asked"
+        return parsed(text)
+
+    parsed = ase.io.extxyz.parse_properties
+    monkeypatch.setattr(ase.io.extxyz, "parse_properties", parse)
+    with pytest.raises(ValueError, match=told):
+        open_dataset(path)
+    assert len(open_dataset(good)) == len(frames)
+
+
+def test_wide_frames_are_read(frames: Any, tmp_path: Path) -> None:
+    frames[0].arrays["wide"] = np.zeros((len(frames[0]), 2000), dtype=int)
+    ase.io.write(tmp_path / "a.extxyz", frames[:1])
+    assert len(open_dataset(tmp_path / "a.extxyz")) == 1
+
+
+GEN = {
+    "fewer": ("1000000000 C\nCu\n1 1 0 0 0\n", "1000000000 atoms are announced, 1 are there"),
+    "more": ("1 C\nCu\n1 1 0 0 0\n2 1 3 0 0\n", "1 atoms are announced, 1 more lines follow"),
+    "more in a cell": (
+        "1 S\nCu\n1 1 0 0 0\n0 0 0\n9 0 0\n0 9 0\n0 0 9\n1 S\nCu\n1 1 0 0 0\n",
+        "3 more lines follow",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GEN)
+def test_gen_files_that_are_read_in_part(name: str, tmp_path: Path) -> None:
+    text, told = GEN[name]
+    (tmp_path / "a.gen").write_text(text)
+    with pytest.raises(ValueError, match=told):
+        open_dataset(tmp_path / "a.gen")
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_whole_gen_files(periodic: bool, frames: Any, tmp_path: Path) -> None:
+    frames[0].pbc = periodic
+    ase.io.write(tmp_path / "a.gen", frames[0])
+    (record,) = records_of(tmp_path / "a.gen")
+    assert record["natoms"] == len(frames[0])
+
+
+# Two values of one name
+
+
+@pytest.mark.parametrize("name", ["y_relaxed", "energy_relaxed"])
+@pytest.mark.parametrize("route", ["a.db", "a.json", "atoms"])
+def test_a_row_is_the_same_by_every_route(
+    route: str, name: str, frames: Any, tmp_path: Path
+) -> None:
+    def source(data: Any, **pairs: Any) -> Any:
+        path = tmp_path / "rows.db" if route == "atoms" else tmp_path / route
+        path.unlink(missing_ok=True)
+        with connect(path) as database:
+            database.write(frames[0], data={"sid": 7, **data}, **pairs)
+            row = database.get(1)
+        return row.toatoms(add_additional_information=True) if route == "atoms" else path
+
+    (system,) = open_dataset(source({"site": "fcc", name: -1.5}, site="top", **{name: -1.5}))
+    assert system.energy.item() == -1.5
+    assert system.info["site"] == ("fcc",)
+    (system,) = open_dataset(source({"other": 1}, **{name: -2.5}))
+    assert system.energy.item() == -2.5
+    both = source({name: -1.5}, **{name: -2.5})
+    told = f"{name} of data is -1.5, {name} of key_value_pairs is -2.5"
+    with pytest.raises(ValueError, match="y_relaxed of data is -1.5, .* is -2.5"):
+        list(open_dataset(both))
+    if name == "energy_relaxed":
+        with pytest.raises(ValueError, match=told):
+            list(open_dataset(both, energy=name))
+    assert len(list(open_dataset(both, ignore_energy=True))) == 1

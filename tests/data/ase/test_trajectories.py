@@ -163,6 +163,8 @@ def test_missing_references_are_named(folder: Path) -> None:
         ("sid,eV\na,1\n", "the columns are sid, eV"),
         ("sid,energy\na,x\n", "the reference energy of a is 'x'"),
         ("sid,energy\na,nan\n", "the reference energy of a is 'nan'"),
+        ("sid;energy\na;-1,5\n", "'-1,5', expected a finite energy in eV with a decimal point"),
+        ("sid\na\n", "the columns are sid; expected sid and energy"),
         ("sid,energy\na,1\na,2\n", "two reference energies of a"),
     ],
 )
@@ -171,8 +173,12 @@ def test_tables_that_cannot_be_read(text: str, told: str, tmp_path: Path) -> Non
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"table\.csv.*{told}"):
         References(path)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"none\.csv does not exist \(looked in") as caught:
         References(tmp_path / "none.csv")
+    assert "Errno" not in str(caught.value)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        References(tmp_path / "folder.csv")
     (tmp_path / "table.json").write_text("[1, 2]")
     with pytest.raises(ValueError, match="expected sid and energy"):
         References(tmp_path / "table.json")
@@ -253,3 +259,101 @@ def test_interrupted_and_missing_files(tmp_path: Path) -> None:
         from_trajectories(tmp_path / "empty", references="none")
     with pytest.raises(ValueError, match="no trajectories in"):
         from_trajectories([], references="none")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "; "])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_tables_of_any_delimiter(delimiter: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"table.{suffix}"
+    rows = (("sid", "energy", "note"), ("a", "-1.5", "x"), ("b c", "2", ""))
+    # With the mark that spreadsheets put first.
+    path.write_text("\n".join(map(delimiter.join, rows)), encoding="utf-8-sig")
+    assert References(str(path)).table == {"a": -1.5, "b c": 2.0}
+
+
+@pytest.fixture
+def subfolders(tmp_path: Path) -> Path:
+    """Cu2/relax.traj, Cu10/relax.traj, and a folder without structures."""
+    for seed, name in enumerate(("Cu2", "Cu10")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        ase.io.write(tmp_path / "runs" / name / "relax.traj", make_frames(seed))
+        (tmp_path / "runs" / name / "log.txt").write_text("BFGS 0")
+    return tmp_path / "runs"
+
+
+def test_one_trajectory_in_each_subfolder(subfolders: Path) -> None:
+    dataset = from_trajectories(subfolders, references={"Cu2": -4.0, "Cu10": -5.0})
+    assert [system.sid[0] for system in dataset] == ["Cu2", "Cu10"]
+    assert [system.energy.item() for system in dataset] == [-8.0, -8.0]
+    assert dataset.where(1) == str(subfolders / "Cu10" / "relax.traj")
+    assert dataset.default_sid(1) == "Cu10"
+    # relax is no name of one system.
+    with pytest.raises(ValueError, match=r"sid Cu2: no reference energy .* under Cu2; there are"):
+        from_trajectories(subfolders, references={"relax": -4.0, "relax.traj": -4.0})
+
+
+def test_sids_of_their_own_in_subfolders(subfolders: Path) -> None:
+    frames = make_frames(1)
+    frames[0].info["sid"] = 7
+    ase.io.write(subfolders / "Cu10" / "relax.traj", frames)
+    for name in ("Cu10", "7"):
+        dataset = from_trajectories(subfolders, references={"Cu2": -4.0, name: -5.0})
+        assert [system.sid[0] for system in dataset] == ["Cu2", 7]
+        assert dataset[1].energy.item() == -8.0
+
+
+def test_what_else_lies_beside_subfolders(subfolders: Path) -> None:
+    (subfolders / "plots").mkdir()
+    (subfolders / ".git").mkdir()
+    (subfolders / "notes.md").write_text("?")
+    # One frame is an initial structure, not a second trajectory.
+    ase.io.write(subfolders / "Cu2" / "init.xyz", make_frames()[0])
+    with pytest.warns(UserWarning, match=r"passed over, as no traj.*: notes\.md, plots") as caught:
+        dataset = from_trajectories(subfolders, references="none")
+    assert len(caught) == 1
+    assert [system.sid[0] for system in dataset] == ["Cu2", "Cu10"]
+
+
+def test_several_trajectories_in_a_subfolder(subfolders: Path) -> None:
+    ase.io.write(subfolders / "Cu10" / "again.traj", make_frames())
+    told = r"Cu10 holds 2 files that may be its trajectory, .*: again\.traj, relax\.traj; move the"
+    with pytest.raises(ValueError, match=told):
+        from_trajectories(subfolders, references="none")
+    dataset = from_trajectories(subfolders, references="none", on_error="skip")
+    assert [system.sid[0] for system in dataset] == ["Cu2"]
+    assert len(dataset.skipped) == 1
+    (subfolders / "Cu10" / "log.txt").unlink()
+    alone = from_trajectories(subfolders / "Cu10", references="none")
+    assert [system.sid[0] for system in alone] == ["again", "relax"]
+
+
+def test_single_frames_in_a_subfolder_are_not_passed_over(subfolders: Path) -> None:
+    (subfolders / "Cu3").mkdir()
+    ase.io.write(subfolders / "Cu3" / "a.xyz", make_frames()[0])
+    with pytest.raises(ValueError, match=r"a\.xyz: 1 frames, expected the initial and"):
+        from_trajectories(subfolders, references="none")
+    ase.io.write(subfolders / "Cu3" / "b.xyz", make_frames()[0])
+    with pytest.raises(ValueError, match=r"Cu3 holds 2 files that may be .*: a\.xyz, b\.xyz"):
+        from_trajectories(subfolders, references="none")
+
+
+def test_trajectories_beside_subfolders(subfolders: Path) -> None:
+    ase.io.write(subfolders / "a.traj", make_frames())
+    with pytest.warns(UserWarning, match="passed over, as no trajectories: Cu2, Cu10"):
+        dataset = from_trajectories(subfolders, references="none")
+    assert [system.sid[0] for system in dataset] == ["a"]
+
+
+def test_subfolders_are_searched_and_not_theirs(subfolders: Path) -> None:
+    with pytest.raises(ValueError, match="no trajectories in .*, nor in its subfolders"):
+        from_trajectories(subfolders.parent, references="none")
+
+
+def test_repeated_sids_are_told(folder: Path) -> None:
+    ase.io.write(folder / "ads2.extxyz", make_frames(3), columns=[*COLUMNS, "forces"])
+    told = (
+        r"several trajectories have the sid ads2: ads2\.(traj|extxyz), ads2\.(traj|extxyz); rename"
+    )
+    with pytest.warns(UserWarning, match=told):
+        dataset = from_trajectories(folder, references="none")
+    assert len(dataset) == 4

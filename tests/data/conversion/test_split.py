@@ -7,12 +7,13 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flt_mol.data import open_dataset
 from flt_mol.data.catalog import recipe
-from flt_mol.data.conversion.shares import assign, numbers
+from flt_mol.data.conversion.shares import assign, good_records, groups_of, numbers
 from flt_mol.data.conversion.split import split
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*all tags.*:UserWarning")
@@ -200,3 +201,82 @@ def test_the_order_is_the_same_everywhere():
     names = [str(i) for i in range(12)]
     assert assign(names, {"a": 8, "b": 4}, 0)["b"] == [1, 5, 6, 8]
     assert assign(names, {"a": 8, "b": 4}, 1)["b"] == [1, 3, 5, 10]
+
+
+def test_the_normaliser_is_of_the_systems_that_have_targets(make_record, tmp_path):
+    given = [make_record(sid=i, y_relaxed=None if i % 3 else i / 7) for i in range(12)]
+    split(open_dataset(given), tmp_path / "data", {"train": 11, "val": None}, workers=1)
+    made = recipe(tmp_path / "data")
+    energies = [s.energy.item() for s in made.open("train") if s.energy is not None]
+    assert 3 <= len(energies) <= 4
+    normaliser = made.metadata["normalizer"]
+    assert normaliser["mean"] == pytest.approx(np.mean(energies), rel=1e-14)
+    assert normaliser["std"] == pytest.approx(np.std(energies), rel=1e-14)
+
+
+@pytest.mark.parametrize("forms", [
+    [(1, 1, 1), [1, 1, 1], np.array([1, 1, 1]), torch.tensor([1.0, 1.0, 1.0]), ("1", "1", 1.0)],
+    [7, 7.0, np.int32(7), np.float32(7), "7", " 7", b"7", [7], (7,), torch.tensor([[7]])],
+    ["Pt(111)", np.str_("Pt(111)"), b"Pt(111)", ["Pt(111)"], np.array("Pt(111)")],
+    [True, np.True_, 1],
+    [{"a": 1, "b": [2]}, {"b": (2.0,), "a": "1"}],
+    [{1, 2}, frozenset((2, 1))],
+])  # fmt: skip
+def test_what_means_the_same_is_one_group(forms, make_record):
+    given = open_dataset([make_record(sid=i, slab=form) for i, form in enumerate(forms)])
+    assert len(set(groups_of(given, "slab", range(len(forms)), "raise"))) == 1
+
+
+def test_what_differs_is_several_groups(make_record):
+    forms = [(1, 1, 1), (1, 1, 0), [[1, 1], 1], 1, 1.5, "01", "1.5", "a", "b", (), float("nan")]
+    given = open_dataset([make_record(sid=i, slab=form) for i, form in enumerate(forms)])
+    assert len(set(groups_of(given, "slab", range(len(forms)), "raise"))) == len(forms)
+
+
+def test_shares_are_drawn_of_the_good_records(records, tmp_path):
+    drawn = split(open_dataset(records), tmp_path / "all", THREE, workers=1)
+    test = recipe(tmp_path / "all").open("test")
+    for system in test:
+        records[system.sid[0]]["pos"] = [1]
+    given = open_dataset(records)
+    result = split(given, tmp_path / "data", THREE, workers=1, on_error="skip")
+    assert drawn.skipped == drawn.bad == ()
+    assert [r.systems for r in result.splits.values()] == [14, 2, 2]
+    assert len(result.skipped) == len(result.bad) == 2
+    assert given.skipped == []
+    made = recipe(tmp_path / "data")
+    sids = sorted(s.sid[0] for name in made.splits for s in made.open(name))
+    assert sids == sorted(set(range(20)) - {s.sid[0] for s in test})
+
+
+def test_numbers_of_systems_are_of_the_good_ones(records, tmp_path):
+    records[5]["pos"] = [1]
+    given = open_dataset(records)
+    with pytest.raises(ValueError, match="sum to 20, not to 19 .1 bad records of 20 .*system 5"):
+        split(given, tmp_path / "data", {"a": 10, "b": 10}, workers=1, on_error="skip")
+    for record in records:
+        record["pos"] = [1]
+    with pytest.raises(ValueError, match="every record is bad; the first: .*system 0"):
+        split(open_dataset(records), tmp_path / "data", THREE, workers=1, on_error="skip")
+
+
+def test_records_opened_without_the_bad_ones_are_not_read_again(records, write_lmdb, monkeypatch):
+    records[5]["pos"] = [1]
+    given = open_dataset(write_lmdb(dict(enumerate(records))), on_error="skip")
+    monkeypatch.setattr(type(given), "batch", None)
+    assert good_records(given) == (list(range(19)), [])
+
+
+def test_a_split_of_which_nothing_can_be_written_is_named(records, tmp_path):
+    for record in records[::2]:
+        record["slab"] = 2
+        record["notes"] = b"1" * (1 << 25)  # can be read, and has no place in the files
+    for record in records[1::2]:
+        record["slab"] = 1
+    shares = {"train": 0.5, "val": 0.5}
+    message = r"split (train|val): .*each of the 10 records chosen is bad; the first: .*notes"
+    with pytest.raises(ValueError, match=message):
+        split(
+            open_dataset(records), tmp_path / "data", shares, group_by="slab", workers=1,
+            on_error="skip",
+        )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Subset
+from ase.build import molecule
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
-from flt_mol.data import collate, make_loader, open_dataset
+from flt_mol.data import cached_pairs, collate, make_loader, open_dataset
 from flt_mol.data.loading.batching import Loader
 from flt_mol.data.memory import MemoryDataset
 from flt_mol.structures import Structures
@@ -180,8 +182,137 @@ def test_refusals(systems: list[Structures], tmp_path: Path) -> None:
         make_loader(systems, max_pairs=100, cutoff=2.0)
 
 
+@pytest.mark.parametrize("name", ["batch_size", "max_atoms", "max_pairs"])
+@pytest.mark.parametrize("limit", [2.5, math.inf, math.nan, "4", True])
+def test_limits_are_whole_numbers(name: str, limit: Any, systems: list[Structures]) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be a whole number, got {limit!r}"):
+        make_loader(systems, **{name: limit})
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ({"sampler": [1]}, "shuffle, seed, rank"),
+        ({"batch_sampler": None}, "batch_size, max_atoms or max_pairs"),
+        ({"drop_last": True}, "none is dropped"),
+        ({"collate_fn": list}, "batches come as Structures"),
+        ({"generator": torch.Generator()}, "drawn from seed"),
+        ({"in_order": False}, "state_dict counts them"),
+    ],
+)
+def test_options_of_torch_that_are_ours(option: Any, why: str, systems: list[Structures]) -> None:
+    (name,) = option
+    with pytest.raises(ValueError, match=f"^make_loader takes no {name}: .*{why}"):
+        make_loader(systems, 4, **option)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_workers_for_one_epoch(systems: list[Structures]) -> None:
+    alone = make_loader(systems, 4, shuffle=True)
+    loader = make_loader(systems, 4, shuffle=True, num_workers=1, persistent_workers=False)
+    assert [_epoch(loader), _epoch(loader)] == [_epoch(alone), _epoch(alone)]
+    assert loader._iterator is None
+    assert make_loader(systems, 4, num_workers=1).persistent_workers
+    assert make_loader(systems, 4, persistent_workers=False).num_workers == 0
+
+
+@pytest.mark.parametrize("kind", ["list", "dataset", "file", "subset"])
+@pytest.mark.filterwarnings("ignore:list of 11 Structures")
+def test_torchs_own_loader(
+    kind: str, systems: list[Structures], write_lmdb: Any, make_record: Any
+) -> None:
+    dataset: Any = systems if kind == "list" else MemoryDataset(systems)
+    if kind in ("file", "subset"):
+        dataset = open_dataset(write_lmdb({i: make_record(sid=i) for i in range(11)}))
+    dataset = Subset(dataset, range(11)) if kind == "subset" else dataset
+    loader: Any = DataLoader(dataset, batch_size=4)
+    for batch, wanted in zip(loader, make_loader(dataset, 4), strict=True):
+        assert isinstance(batch, Structures)
+        assert batch.sid == wanted.sid
+        assert torch.equal(batch.positions, wanted.positions)
+    named: Any = default_collate([{"system": system, "weight": 1.0} for system in systems])
+    assert named["system"].sid == tuple(range(11))
+    assert named["weight"].shape == (11,)
+
+
+def test_a_position_beyond_the_epoch(systems: list[Structures]) -> None:
+    loader = make_loader(systems, 4)
+    with pytest.raises(ValueError, match="is 4, and an epoch has 3 batches"):
+        loader.load_state_dict({**loader.state_dict(), "position": 4})
+    with pytest.raises(
+        ValueError, match="'unit': 'atoms', 'limit': 14.*'unit': 'systems', 'limit': 4"
+    ):
+        make_loader(systems, max_atoms=14).load_state_dict(loader.state_dict())
+
+
 def test_a_system_beyond_the_budget_is_named(write_lmdb: Any, make_record: Any) -> None:
     path = write_lmdb({7: make_record(sid=1234)})
     message = r"sid 1234 \(.*data.lmdb, key 7\) has 6 atoms, more than a batch may hold, 5: allow"
     with pytest.raises(ValueError, match=message):
         make_loader(open_dataset(path), max_atoms=5)
+
+
+class _Objects(Dataset[Any]):
+    """A data set of anything."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+@pytest.mark.parametrize("kind", ["Atoms", "dict", "Data", "mixed"])
+def test_lists_of_other_things(kind: str, systems: list[Structures], make_record: Any) -> None:
+    items: list[Any] = [make_record(), make_record()]
+    if kind == "Data":
+        data = pytest.importorskip("torch_geometric.data")
+        items = [data.Data(**make_record()) for _ in range(2)]
+    elif kind in ("Atoms", "mixed"):
+        items = [molecule("H2O"), molecule("CO")]
+    first = 1 if kind == "mixed" else 0
+    name = type(items[0]).__name__
+    told = rf"its system {first} is a {name}; open_dataset makes .* make_loader\(open_dataset\("
+    given = systems[:first] + items
+    for source in (given, tuple(given)):
+        with pytest.raises(ValueError, match=told):
+            make_loader(source, 2)
+        with pytest.raises(ValueError, match=told):
+            cached_pairs(source, 2.0, "nowhere")
+    with pytest.raises(ValueError, match=told):
+        collate(given)
+    with pytest.raises(ValueError, match=f"and it is a {name}"):
+        make_loader(items[0], 2)
+    # Of these nothing is read before the first batch, or before sizes are asked for.
+    with pytest.raises(ValueError, match=told):
+        next(iter(make_loader(_Objects(given), 2)))
+    with pytest.raises(ValueError, match=rf"is a {name}; open_dataset makes"):
+        make_loader(_Objects(given), max_atoms=50)
+
+
+@pytest.mark.filterwarnings("ignore:list of 2 Atoms")
+def test_what_the_refusal_says_works(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="it is a str; open_dataset makes one of paths"):
+        make_loader(str(tmp_path), 2)  # type: ignore[arg-type]
+    (batch,) = make_loader(open_dataset([molecule("H2O"), molecule("CO")]), 2)
+    assert batch.natoms.tolist() == [3, 2]
+
+
+def test_a_cache_itself_for_its_folder(systems: list[Structures], tmp_path: Path) -> None:
+    cache = cached_pairs(systems, 2.0, tmp_path)
+    assert cache.path.parent == tmp_path
+    by_folder = list(make_loader(systems, max_pairs=200, cutoff=2.0, pair_cache=tmp_path))
+    for options in ({}, {"cutoff": 2.0}):
+        batches = list(make_loader(systems, max_pairs=200, pair_cache=cache, **options))
+        assert [batch.sid for batch in batches] == [batch.sid for batch in by_folder]
+        for batch, wanted in zip(batches, by_folder, strict=True):
+            assert batch.cutoff == 2.0
+            assert all(map(torch.equal, batch.pairs, wanted.pairs))
+    with pytest.raises(ValueError, match=r"holds pairs within 2 Å, not 3 Å"):
+        make_loader(systems, 4, cutoff=3.0, pair_cache=cache)
+    with pytest.raises(ValueError, match="is the cache of another data set"):
+        make_loader(systems[::-1], 4, pair_cache=cache)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 import torch
 
 from flt_mol.data import make_loader, open_dataset
-from flt_mol.data.loading import batching, pair_cache
+from flt_mol.data.loading import batching
 from flt_mol.data.loading.batching import cached_pairs
-from flt_mol.data.loading.pair_cache import PairCache, write_cache
+from flt_mol.data.loading.pair_cache import PairCache, header_crc32
+from flt_mol.data.loading.pair_writer import write_cache
 from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.structures import Structures
 
@@ -154,7 +157,7 @@ def flip(file: Path) -> None:
 def other_version(file: Path) -> None:
     stored = json.loads(file.read_text())
     stored["header"]["format"] = 0
-    stored["crc32"] = pair_cache.zlib.crc32(pair_cache._text(stored["header"]))
+    stored["crc32"] = header_crc32(stored["header"])
     file.write_text(json.dumps(stored))
 
 
@@ -167,6 +170,8 @@ def other_version(file: Path) -> None:
         ("header.json", Path.unlink),
         ("offsets", flip),
         ("offsets", truncate),
+        ("checksums", flip),
+        ("checksums", truncate),
         ("sender", truncate),
         ("shift", Path.unlink),
     ],
@@ -182,13 +187,111 @@ def test_a_damaged_cache_is_made_again(
     again = cached_pairs(systems, CUTOFF, tmp_path)
     assert_same(again.attach(batch, range(9)).pairs, batch.with_pairs(CUTOFF).pairs)
     assert folders(tmp_path) == [path.name]
-    assert folders(path) == ["header.json", "offsets", "receiver", "sender", "shift"]
+    names = ["checksums", "header.json", "offsets", "receiver", "sender", "shift"]
+    assert folders(path) == names
 
 
-def test_pairs_of_atoms_that_are_not_there(systems: list[Structures], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["receiver", "sender", "shift"])
+def test_damage_that_shows_as_pairs_are_read(
+    name: str, systems: list[Structures], tmp_path: Path
+) -> None:
+    """Every bit of the file: the system it belongs to is refused, and only that one."""
     cache = cached_pairs(systems, CUTOFF, tmp_path)
-    with pytest.raises(ValueError, match="pairs of atoms that are not there"):
+    file = cache.path / name
+    whole = file.read_bytes()
+    width = len(whole) // int(cache.counts().sum())
+    owner = np.repeat(np.arange(len(systems)), cache.counts() * width)
+    for at in range(0, len(whole), 7):
+        with file.open("r+b") as damaged:
+            damaged.seek(at)
+            damaged.write(bytes([whole[at] ^ 1 << at % 8]))
+        for i in {0, int(owner[at]), 8}:
+            if i == owner[at]:
+                message = f"{cache.path.name} is damaged: the pairs of sid {i + 1} .*delete this"
+                with pytest.raises(ValueError, match=message):
+                    cache.attach(Structures.cat([systems[3], systems[i]]), [3, i])
+            else:
+                cache.attach(systems[i], [i])
+        with file.open("r+b") as damaged:
+            damaged.write(whole)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_damage_in_the_middle_of_an_epoch(
+    num_workers: int, systems: list[Structures], tmp_path: Path
+) -> None:
+    def make() -> Any:
+        return make_loader(systems, 2, cutoff=CUTOFF, pair_cache=tmp_path, num_workers=num_workers)
+
+    loader = make()
+    for _ in loader:
+        pass
+    (name,) = folders(tmp_path)
+    with (tmp_path / name / "shift").open("r+b") as damaged:
+        damaged.seek(-1, os.SEEK_END)
+        damaged.write(b"\x55")
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    with pytest.raises(ValueError, match=f"{name} is damaged: the pairs of sid 9 .*delete this"):
+        next(batches)
+    shutil.rmtree(tmp_path / name)
+    batch = list(make())[-1]
+    assert_same(batch.pairs, systems[8].with_pairs(CUTOFF).pairs)
+
+
+@pytest.mark.parametrize("field", ["positions", "cell", "pbc"])
+def test_systems_that_are_others_by_now(
+    field: str, systems: list[Structures], tmp_path: Path
+) -> None:
+    cache = cached_pairs(systems, CUTOFF, tmp_path)
+    value = getattr(systems[8], field).clone()
+    value.view(-1)[-1] = not value.view(-1)[-1] if field == "pbc" else 1.5
+    other = replace(systems[8], **{field: value})
+    with pytest.raises(ValueError, match=r"another data set: positions, cell or pbc of sid 9 are"):
+        cache.attach(Structures.cat([systems[0], other]), [0, 8])
+    with pytest.raises(ValueError, match=r"another data set: positions, cell or pbc of sid 1 are"):
         cache.attach(Structures.cat(systems[:2]), [7, 8])
+
+
+def test_another_float_type_in_the_same_batch(systems: list[Structures], tmp_path: Path) -> None:
+    cache = cached_pairs(systems, CUTOFF, tmp_path)
+    fine = replace(systems[4], positions=systems[4].positions.double())
+    mixed = Structures.cat([fine, systems[5]])
+    assert mixed.positions.dtype == torch.float64
+    single = Structures.cat(systems[4:6]).with_pairs(CUTOFF)
+    assert_same(cache.attach(mixed, [4, 5]).pairs, single.pairs)
+
+
+@pytest.mark.parametrize("changed", range(3))
+def test_data_sets_alike_from_outside(
+    changed: int, tmp_path: Path, write_lmdb: Any, make_record: Any
+) -> None:
+    records = {i: make_record(sid=i) for i in range(3)}
+    datasets = []
+    for folder in ("a", "b"):
+        path = write_lmdb(records)
+        target = tmp_path / folder / "data.lmdb"
+        target.parent.mkdir()
+        path.rename(target)
+        os.utime(target, ns=(10**18, 10**18))
+        datasets.append(open_dataset(target))
+        records[changed] = make_record(sid=changed, pos=make_record()["pos"] * 0.9)
+    first, second = (cached_pairs(dataset, CUTOFF, tmp_path / "c") for dataset in datasets)
+    assert first.path != second.path
+    with pytest.raises(ValueError, match=f"another data set: .* of sid {changed} are"):
+        first.attach(datasets[1][changed], [changed])
+
+
+@pytest.mark.parametrize("indices", [[-1], [9], [0, 1], []])
+def test_indices_beyond_the_data_set(
+    indices: list[int], systems: list[Structures], tmp_path: Path
+) -> None:
+    cache = cached_pairs(systems, CUTOFF, tmp_path)
+    with pytest.raises(ValueError, match="holds pairs of 9 systems, and 1 were asked for"):
+        cache.attach(systems[8], indices)
 
 
 def test_another_process_was_quicker(systems: list[Structures], tmp_path: Path) -> None:

@@ -158,12 +158,61 @@ def test_going_on_from_a_saved_state(done: int) -> None:
     assert list(resumed) == epochs[2]
 
 
-def test_the_state_of_other_batches_is_refused() -> None:
-    state = BatchSampler(np.ones(20), 4, shuffle=True, seed=3).state_dict()
-    with pytest.raises(ValueError, match=r"not the batches of the saved state: \{'limit': 5\}"):
-        BatchSampler(np.ones(20), 5, shuffle=True, seed=3).load_state_dict(state)
-    with pytest.raises(ValueError, match="'seed': 4"):
-        BatchSampler(np.ones(20), 4, shuffle=True, seed=4).load_state_dict(state)
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"limit": 5}, r"\{'limit': 5\}, not \{'limit': 4\}"),
+        ({"seed": 4}, r"\{'seed': 4\}, not"),
+        ({"unit": "atoms"}, r"\{'unit': 'atoms'\}, not \{'unit': 'systems'\}"),
+        ({"shuffle": False}, r"\{'shuffle': False, 'seed': 0\}, not \{'shuffle': True"),
+        ({"world_size": 2}, r"\{'world_size': 2\}, not"),
+        ({"sizes": np.ones(21)}, r"\{'systems': 21, 'sizes_crc32': .*\}, not \{'systems': 20,"),
+        ({"sizes": [1] * 19 + [2]}, r"\{'sizes_crc32': \d+\}, not \{'sizes_crc32': \d+\}"),
+    ],
+)
+def test_the_state_of_other_batches_is_refused(changed: Any, named: str) -> None:
+    options = {"sizes": np.ones(20), "limit": 4, "shuffle": True, "seed": 3}
+    state = BatchSampler(**options).state_dict()
+    BatchSampler(**options).load_state_dict(state)
+    with pytest.raises(ValueError, match=f"not the batches of the saved state: {named}"):
+        BatchSampler(**{**options, **changed}).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"position": 6}, "position of the saved state is 6, and an epoch has 5 batches"),
+        ({"position": -1}, "position of the saved state must be at least 0, got -1"),
+        ({"position": 1.5}, "position of the saved state must be a whole number, got 1.5"),
+        ({"epoch": None}, "epoch of the saved state must be a whole number, got None"),
+    ],
+)
+def test_a_state_that_cannot_be(changed: Any, message: str) -> None:
+    sampler = BatchSampler(np.ones(20), 4)
+    sampler.set_epoch(3)
+    before = sampler.state_dict()
+    with pytest.raises(ValueError, match=message):
+        sampler.load_state_dict({**before, **changed})
+    with pytest.raises(ValueError, match="epoch of the saved state"):
+        sampler.load_state_dict({k: v for k, v in before.items() if k != "epoch"})
+    assert sampler.state_dict() == before
+    sampler.load_state_dict({**before, "position": 5})
+    assert list(sampler) == []
+
+
+@pytest.mark.parametrize("limit", [2.5, float("inf"), float("nan"), "4", True, None, [4]])
+def test_limits_are_whole_numbers(limit: Any) -> None:
+    with pytest.raises(ValueError, match=r"limit must be a whole number, got "):
+        BatchSampler(np.ones(20), limit)
+    with pytest.raises(ValueError, match="epoch must be a whole number"):
+        BatchSampler(np.ones(20), 4).set_epoch(limit)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("limit", [1e4, 2**63 - 1, 10**30, np.int32(40)])
+def test_a_limit_that_holds_them_all(limit: Any, shuffle: bool) -> None:
+    (batch,) = BatchSampler(np.array([1, 2, 3]), limit, shuffle=shuffle)
+    assert sorted(batch) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
