@@ -162,7 +162,7 @@ def _need(good: bool) -> None:
 
 
 def _is_name(sid: Any) -> bool:
-    return type(sid) is str or (type(sid) is int and sid.bit_length() <= 63)
+    return type(sid) is str or (type(sid) is int and -(1 << 63) <= sid < 1 << 63)
 
 
 def _whole(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.cells import periodicity
+from flt_mol.data.graph_counts import refuse_several
+from flt_mol.data.tensors import numpy_of
 
 __all__ = ["DROPPED_FIELDS", "GRAPH_FIELDS", "USED_FIELDS", "Fields", "read_sid", "shown"]
 
@@ -24,7 +25,7 @@ USED_FIELDS = {"pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "f
 USED_FIELDS |= {"sid", "y_init", "y_relaxed"}
 DROPPED_FIELDS = GRAPH_FIELDS | {"force", "x", "y", "normal", "face", "calculator"}
 _INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
-_SID_BITS = 63
+_LARGEST_SID = 1 << 63
 _LARGEST = float(np.finfo(np.float32).max)
 _TAGS = "0 below the surface, 1 surface, 2 adsorbate"
 
@@ -37,7 +38,11 @@ def read_sid(
     if value is None:
         notes["sid"] = "no sid (the key is used)"
         return default
-    if isinstance(value, Tensor | np.ndarray | np.generic):
+    try:
+        value = numpy_of(value) if isinstance(value, Tensor) else value
+    except ValueError as error:
+        raise ValueError(f"{where}: sid {error}") from error
+    if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -46,8 +51,11 @@ def read_sid(
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int | str):
-        raise ValueError(f"{where}: sid is {shown(value)}, expected a whole number or text")
-    if isinstance(value, int) and value.bit_length() > _SID_BITS:
+        several = "; store one system per record" if isinstance(value, list) else ""
+        raise ValueError(
+            f"{where}: sid is {shown(value)}, expected a whole number or text{several}"
+        )
+    if isinstance(value, int) and not -_LARGEST_SID <= value < _LARGEST_SID:
         raise ValueError(f"{where}: sid is a number of {value.bit_length()} bits; store an int64")
     return value
 
@@ -69,12 +77,14 @@ class Fields:
         value = self.record.get(field)
         if value is None:
             return None
-        if isinstance(value, Tensor):
-            value = value.detach().to("cpu")
-            value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        conflict: Callable[[str], str | None] | None = getattr(self.record, "conflict", None)
+        if conflict and (reason := conflict(field)) is not None:
+            self.fail(field, reason)
         try:
-            array = np.asarray(value)
-        except ValueError:
+            array = numpy_of(value) if isinstance(value, Tensor) else np.asarray(value)
+        except ValueError as error:
+            if isinstance(value, Tensor):
+                self.fail(field, str(error))
             self.fail(field, "is a ragged list")
         if array.dtype.kind not in "biuf":
             self.fail(field, f"holds {array.dtype}, expected numbers")
@@ -115,7 +125,13 @@ class Fields:
         return array
 
     def numbers(self, notes: MutableMapping[str, str]) -> NDArray[Any]:
-        """Atomic numbers (N,)."""
+        """Atomic numbers (N,), of a record that is one system and has names for its fields."""
+        for name in self.record:
+            if not isinstance(name, str):
+                raise ValueError(
+                    f"{self.where}, sid {self.sid}: {shown(name)} is the name of a field, expected "
+                    "text (of several records give a list)"
+                )
         numbers = self.per_atom("atomic_numbers")
         if numbers is None:
             fields = ", ".join(self.record) or "none"
@@ -131,6 +147,7 @@ class Fields:
     def check_natoms(self, n: int, notes: MutableMapping[str, str]) -> None:
         """A stored natoms must agree."""
         natoms = self.array("natoms")
+        refuse_several(self, n)
         if natoms is None:
             notes["natoms"] = "no natoms (counted)"
             return
@@ -186,7 +203,7 @@ class Fields:
             notes["tags"] = (
                 f"all tags are 0, no atom is marked surface or adsorbate (set tags: {_TAGS})"
             )
-        return tags
+        return tags.astype(np.int64)  # torch compares no unsigned numbers but bytes
 
     def fixed(self, n: int, notes: MutableMapping[str, str]) -> NDArray[Any] | None:
         """Whether atoms are held fixed (N,)."""
@@ -206,19 +223,23 @@ class Fields:
             shape = describe(field)[1] if describe else getattr(self.record[field], "shape", None)
             if shape is not None and (len(shape) > 1 or math.prod(shape) > _INFO_SIZE):
                 continue
-            value = _plain(self.record[field])
+            value = self._plain(field, self.record[field])
             if value is not None:
                 info[field] = value
         return info
 
-
-def _plain(value: Any) -> Any:
-    """A Python number out of one number, a list out of several; other values as they are."""
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        value = value.tolist()
-        if isinstance(value, list) and len(value) == 1:
-            return value[0]
-    return value
+    def _plain(self, field: str, value: Any) -> Any:
+        """A Python number out of one number, a list out of several; other values as they are."""
+        if isinstance(value, Tensor):
+            try:
+                value = numpy_of(value)
+            except ValueError as error:
+                self.fail(field, str(error))
+        if isinstance(value, np.ndarray | np.generic):
+            value = value.tolist()
+            if isinstance(value, list) and len(value) == 1:
+                return value[0]
+        return value
 
 
 def shown(value: Any) -> str:

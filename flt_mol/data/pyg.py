@@ -13,6 +13,7 @@ from torch import Tensor
 from flt_mol.data.fields import GRAPH_FIELDS
 from flt_mol.data.oc20 import to_structures
 from flt_mol.data.options import ReadOptions
+from flt_mol.data.tensors import numpy_of
 from flt_mol.structures import Structures
 
 __all__ = ["from_pyg", "is_pyg", "pyg_records"]
@@ -129,7 +130,7 @@ def _ptr(fields: Mapping[str, Any], about: Mapping[str, Any]) -> NDArray[np.int6
 
 
 def _numpy(value: Any) -> NDArray[Any]:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    return numpy_of(value) if isinstance(value, Tensor) else np.asarray(value)
 
 
 class _Batch:
@@ -163,7 +164,10 @@ class _Batch:
             start, stop = int(ends[b]), int(ends[b + 1])
             rows = value.narrow(axis, start, stop - start)
             added = self.added.get(name)
-            return rows if added is None else rows - torch.as_tensor(added[b]).to(rows.device)
+            # Booleans that something is added to are whole numbers from then on.
+            if added is None or rows.dtype == torch.bool:
+                return rows
+            return rows - torch.as_tensor(added[b]).to(rows.device)
         return self.by_size(name, value, b)
 
     def by_size(self, name: str, value: Tensor, b: int) -> Tensor | None:

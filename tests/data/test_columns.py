@@ -232,3 +232,12 @@ def test_the_batch_does_not_share_memory_with_the_columns() -> None:
     before = batch.positions.clone()
     columns.positions[:] = 7
     assert torch.equal(batch.positions, before)
+
+
+@pytest.mark.parametrize("sid", [-(2**63), 2**63 - 1])
+def test_all_of_int64_are_sids(sid: int) -> None:
+    made = columns_of([_record(np.random.default_rng(0), 3, sid)]).structures(KINDS)
+    assert made is not None
+    assert made.sid == (sid,)
+    for beyond in (-(2**63) - 1, 2**63):
+        assert columns_of([_record(np.random.default_rng(0), 3, beyond)]).structures() is None

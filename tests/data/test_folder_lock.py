@@ -85,10 +85,15 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert os.listdir(tmp_path) == []
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    def refused(folder: Path, message: str) -> None:
+        with pytest.raises(ValueError, match=message), locked_folder(folder, "download"):
+            pass
+
     (tmp_path / "file").write_text("x")
-    with (
-        pytest.raises(ValueError, match=r"cannot write .*file/.download\.lock: "),
-        locked_folder(tmp_path / "file", "download"),
-    ):
-        pass
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    refused(tmp_path / "file", r"cannot make the folder .*/file: a file has that name")
+    refused(tmp_path / "link", r"cannot make the folder .*/link: a link to nothing has that name")
+    refused(tmp_path / "file" / "x", r"cannot make the folder .*file/x: Not a directory")
+    (tmp_path / "taken" / ".download.lock").mkdir(parents=True)
+    refused(tmp_path / "taken", r"cannot write .*taken/\.download\.lock: Is a directory")

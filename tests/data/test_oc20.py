@@ -481,3 +481,18 @@ def test_a_missing_target_is_told_with_the_fields_that_are_there(make_record: An
     # A name that is known, and holds None, is a missing target like any other.
     record = make_record(mine=None)
     assert to_structures(record, where="", options=ReadOptions(energy="mine")).energy is None
+
+
+@pytest.mark.parametrize("records", [{5: "x"}, {None: 1}])
+def test_names_that_are_no_text(records: Any, make_record: Any) -> None:
+    with pytest.raises(ValueError, match="is the name of a field, expected text"):
+        list(open_dataset([{**make_record(), **records}]))
+    with pytest.raises(ValueError, match="of several records give a list"):
+        list(open_dataset({0: make_record(), 1: make_record()}))
+
+
+@pytest.mark.parametrize("sid", [-(2**63) - 1, 2**63])
+def test_sids_beyond_int64(sid: int, make_record: Any) -> None:
+    assert to_structures(make_record(sid=-(2**63)), where="").sid == (-(2**63),)
+    with pytest.raises(ValueError, match="store an int64"):
+        to_structures(make_record(sid=sid), where="")

@@ -244,3 +244,50 @@ def test_followed_batches(pyg: Any, graphs: Any, expected: Any) -> None:
     batch = pyg.Batch.from_data_list(graphs, follow_batch=["pos"])
     assert "pos_batch" in batch
     assert_equal(from_pyg(batch), expected)
+
+
+def test_booleans_in_a_batch(pyg: Any, records: Any, expected: Any) -> None:
+    kinds = {"pbc": torch.tensor([True, True, True]), "seen_index": torch.tensor([True])}
+    changed = [{**record, **kinds, "fixed": record["fixed"] != 0} for record in records]
+    batch = pyg.Batch.from_data_list([pyg.Data(**record) for record in changed])
+    assert batch.pbc.dtype == batch.fixed.dtype == torch.bool
+    system = from_pyg(batch)
+    assert torch.equal(system.fixed, expected.fixed)
+    assert torch.equal(system.pbc, expected.pbc)
+    # PyG adds to it, which makes it a number.
+    assert system.info["seen_index"] == (1, 1, 1)
+
+
+def test_a_batch_as_one_record_is_refused(
+    pyg: Any, records: Any, expected: Any, write_lmdb: Any
+) -> None:
+    bare = [{k: v for k, v in record.items() if k not in ("natoms", "sid")} for record in records]
+    several = pyg.Batch.from_data_list([pyg.Data(**record) for record in bare])
+    one = pyg.Batch.from_data_list([pyg.Data(**bare[0])])
+    dataset = open_dataset(write_lmdb({0: several, 1: one}))
+    with pytest.warns(UserWarning, match="no natoms"):
+        assert torch.equal(dataset[1].positions, expected[0].positions)
+    for read in (lambda: dataset[0], lambda: dataset.batch([0]), lambda: dataset.batch([1, 0])):
+        with pytest.raises(ValueError, match=r"key 0.*ptr is of 3 graphs: store one system per re"):
+            read()
+    assert torch.equal(dataset.batch([1]).positions, expected[0].positions)
+
+
+@pytest.mark.parametrize("told_by", ["ptr", "batch"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_mappings_of_several_graphs_are_refused(
+    told_by: str, listed: bool, make_record: Any, write_lmdb: Any
+) -> None:
+    held = {"ptr": torch.tensor([0, 2, 6]), "batch": torch.tensor([0, 0, 1, 1, 1, 1])}[told_by]
+    record = make_record(**{told_by: held.tolist() if listed else held})
+    dataset = open_dataset(write_lmdb({0: make_record(ptr=torch.tensor([0, 6])), 1: record}))
+    with pytest.raises(ValueError, match=f"{told_by} is of 2 graphs: store one system per record"):
+        dataset.batch([0, 1])
+    with pytest.raises(ValueError, match=f"{told_by} is of 2 graphs: store one system per record"):
+        to_structures(record, where="")
+
+
+@pytest.mark.parametrize("batch", ["train", 3, [0] * 6, [4] * 6, [1, 2], torch.arange(6.0), ["a"]])
+def test_other_fields_called_batch_do_no_harm(batch: Any, make_record: Any) -> None:
+    system = to_structures(make_record(batch=batch, ptr=[0, 6]), where="")
+    assert system.natoms.tolist() == [6]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.aselmdb.json_values import decode_json, dump, inflate, load
-from flt_mol.data.aselmdb.rows import Row, row_of
+from flt_mol.data.aselmdb.rows import NAMES, Row, row_of
 from flt_mol.data.lmdb.dataset import LmdbDataset
 from flt_mol.data.lmdb.write import write_lmdb
 from flt_mol.structures import Structures
@@ -25,9 +25,10 @@ class AseLmdbDataset(LmdbDataset):
     """Rows of one `.aselmdb` file as records of the OC20 schema.
 
     Numbers, positions, cell, pbc and tags are the row's; fixed are the atoms that its constraints
-    hold; sid, y_relaxed, y_init, pos_relaxed and whatever else are looked up in the row's `data`
-    and `key_value_pairs`. The calculator's energy and forces are there as "energy" and "forces",
-    and are not taken for the target, unless the option `energy` names "calculator".
+    hold; sid, y_relaxed, y_init, pos_relaxed and whatever else are looked up in the row's `data`,
+    then in its `key_value_pairs`; a target of which the two hold different values is an error.
+    The calculator's energy and forces are there as "energy" and "forces", and are not taken for
+    the target, unless the option `energy` names "calculator".
 
     Objects other than arrays and numbers stay unread, and are an error where they are asked for.
 
@@ -142,8 +143,10 @@ def encode_row(record: Mapping[str, Any], where: str = "record", *, forces: bool
     try:
         text = dump(row)
     except (TypeError, ValueError):
-        for field, value in row["data"].items():
+        for field, value in row.pop("data").items():
             _must_dump(field, value, where)
+        for column, value in row.items():
+            _must_dump(NAMES.get(column, column), value, where)
         raise
     # ASE's rows have a random name; here it is made of what the row holds.
     name = hashlib.blake2b(text, digest_size=16).hexdigest()

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flt_mol.data.tensors import numpy_of
+
 __all__ = ["StoredJson", "decode_json", "dump", "head_of", "inflate", "load"]
 
 LARGEST = 1 << 26  # bytes of one decompressed row; parsed, it takes up to twenty times as many
@@ -197,7 +199,7 @@ def dump(value: Any) -> bytes:
 
 def _spelled(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        value = numpy_of(value)
     if isinstance(value, np.ndarray):
         return _spelled_array(value)
     if isinstance(value, np.generic):

@@ -9,19 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flt_mol.data.aselmdb.json_values import StoredJson, decode_json
-from flt_mol.data.fields import GRAPH_FIELDS, Fields, read_sid
+from flt_mol.data.fields import GRAPH_FIELDS, Fields, read_sid, shown
 from flt_mol.data.targets import read_energy
 
-__all__ = ["PROPERTIES", "Broken", "Row", "row_of"]
+__all__ = ["NAMES", "PROPERTIES", "Broken", "Row", "disagreement", "row_of"]
 
 # What a calculator may have found; those with one number per atom have no place in a record.
 PROPERTIES = ("energy", "free_energy", "forces", "stress", "dipole", "magmom")
 _COLUMNS = {"pos": "positions", "atomic_numbers": "numbers", "cell": "cell", "tags": "tags"}
+NAMES = {column: field for field, column in _COLUMNS.items()}  # column → OC20's name
 _HOLDING = ("FixAtoms", "FixCartesian", "FixScaled")
 
 
 class Row(Mapping[str, Any]):
     """The fields of one row by OC20's names; a field is decoded each time it is asked for.
+
+    What both `data` and `key_value_pairs` hold is taken from `data`, as from ASE atoms.
 
     Args:
         content: the row, of :func:`flt_mol.data.aselmdb.json_values.load`.
@@ -37,6 +40,8 @@ class Row(Mapping[str, Any]):
         self._fields: dict[str, Any] = {
             name: content[name] for name in PROPERTIES if name in content
         }
+        self._pairs: dict[str, Any] = {}  # in `key_value_pairs`, where `data` has that name too
+        self._filled: dict[str, str] = {}
         for part in ("key_value_pairs", "data"):
             value = content.get(part)
             if value is None:
@@ -44,6 +49,10 @@ class Row(Mapping[str, Any]):
             if not isinstance(value, dict):
                 kind = type(value).__name__
                 raise ValueError(f"{where}: {part} of the row is a {kind}, expected names")
+            if part == "data":
+                value = {name: inner for name, inner in value.items() if inner is not None}
+                pairs = content.get("key_value_pairs") or {}
+                self._pairs = {name: pairs[name] for name in pairs if name in value}
             self._fields |= value
         if "energy" in content:
             self._fields["calculator"] = content["energy"]
@@ -84,10 +93,18 @@ class Row(Mapping[str, Any]):
             return "array", np.shape(found)
         return type(found).__name__, None
 
-    def fill(self, name: str, value: Any) -> None:
-        """Give a field that is missing."""
+    def fill(self, name: str, value: Any, other: str | None = None) -> None:
+        """Give a field that is missing; `other` is the field that the value is of."""
         if self._fields.get(name) is None:
             self._fields[name] = value
+            self._filled[name] = name if other is None else other
+
+    def conflict(self, name: str) -> str | None:
+        """What to say of a field of which the row holds two values, None where it does not."""
+        name = self._filled.get(name, name)
+        if self._pairs.get(name) is None or name in self._MADE or name in _COLUMNS:
+            return None
+        return disagreement(name, self[name], decode_json(self._pairs[name]))
 
     def _natoms(self) -> int:
         return int(np.size(decode_json(self._row.get("numbers", []))))
@@ -115,6 +132,20 @@ class Row(Mapping[str, Any]):
     }
 
 
+def disagreement(name: str, of_data: Any, of_pairs: Any) -> str | None:
+    """What to say of two values of a row's field, None where they are equal."""
+    try:
+        equal = np.array_equal(np.asarray(of_data), np.asarray(of_pairs))
+    except ValueError:  # ragged lists
+        equal = False
+    if equal:
+        return None
+    return (
+        f"of data is {shown(of_data)}, {name} of key_value_pairs is {shown(of_pairs)}: the row "
+        "holds two values; keep one"
+    )
+
+
 class Broken(Mapping[str, Any]):
     """In place of a row that cannot be read: whoever asks for a field is told why."""
 
@@ -130,7 +161,7 @@ class Broken(Mapping[str, Any]):
     def __len__(self) -> int:
         return 0
 
-    def fill(self, name: str, value: Any) -> None:
+    def fill(self, name: str, value: Any, other: str | None = None) -> None:
         """Nothing is to be had."""
 
 

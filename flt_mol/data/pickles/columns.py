@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.columns import Columns
 from flt_mol.data.fields import DROPPED_FIELDS, USED_FIELDS, Fields, read_sid
+from flt_mol.data.graph_counts import refuse_several
 from flt_mol.data.options import ReadOptions
 from flt_mol.data.pickles.numbers import UnusualError, stored_array, stored_numbers
 from flt_mol.data.pickles.unpickling import Record
@@ -49,6 +50,7 @@ def to_columns(
         raise UnusualError
     values, natoms = numbers
     _compare_natoms(records, natoms, known)
+    _need_single(records, natoms)
     energy = initial = relaxed = None
     if not options.ignore_energy:
         _need_names(records, options)
@@ -178,6 +180,13 @@ def _compare_natoms(
             stored = stored_array(stored).item()
         if stored is not None and stored != n:
             raise UnusualError
+
+
+def _need_single(records: Sequence[Mapping[str, Any]], natoms: NDArray[np.int64]) -> None:
+    """No record holds the graphs of a PyG `Batch`."""
+    for record, n in zip(records, natoms.tolist(), strict=True):
+        if record.get("ptr") is not None or record.get("batch") is not None:
+            refuse_several(Fields(Record(record, ""), "", 0), n)
 
 
 def _energies(records: Sequence[Mapping[str, Any]], field: str) -> NDArray[np.float64] | None:

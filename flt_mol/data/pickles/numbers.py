@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.pickles.values import StoredArray, StoredDtype, StoredTensor, decode
+from flt_mol.data.tensors import numpy_of
 
 __all__ = ["UnusualError", "stored_array", "stored_numbers"]
 
@@ -61,9 +61,7 @@ def _tensor(value: StoredTensor) -> tuple[np.dtype[Any], tuple[int, ...], memory
 def stored_array(value: Any) -> NDArray[Any]:
     """Any stored numbers, as `Fields.array` reads them."""
     value = decode(value)
-    if isinstance(value, Tensor):
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    array = np.asarray(value)
+    array = numpy_of(value) if isinstance(value, Tensor) else np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise UnusualError
     return array

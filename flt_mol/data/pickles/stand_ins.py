@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from flt_mol.data.pickles.newer_tensors import DTYPES, NewerTensor, TorchDtype, tensor_v2
 from flt_mol.data.pickles.torch_storage import StoredStorage
 from flt_mol.data.pickles.values import StoredArray, StoredDtype, StoredScalar, StoredTensor
 
@@ -126,7 +127,8 @@ def _table() -> dict[tuple[str, str], Any]:
         ("collections", "OrderedDict"): _Call(_dict),
         ("collections", "defaultdict"): _Call(_dict),
         ("torch._utils", "_rebuild_tensor"): _Call(StoredTensor),
-        ("torch._utils", "_rebuild_tensor_v2"): _Call(StoredTensor),
+        ("torch._utils", "_rebuild_tensor_v2"): _Call(tensor_v2),
+        ("torch._utils", "_rebuild_tensor_v3"): _Call(NewerTensor),
         ("torch._utils", "_rebuild_parameter"): _Call(_parameter),
         ("torch.storage", "_load_from_bytes"): _Call(StoredStorage),
         ("torch", "Size"): _Call(_size),
@@ -138,6 +140,8 @@ def _table() -> dict[tuple[str, str], Any]:
         table[f"{core}.multiarray", "_reconstruct"] = _Call(StoredArray)
         table[f"{core}.multiarray", "scalar"] = _Call(StoredScalar)
         table[f"{core}.numeric", "_frombuffer"] = _Call(StoredArray.from_buffer)
+    for name in DTYPES:
+        table["torch", name] = TorchDtype(name)
     for builtins in ("builtins", "__builtin__"):
         table[builtins, "set"] = _collection(set)
         table[builtins, "frozenset"] = _collection(frozenset)

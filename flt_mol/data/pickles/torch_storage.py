@@ -32,6 +32,7 @@ _STORAGES = {
     "BoolStorage": torch.bool,
     "ComplexFloatStorage": torch.complex64,
     "ComplexDoubleStorage": torch.complex128,
+    "UntypedStorage": torch.uint8,  # bytes of newer types, which the tensor names
 }
 
 _NUMPY: dict[str, np.dtype[Any]] = {

@@ -23,7 +23,8 @@ __all__ = [
 ]
 
 _DEPTH = 32  # nesting of lists and dicts in one value
-_NODES = 1_000_000  # values in one field: a list that holds itself twice doubles at each level
+_NODES = 1_000_000  # values in one field
+_REPEATED = 100_000  # of them, in lists that occur several times: each level may double them
 _EXPANDED = 1_000_000  # elements that a tensor may have beyond those stored (stride 0)
 _BYTES = 1 << 28  # of the tensors and arrays of one field; those of a record that repeat count once
 
@@ -150,11 +151,15 @@ class _Decoder:
         self.nodes = _NODES
         self.bytes = _BYTES
         self.done: dict[int, Any] = {}
+        self.repeated = _REPEATED
+        self.floor = _DEPTH  # the deepest level that was reached
+        self.lists: dict[int, tuple[Any, int, int]] = {}  # decoded, how many values, how deep
 
     def walk(self, value: Any, depth: int) -> Any:
         """`value` decoded, at `depth` levels above the deepest that is allowed."""
         self.nodes -= 1
-        if depth == 0 or self.nodes == 0:
+        self.floor = min(self.floor, depth)
+        if depth == 0 or self.nodes <= 0:
             raise ValueError("values nested too deeply")
         if isinstance(value, _STORED):
             return self.stored(value)
@@ -162,11 +167,28 @@ class _Decoder:
             return value
         if isinstance(value, memoryview):  # bytes that are not copied before they are asked for
             return bytes(value)
-        if isinstance(value, dict):
-            return {self.walk(k, depth - 1): self.walk(v, depth - 1) for k, v in value.items()}
-        if isinstance(value, list | tuple | set | frozenset):
-            return type(value)(self.walk(v, depth - 1) for v in value)
+        if isinstance(value, dict | list | tuple | set | frozenset):
+            return self.several(value, depth)
         raise ValueError(f"neither tensor, array nor plain value, but a {type(value).__name__}")
+
+    def several(self, value: Any, depth: int) -> Any:
+        """The values of a list or dict; what occurs several times is decoded once, counted each."""
+        if id(value) in self.lists:
+            result, size, height = self.lists[id(value)]
+            self.repeated -= size
+            self.nodes -= size
+            self.floor = min(self.floor, depth - height)
+            if self.repeated < 0 or self.nodes <= 0 or depth <= height:
+                raise ValueError("values nested too deeply: the same lists occur again and again")
+            return result
+        before, above, self.floor = self.nodes, self.floor, depth
+        if isinstance(value, dict):
+            inside = {self.walk(k, depth - 1): self.walk(v, depth - 1) for k, v in value.items()}
+        else:
+            inside = type(value)(self.walk(v, depth - 1) for v in value)
+        self.lists[id(value)] = inside, before - self.nodes, depth - self.floor
+        self.floor = min(above, self.floor)
+        return inside
 
     def stored(self, value: Any) -> Any:
         """A stand-in decoded, or as it was decoded before; the whole value keeps ids from reuse."""

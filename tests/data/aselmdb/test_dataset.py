@@ -394,3 +394,44 @@ def test_ases_own_backend_agrees(slab: Atoms, make_record: Any, tmp_path: Path) 
     assert [system.energy.item() for system in systems] == [0.0, 1.0, 1.5, 2.0]
     assert systems[0].info == {"kind": ("slab",)}
     assert torch.equal(systems[0].fixed, from_ase(slab).fixed)
+
+
+def test_data_counts_more_than_key_value_pairs(slab: Atoms, write_lmdb: Any) -> None:
+    data = {"sid": 7, "y_relaxed": -1.5, "site": "fcc", "y_init": None}
+    row = ase_row(slab, data, sid=8, y_relaxed=-1.5, site="hcp", y_init=0.5)
+    (system,) = open_dataset(write_lmdb({1: row}, "a.aselmdb"))
+    assert (system.sid, system.info["site"]) == ((7,), ("fcc",))
+    assert (system.energy.item(), system.energy_initial.item()) == (-1.5, 0.5)
+
+
+@pytest.mark.parametrize("name", ["y_relaxed", "E_ads", "y_init"])
+def test_two_values_of_a_target(name: str, slab: Atoms, write_lmdb: Any) -> None:
+    row = ase_row(slab, {"sid": 7, "y_relaxed": -1.0, name: -1.5}, **{name: -2.5})
+    options = {"energy": name} if name == "E_ads" else {}
+    path = write_lmdb({1: row}, "a.aselmdb")
+    told = f"{name} of data is -1.5, {name} of key_value_pairs is -2.5"
+    if name == "y_init":  # a bad one is left out, as any
+        with pytest.warns(UserWarning, match=told):
+            assert open_dataset(path)[0].energy_initial is None
+        return
+    with pytest.raises(ValueError, match=rf"key 1, sid 7: {told}"):
+        list(open_dataset(path, **options))
+    assert open_dataset(path, ignore_energy=True)[0].sid == (7,)
+    if name != "y_relaxed":  # no target, no error
+        assert open_dataset(path)[0].info["E_ads"] == (-1.5,)
+
+
+@pytest.mark.parametrize("field", ["pos", "cell", "force"])
+def test_numbers_that_json_does_not_have(field: str, make_record: Any) -> None:
+    wide = np.diag(np.full(3, 9.0)) if field == "cell" else np.arange(18.0).reshape(6, 3)
+    record = make_record(**{field: wide.astype(np.longdouble)})
+    told = {"force": "forces"}.get(field, field)
+    with pytest.raises(ValueError, match=rf"here: {told} holds an array of float128"):
+        encode_row(record, "here", forces=True)
+    assert encode_row(make_record(**{field: wide}), "here", forces=True)
+
+
+def test_fields_called_as_columns_are_named(make_record: Any) -> None:
+    for name in ("positions", "data"):
+        with pytest.raises(ValueError, match=f"here: {name} holds bytes"):
+            encode_row(make_record(**{name: b"x"}), "here")

@@ -17,6 +17,7 @@ import torch
 
 from flt_mol.data.pickles.torch_storage import StoredStorage
 from flt_mol.data.pickles.unpickling import Record, unpickle
+from flt_mol.data.pickles.values import _Decoder
 
 PROTOCOLS = range(6)
 
@@ -409,3 +410,50 @@ def test_damage_gives_value_errors_only(version: int, pickle_pyg: Any, make_reco
 def test_data_outside_the_record_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="here: .*refers to data outside the record"):
         unpickle(data, "here")
+
+
+def _doubled(times: int) -> Any:
+    value: Any = [1]
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def test_lists_that_occur_again_are_decoded_once() -> None:
+    calls = 0
+
+    class Counted(_Decoder):
+        def walk(self, value: Any, depth: int) -> Any:
+            nonlocal calls
+            calls += 1
+            return super().walk(value, depth)
+
+    value = _doubled(28)
+    with pytest.raises(ValueError, match="again and again"):
+        Counted().walk(value, 32)
+    assert calls < 100
+    record = unpickle(pickle.dumps({"v": _doubled(10)}), "here")
+    assert record["v"] == _doubled(10)
+    part = {"a": [torch.ones(2), (1, 2)]}
+    shared = unpickle(pickle.dumps({"v": [part, part, {"b": part}]}), "here")["v"]
+    assert shared[0] == shared[1] == shared[2]["b"]
+
+
+def test_long_lists_are_read() -> None:
+    value = [[float(i), 0.5, 1.0] for i in range(50_000)]
+    assert unpickle(pickle.dumps({"v": value}), "here")["v"] == value
+
+
+@pytest.mark.parametrize("levels", [12, 20])
+def test_lists_that_occur_again_nest_no_deeper(levels: int) -> None:
+    """Each part is the part before, a few levels deeper."""
+    value: Any = 1
+    parts = []
+    for _ in range(3):
+        for _ in range(levels):
+            value = [value]
+        parts.append(value)
+    for given in (parts, parts[::-1], [parts[0], parts[-1]]):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            unpickle(pickle.dumps({"v": given}), "here")["v"]
+    assert unpickle(pickle.dumps({"v": [parts[0], parts[0]]}), "here")["v"] == [parts[0], parts[0]]
