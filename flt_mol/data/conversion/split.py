@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flt_mol.data.conversion import ConvertResult, Progress, convert
 from flt_mol.data.conversion.plan import check_place, source_plan
+from flt_mol.data.conversion.recipe import recipe_text
 from flt_mol.data.conversion.shares import Share, assign, good_records, groups_of, numbers
 from flt_mol.data.conversion.work import WorkFolder, sync, write_whole
 from flt_mol.data.conversion.write import KINDS
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.options import OnError
-from flt_mol.data.tally import targets_apart
 
 __all__ = ["SplitResult", "split"]
-
-_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -122,7 +116,7 @@ def split(
             staged.mkdir(exist_ok=True)
             writer = _Writer(source, staged, work, kind, workers, on_error, forces, progress)
             done = writer.all(places)
-            recipe = _recipe(work.plan["name"], source, staged, kind, done, about)
+            recipe = recipe_text(work.plan["name"], source, staged, kind, done, about)
             write_whole(work.path / "dataset.yaml", recipe.encode())
             os.replace(work.path / "dataset.yaml", staged / "dataset.yaml")
             sync(staged / "dataset.yaml")
@@ -216,61 +210,6 @@ def _result(entry: Mapping[str, Any], folder: Path) -> ConvertResult:
 def _refuse_full(output: Path) -> None:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists already; choose a new or empty folder")
-
-
-def _recipe(
-    name: str,
-    source: StructuresDataset,
-    folder: Path,
-    kind: str,
-    done: Mapping[str, Mapping[str, Any]],
-    about: Mapping[str, Any],
-) -> str:
-    """The text of `dataset.yaml`."""
-    from ase.data import chemical_symbols
-
-    elements: set[int] = set()
-    energies: dict[str, list[float]] = {}
-    for split, entry in done.items():
-        energies[split] = []
-        dataset = KINDS[kind].open(folder / entry["output"])
-        for start in range(0, len(dataset), _BATCH):
-            part = range(start, min(start + _BATCH, len(dataset)))
-            for batch in targets_apart(dataset, part, partial(_has_target, dataset)):
-                elements |= set(batch.atomic_numbers.tolist())
-                energies[split] += [] if batch.energy is None else batch.energy.tolist()
-    first = next(iter(done))
-    splits = {
-        split: {
-            "file": entry["output"],
-            "count": entry["systems"],
-            "bytes": entry["bytes"],
-            "sha256": entry["sha256"],
-        }
-        for split, entry in done.items()
-    }
-    recipe = {
-        "name": name,
-        "source": source.path.name,
-        "split": {**about, "by": "flt_mol.data.conversion.split"},
-        "units": {"length": "Å", "energy": "eV"},
-        "elements": [chemical_symbols[z] for z in sorted(elements)],
-        "splits": splits,
-    }
-    if energies[first]:  # of the systems that have a target
-        recipe["normalizer"] = _moments(energies[first])
-    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _has_target(dataset: StructuresDataset, index: int) -> bool:
-    return dataset.record(index).get(dataset.options.energy) is not None
-
-
-def _moments(energies: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation, eV, rounded once and so the same on every machine."""
-    mean = math.fsum(energies) / len(energies)
-    variance = math.fsum((e - mean) ** 2 for e in energies) / len(energies)
-    return {"mean": mean, "std": math.sqrt(variance)}
 
 
 def _sha256(path: Path) -> str:
