@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.energy import RPEConfig
+
+# The same examples in every run, and no verdicts by the clock: what lands must not depend on luck.
+settings.register_profile(
+    "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")
