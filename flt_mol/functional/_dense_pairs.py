@@ -85,10 +85,22 @@ def dense_pairs(
     partners = image.searchsorted(product.stops)
     partners[1:] -= partners[:-1].copy()
     image += (product.before - starts).repeat(partners)
-    shifts = shift.take(image, axis=0)
+    index_i, index_j, shifts = _together(len(image))
+    index_i[:] = np.arange(len(points)).repeat(partners)
+    atom.take(image, out=index_j, mode="clip")
+    shift.take(image, axis=0, out=shifts, mode="clip")
     for axis in moves:
         shifts[:, axis] += images.moved[axis].repeat(partners)
-    return np.arange(len(points)).repeat(partners), atom.take(image), shifts
+    return index_i, index_j, shifts
+
+
+def _together(count: int) -> Found:
+    """Room for i, j and shifts in one piece: small pieces would be given back to the system.
+
+    Then every batch pays anew for the pages that its pairs lie on, as much as for finding them.
+    """
+    block = np.empty(5 * count, np.int64)
+    return block[:count], block[count : 2 * count], block[2 * count :].reshape(count, 3)
 
 
 def _own(images: Images) -> Integers:
