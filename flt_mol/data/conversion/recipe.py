@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flt_mol.data.conversion.write import KINDS
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.tally import targets_apart
@@ -28,6 +26,7 @@ def recipe_text(
     about: Mapping[str, Any],
 ) -> str:
     """The text of `dataset.yaml`."""
+    import yaml
     from ase.data import chemical_symbols
 
     elements: set[int] = set()

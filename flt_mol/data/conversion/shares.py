@@ -11,7 +11,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from ase.data import chemical_symbols
 
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.options import OnError
@@ -194,6 +193,8 @@ def _canonical(value: Any) -> Any:
 
 def _composition(record: Mapping[str, Any]) -> str:
     """As in C1O1Pt12."""
+    from ase.data import chemical_symbols
+
     numbers = np.asarray(record["atomic_numbers"]).reshape(-1).astype(np.int64).tolist()
     counts = Counter(chemical_symbols[z] for z in numbers)
     return "".join(f"{symbol}{count}" for symbol, count in sorted(counts.items()))
