@@ -37,6 +37,9 @@ from flt_mol.functional.linear import (
     linear_sums,
     normalised,
 )
+from flt_mol.functional.minimum_image import (
+    minimum_image,
+)
 from flt_mol.functional.neighbors import (
     NeighborPairs,
     neighbor_pairs,
@@ -48,6 +51,7 @@ from flt_mol.functional.packed import (
     system_index,
 )
 from flt_mol.functional.pairs import (
+    filtered_dots,
     pair_filter,
     pair_sums,
 )
@@ -76,6 +80,7 @@ __all__ = [
     "centred",
     "elu_features",
     "exact_attention",
+    "filtered_dots",
     "fourier_basis",
     "gaussian_projection",
     "hyperbolic_log_features",
@@ -84,6 +89,7 @@ __all__ = [
     "kernel_attention",
     "linear_attention",
     "linear_sums",
+    "minimum_image",
     "neighbor_pairs",
     "normalised",
     "offsets_of",

@@ -70,6 +70,20 @@ class NeighborPairs(NamedTuple):
         image = (self.shift.to(positions.dtype)[:, :, None] * lattice).sum(1)
         return (positions[self.index_i] - positions[self.index_j]) - image
 
+    def with_self(self, num_rows: int) -> NeighborPairs:
+        """These pairs, and each of `num_rows` atoms with itself, before its images.
+
+        Example:
+            >>> none = torch.zeros(0, dtype=torch.int64)
+            >>> NeighborPairs(none, none, torch.zeros(0, 3, dtype=torch.int64)).with_self(2).index_i
+            tensor([0, 1])
+        """
+        rows = torch.arange(num_rows, device=self.index_i.device)
+        index_i, index_j = torch.cat([rows, self.index_i]), torch.cat([rows, self.index_j])
+        shift = torch.cat([self.shift.new_zeros(num_rows, 3), self.shift])
+        order = torch.argsort(index_i * num_rows + index_j, stable=True)
+        return NeighborPairs(index_i[order], index_j[order], shift[order])
+
     def groups(self) -> PairGroups:
         """Which pairs share (i, j).
 

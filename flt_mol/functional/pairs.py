@@ -60,6 +60,17 @@ def pair_filter(
     return out
 
 
+def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
+    """s_pt = Σ_c x_{i(p) c} W_tc y_{j(p) c}: (N, C), (K, C), W (T, C) → (P, T), at least float32.
+
+    Times the basis and summed over t it is the dot product under a filter per channel,
+    Σ_c x_ic F_c(r_p) y_jc, without anything of size P × C.
+    """
+    x, y, weight = settled(x, y, weight)
+    out: Tensor = _pair_ops.pair_filter_basis(x, y, weight, index_i, index_j)
+    return out
+
+
 def pair_dots(x: Tensor, y: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
     """s_ph = x_{i(p) h} · y_{j(p) h}: (N, H, M), (K, H, M) → (P, H), at least float32."""
     x, y = settled(x, y)

@@ -20,11 +20,21 @@ from flt_mol.nn.frequencies import (
     LatticeFrequencies,
     LebedevFrequencies,
 )
+from flt_mol.nn.gaussian_bias import (
+    GaussianBias,
+)
+from flt_mol.nn.heads import (
+    DisplacementHead,
+    EnergyHead,
+)
 from flt_mol.nn.inspection import (
     Fidelity,
 )
 from flt_mol.nn.local import (
     ImageKeys,
+    LocalBasis,
+    LocalFilter,
+    LocalGeometry,
     PairCorrection,
     PairFilter,
     PairWeights,
@@ -59,6 +69,7 @@ from flt_mol.nn.streaming import (
     AttentionState,
 )
 from flt_mol.nn.transformer import (
+    BlockGeometry,
     FLTBlock,
     FLTEncoder,
 )
@@ -69,11 +80,14 @@ __all__ = [
     "SPECTRA",
     "AttentionState",
     "BSplineSpectrum",
+    "BlockGeometry",
     "BoxSpectrum",
     "CauchySpectrum",
     "ComponentFrequencies",
     "DirectionalSpectrum",
+    "DisplacementHead",
     "ELUFeatures",
+    "EnergyHead",
     "FLTAttention",
     "FLTBlock",
     "FLTEncoder",
@@ -82,6 +96,7 @@ __all__ = [
     "Fidelity",
     "FourierRPE",
     "Frequencies",
+    "GaussianBias",
     "GaussianFrequencies",
     "GaussianMixtureSpectrum",
     "GaussianSpectrum",
@@ -90,6 +105,9 @@ __all__ = [
     "LaplaceSpectrum",
     "LatticeFrequencies",
     "LebedevFrequencies",
+    "LocalBasis",
+    "LocalFilter",
+    "LocalGeometry",
     "MaternSpectrum",
     "PairCorrection",
     "PairFilter",

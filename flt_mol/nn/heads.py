@@ -1,39 +1,210 @@
-"""Read-outs: from features of atoms to quantities of systems."""
+"""Read-outs: from features of atoms to quantities of systems, and to how atoms move."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.packed import sum_per_system
+from flt_mol.functional._common import (
+    at_least_float32,
+    draw_normal,
+    placed,
+    seeded_generator,
+    without_autocast,
+)
+from flt_mol.functional.packed import mean_per_system, sum_per_system
+from flt_mol.functional.pairs import filtered_dots, segment_sum
+from flt_mol.nn._init import drawn_linear
+from flt_mol.nn._pair_checks import check_atoms, check_sizes
+from flt_mol.nn.local import LocalGeometry
+
+READOUTS = ("tags", "sum", "mean")
+
+_CORE = 0.1  # Å, far below any distance between atoms
 
 
 class EnergyHead(nn.Module):
-    """E_b = Σ_{i ∈ b} w[tag_i] · e(x_i), with e = Linear ∘ GELU ∘ Linear ∘ LayerNorm.
+    """E_b from e(x_i) of its atoms, with e = Linear ∘ GELU ∘ Linear ∘ LayerNorm.
 
-    The weights w are learned, one per tag, and start at (0.1, 0.3, 1) for atoms below the
-    surface, at the surface, and of the adsorbate: an adsorption energy is mostly the adsorbate's.
+    Readouts:
+        - "tags": Σ_i w[tag_i] · e(x_i). The weights w are learned, one per tag, and start at
+          (0.1, 0.3, 1) for atoms below the surface, at the surface, and of the adsorbate: an
+          adsorption energy is mostly the adsorbate's.
+        - "sum": Σ_i e(x_i), extensive: twice the system has twice the energy.
+        - "mean": the mean of e(x_i), intensive.
 
     Args:
         embed_dim: C.
+        num_outputs: K, quantities per system. Each has its own w.
+        readout: "tags", "sum" or "mean".
+        norm: whether e begins with the LayerNorm.
+        generator: on CPU, for all weights; None draws from torch's global one.
+
+    Raises:
+        ValueError: an unknown readout, or a size below 1.
+
+    Example:
+        >>> head = EnergyHead(8, num_outputs=2, readout="sum")
+        >>> head(torch.zeros(5, 8), None, torch.tensor([0, 2, 5])).shape
+        torch.Size([2, 2])
     """
 
     INITIAL_TAG_WEIGHTS = (0.1, 0.3, 1.0)
 
-    def __init__(self, embed_dim: int) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_outputs: int = 1,
+        readout: str = "tags",
+        norm: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> None:
         super().__init__()
+        check_sizes(embed_dim=embed_dim, num_outputs=num_outputs)
+        if readout not in READOUTS:
+            raise ValueError(f"readout is '{readout}'; known: {', '.join(READOUTS)}")
+        self.readout = readout
+        self.num_outputs = num_outputs
         self.atom_energy = nn.Sequential(
-            nn.LayerNorm(embed_dim),
-            nn.Linear(embed_dim, embed_dim),
+            nn.LayerNorm(embed_dim) if norm else nn.Identity(),
+            _uniform_linear(embed_dim, embed_dim, generator),
             nn.GELU(),
-            nn.Linear(embed_dim, 1),
+            _uniform_linear(embed_dim, num_outputs, generator),
         )
-        self.tag_weight = nn.Parameter(torch.tensor(self.INITIAL_TAG_WEIGHTS, dtype=torch.float32))
+        if readout == "tags":
+            start = torch.tensor(self.INITIAL_TAG_WEIGHTS, dtype=torch.float32)
+            if num_outputs > 1:
+                start = start[:, None].repeat(1, num_outputs)
+            self.tag_weight = nn.Parameter(placed(start))
 
-    def forward(self, x: Tensor, tags: Tensor, ptr: Tensor) -> Tensor:
-        """Features (N, C), tags (N,) and ptr (B + 1,) to energies (B,); 0 for empty systems.
+    def forward(self, x: Tensor, tags: Tensor | None, ptr: Tensor) -> Tensor:
+        """Features (N, C) to energies (B,), or (B, K) for K > 1; 0 for systems without atoms.
 
-        Sums are taken in at least float32, whatever the autocast dtype.
+        Everything is done in at least float32 where autocast would have less.
+
+        Args:
+            x: (N, C).
+            tags: (N,) int64, 0 to 2; looked at by the readout "tags" only.
+            ptr: (B + 1,), first atom of each system.
+
+        Raises:
+            ValueError: tags are needed and missing.
         """
-        per_atom = self.tag_weight[tags] * self.atom_energy(x).squeeze(-1)
-        return sum_per_system(per_atom.to(torch.promote_types(per_atom.dtype, torch.float32)), ptr)
+        with without_autocast(x):
+            per_atom = self.atom_energy(x.to(next(self.atom_energy.parameters()).dtype))
+            if self.num_outputs == 1:
+                per_atom = per_atom.squeeze(-1)
+            if self.readout == "tags":
+                if tags is None:
+                    raise ValueError("readout='tags' needs the tags (N,) of the atoms")
+                per_atom = self.tag_weight[tags] * per_atom
+        reduce = mean_per_system if self.readout == "mean" else sum_per_system
+        return reduce(at_least_float32(per_atom), ptr)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"readout='{self.readout}'"
+
+
+class DisplacementHead(nn.Module):
+    r"""d_i = Σ_j m_ij r̂_ij with m_ij = Σ_c s_c(x_i) F_c(r_ij) (V x_j)_c, F_c(r) = Σ_t W_tc B_t(r).
+
+    A sum of directions to neighbours, periodic images included, weighted by invariants, as forces
+    are [1]: it turns and mirrors with the system, whatever the weights, and is the same in a
+    supercell. x goes through a LayerNorm first, s = Linear ∘ GELU ∘ Linear, V is linear. B is 0
+    from the cutoff on, so nothing jumps there; below 0.1 Å, where directions have no meaning,
+    r̂ fades out as r². Atoms at the centre of a mirror-symmetric environment cannot leave it.
+
+    m is a number per pair, formed without a tensor pairs × channels, and serves all three axes.
+    Time O(P·T·C'), memory O(P·T + N·C).
+
+    Args:
+        embed_dim: C.
+        num_basis: T, functions in `LocalGeometry.basis`.
+        channels: C', terms of m.
+        generator: on CPU, for all weights; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: a size below 1.
+
+    References:
+        [1] Schütt et al., "Equivariant message passing for the prediction of tensorial properties
+        and molecular spectra", ICML 2021, equation 8: its vectors, of one layer, gated by
+        invariants.
+    """
+
+    # A surface atom with forty neighbours then moves by about 0.02 Å before any training.
+    INITIAL_SCALE = 0.02
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_basis: int,
+        channels: int = 16,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(embed_dim=embed_dim, num_basis=num_basis, channels=channels)
+        generator = seeded_generator(generator)
+        self.norm = nn.LayerNorm(embed_dim)
+        first, last = (
+            drawn_linear(embed_dim, width, True, generator) for width in (embed_dim, channels)
+        )
+        with torch.no_grad():
+            last.weight.mul_(self.INITIAL_SCALE)
+        self.strength = nn.Sequential(first, nn.GELU(), last)
+        self.value = drawn_linear(embed_dim, channels, False, generator)
+        start = draw_normal(num_basis, channels, generator=generator) * num_basis**-0.5
+        self.weight = nn.Parameter(placed(start))
+
+    def forward(self, x: Tensor, local: LocalGeometry, fixed: Tensor | None = None) -> Tensor:
+        """Features (N, C) to displacements (N, 3), Å, at least float32.
+
+        Args:
+            x: (N, C), invariant to rotations.
+            local: the pairs of these atoms; self pairs add nothing.
+            fixed: (N,) bool, atoms that do not move: exactly 0. None: all are free.
+
+        Raises:
+            ValueError: features, pairs or marks that do not belong together.
+        """
+        self._check(x, local, fixed)
+        i, j = local.pairs.index_i, local.pairs.index_j
+        with without_autocast(x):
+            h = self.norm(x.to(self.weight.dtype))
+            along = filtered_dots(self.strength(h), self.value(h), self.weight, i, j)
+            size = (local.basis.to(along.dtype) * along).sum(-1)
+            directions = _directions(local.vectors, local.distances).to(size.dtype)
+            moved = segment_sum(size[:, None] * directions, i, x.shape[0])
+        return moved if fixed is None else moved.masked_fill(fixed[:, None], 0.0)
+
+    def _check(self, x: Tensor, local: LocalGeometry, fixed: Tensor | None) -> None:
+        check_atoms(local.pairs, x, self.value.in_features)
+        if local.basis.shape[-1] != self.weight.shape[0]:
+            raise ValueError(
+                f"basis has {local.basis.shape[-1]} functions, expected {self.weight.shape[0]}: "
+                "num_basis of this head is that of the pairs it is given"
+            )
+        if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != x.shape[:1]):
+            raise ValueError(
+                f"fixed has shape {tuple(fixed.shape)} and {fixed.dtype}, expected "
+                f"({x.shape[0]},) torch.bool: one mark for each atom"
+            )
+
+
+def _directions(vectors: Tensor, distances: Tensor) -> Tensor:
+    """r̂ · r² / (r² + δ²) (P, 3), δ = 0.1 Å: 0 with gradient 0 at r = 0, and continuous."""
+    return vectors * (distances / (distances.square() + _CORE**2))[:, None]
+
+
+def _uniform_linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
+    """A linear map that begins as torch's own do, with weights and bias from U(±1/√inputs)."""
+    bound = 1 / math.sqrt(inputs)
+    layer = nn.Linear(inputs, outputs, device="meta")
+    for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
+        start = torch.empty(shape, dtype=torch.float32, device="cpu")
+        start.uniform_(-bound, bound, generator=generator)
+        setattr(layer, name, nn.Parameter(placed(start)))
+    return layer

@@ -23,9 +23,18 @@ from flt_mol.nn._pair_checks import (
     check_vectors,
 )
 from flt_mol.nn.image_keys import ImageKeys, PairWeights
+from flt_mol.nn.local_filter import LocalBasis, LocalFilter, LocalGeometry
 from flt_mol.nn.radial import RadialBasis, smooth_cutoff
 
-__all__ = ["ImageKeys", "PairCorrection", "PairFilter", "PairWeights"]
+__all__ = [
+    "ImageKeys",
+    "LocalBasis",
+    "LocalFilter",
+    "LocalGeometry",
+    "PairCorrection",
+    "PairFilter",
+    "PairWeights",
+]
 
 LARGEST_BOUND = 10.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -11,23 +12,69 @@ from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.inputs import Place
 from flt_mol.nn.layout import layout_of
 from flt_mol.nn.local import PairWeights
+from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
+
+Given = TypeVar("Given", SpectralGeometry, LocalGeometry)
+
+
+class BlockGeometry(NamedTuple):
+    """What blocks are told of where atoms are; made once for a stack, None where no part needs it.
+
+    Attributes:
+        position_features: Φ and Ψ, for attention that shares an RPE.
+        positions: (N, ℓ), Å, for attention with an RPE of its own.
+        pairs: weights of near pairs, of a `PairCorrection`.
+        images: keys that are periodic images, of an `ImageKeys`.
+        waves: for spectral filters, of `SpectralFilter.geometry`.
+        local: for local filters, of a `LocalBasis`.
+    """
+
+    position_features: PositionFeatures | None = None
+    positions: Tensor | None = None
+    pairs: PairWeights | None = None
+    images: PairWeights | None = None
+    waves: SpectralGeometry | None = None
+    local: LocalGeometry | None = None
 
 
 class FLTBlock(nn.Module):
-    """x ← x + Attention(LayerNorm(x)), then x ← x + FFN(LayerNorm(x)).
+    """h = LayerNorm(x); x ← x + Attention(h) + Spectral(h) + Local(x); x ← x + FFN(LayerNorm(x)).
+
+    Attention weighs atoms against each other; the two filters are sums that nothing normalises,
+    which is how a density gets in: the spectral filter over all atoms and their images, coarse,
+    the local filter over neighbours, fine. Each part may be left out. The local filter takes
+    features as they are: normalised, they no longer tell how dense an atom's surroundings are.
 
     Args:
-        attention: the attention layer; its `embed_dim` is C.
+        attention: the attention layer, or None.
         ffn_dim: width of the hidden layer of the feed-forward net.
         dropout: probability, applied to the feed-forward net's output.
+        spectral: the spectral filter.
+        local: the local filter.
+
+    Raises:
+        ValueError: no part at all, or parts of different widths.
     """
 
-    def __init__(self, attention: FLTAttention, ffn_dim: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        attention: FLTAttention | None,
+        ffn_dim: int,
+        dropout: float = 0.0,
+        *,
+        spectral: SpectralFilter | None = None,
+        local: LocalFilter | None = None,
+    ) -> None:
         super().__init__()
-        embed_dim = attention.embed_dim
-        self.attention_norm = nn.LayerNorm(embed_dim)
+        embed_dim = _width(attention, spectral, local)
+        # Only where a part takes its output: parameters without a gradient stop training in DDP.
+        normed = attention is not None or spectral is not None
+        self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
+        self.spectral = spectral
+        self.local = local
         self.ffn_norm = nn.LayerNorm(embed_dim)
         self.ffn = nn.Sequential(
             nn.Linear(embed_dim, ffn_dim),
@@ -45,18 +92,31 @@ class FLTBlock(nn.Module):
         positions: Tensor | None = None,
         pairs: PairWeights | None = None,
         images: PairWeights | None = None,
+        waves: SpectralGeometry | None = None,
+        local: LocalGeometry | None = None,
     ) -> Tensor:
-        """Features (N, C) and ptr (B + 1,) to features (N, C); the rest is for the attention."""
-        x = x + self.attention(
-            self.attention_norm(x),
-            positions,
-            ptr=ptr,
-            position_features=position_features,
-            pairs=pairs,
-            images=images,
-        )
-        out: Tensor = x + self.ffn(self.ffn_norm(x))
-        return out
+        """Features (N, C) and ptr (B + 1,) to features (N, C); the rest as in `BlockGeometry`.
+
+        Raises:
+            ValueError: a part without its geometry.
+        """
+        h = self.attention_norm(x)
+        out = x
+        if self.attention is not None:
+            out = out + self.attention(
+                h,
+                positions,
+                ptr=ptr,
+                position_features=position_features,
+                pairs=pairs,
+                images=images,
+            )
+        if self.spectral is not None:
+            out = out + self.spectral(h, _needed(waves, "waves", "SpectralFilter.geometry"))
+        if self.local is not None:
+            out = out + self.local(x, _needed(local, "local", "a LocalBasis"))
+        result: Tensor = out + self.ffn(self.ffn_norm(out))
+        return result
 
 
 class FLTEncoder(nn.Module):
@@ -87,11 +147,14 @@ class FLTEncoder(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.rpe = rpe
         self.recycles = recycles
-        causal = {block.attention.causal for block in blocks}
+        attention = [block.attention for block in blocks if block.attention is not None]
+        causal = {layer.causal for layer in attention}
         if len(causal) > 1:
             raise ValueError("some blocks are causal and some are not: they share their positions")
         self.causal = True in causal
-        own = {block.attention.rpe is not None for block in blocks}
+        if self.causal and any(block.spectral or block.local for block in blocks):
+            raise ValueError("filters see all atoms: they do not go with causal attention")
+        own = {layer.rpe is not None for layer in attention}
         if len(own) > 1 or (rpe is not None and True in own):
             raise ValueError("give one rpe for the encoder, or one for each block, or none")
         self._blocks_have_rpes = True in own
@@ -107,6 +170,8 @@ class FLTEncoder(nn.Module):
         mask: Tensor | None = None,
         pairs: PairWeights | None = None,
         images: PairWeights | None = None,
+        waves: SpectralGeometry | None = None,
+        local: LocalGeometry | None = None,
     ) -> Tensor:
         """Features of packed or padded rows to features of the same rows.
 
@@ -119,12 +184,14 @@ class FLTEncoder(nn.Module):
             mask: (B, L) bool, True for real rows, for padded rows.
             pairs: weights of near pairs of packed rows, see `FLTAttention`.
             images: keys that are periodic images, see `FLTAttention`.
+            waves: of packed rows, for blocks with spectral filters.
+            local: of packed rows, for blocks with local filters.
 
         Raises:
             ValueError: arguments that do not belong together or do not fit `x`.
         """
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
-        layout.refuse_unsorted(pairs, images)
+        layout.refuse_unsorted(pairs, images, waves, local)
         rows = layout.pack(x)
         features = places = None
         if self.rpe is not None:
@@ -133,9 +200,32 @@ class FLTEncoder(nn.Module):
             features = place.position_features(self.rpe, rows.shape[0], origin)
         elif positions is not None and self._blocks_have_rpes:
             places = layout.pack(positions)
+        geometry = BlockGeometry(features, places, pairs, images, waves, local)
         for _ in range(self.recycles):
-            for block in self.blocks:
-                rows = block(
-                    rows, layout.ptr, features, positions=places, pairs=pairs, images=images
-                )
+            rows = self.once(rows, layout.ptr, geometry)
         return layout.unpack(rows)
+
+    def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
+        """One pass through the blocks: (N, C) → (N, C), for those who read out every pass."""
+        features, *rest = geometry
+        given = dict(zip(BlockGeometry._fields[1:], rest, strict=True))
+        for block in self.blocks:
+            x = block(x, ptr, features, **given)
+        return x
+
+
+def _width(*parts: FLTAttention | SpectralFilter | LocalFilter | None) -> int:
+    widths = set()
+    for part in parts:
+        if part is not None:
+            widths.add(part.channels if isinstance(part, LocalFilter) else part.embed_dim)
+    if len(widths) != 1:
+        have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
+        raise ValueError(f"a block with {have}: give parts of one width")
+    return int(widths.pop())
+
+
+def _needed(geometry: Given | None, name: str, source: str) -> Given:
+    if geometry is None:
+        raise ValueError(f"this block has a filter that needs {name}: pass what {source} gives")
+    return geometry

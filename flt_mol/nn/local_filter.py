@@ -1,0 +1,199 @@
+"""The local part of a block: radial sums and vector invariants over neighbour pairs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.functional._common import (
+    at_least_float32,
+    draw_normal,
+    placed,
+    seeded_generator,
+    without_autocast,
+)
+from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
+from flt_mol.functional.pairs import pair_filter
+from flt_mol.nn._init import drawn_linear
+from flt_mol.nn._pair_checks import check_atoms, check_numbers, check_sizes, check_vectors
+from flt_mol.nn.radial import RadialBasis
+
+
+class LocalGeometry(NamedTuple):
+    """What local layers need to know of the pairs of a batch: made once, shared by all layers.
+
+    Attributes:
+        pairs: within the cutoff or beyond it; those beyond have no weight.
+        vectors: (P, 3), Å, r_i − r_j − T·cell.
+        distances: (P,), Å.
+        basis: B (P, T), radial functions under the smooth cutoff, 0 from there on.
+        directed: (3P, T'), B'_t(r) r̂_a, all pairs for a = x, then y, then z; None without vectors.
+        receivers: (3P,) int64, i + a·N, in the order of `directed`; None without vectors.
+        senders: (3P,) int64, j, likewise.
+    """
+
+    pairs: NeighborPairs
+    vectors: Tensor
+    distances: Tensor
+    basis: Tensor
+    directed: Tensor | None = None
+    receivers: Tensor | None = None
+    senders: Tensor | None = None
+
+
+class LocalBasis(nn.Module):
+    """Radial functions of all pairs, and their products with directions: `LocalGeometry`.
+
+    Args:
+        cutoff: Å.
+        num_basis: T, Gaussians of the radial sums.
+        vector_basis: T', Gaussians of the vectors; 0 for none. Few do: forces are smooth.
+        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
+        generator: on CPU; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: settings that `RadialBasis` refuses.
+    """
+
+    def __init__(
+        self,
+        cutoff: float = 5.0,
+        num_basis: int = 32,
+        vector_basis: int = 0,
+        pair_types: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        generator = seeded_generator(generator)
+        self.cutoff = float(cutoff)
+        self.radial = RadialBasis(cutoff, num_basis, pair_types, generator)
+        self.vector_radial = RadialBasis(cutoff, vector_basis) if vector_basis else None
+
+    def forward(
+        self,
+        pairs: NeighborPairs,
+        vectors: Tensor,
+        num_rows: int,
+        atomic_numbers: Tensor | None = None,
+    ) -> LocalGeometry:
+        """Geometry of the pairs of N atoms.
+
+        Args:
+            pairs: sorted by receiver, as `neighbor_pairs` gives them, without self pairs.
+            vectors: (P, 3), Å.
+            num_rows: N.
+            atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
+
+        Raises:
+            ValueError: vectors or elements that do not belong to these pairs.
+        """
+        check_vectors(pairs, vectors, lengths=False)
+        elements: tuple[Tensor, ...] = ()
+        if atomic_numbers is not None:
+            check_numbers(pairs, atomic_numbers, num_rows)
+            elements = atomic_numbers[pairs.index_i], atomic_numbers[pairs.index_j]
+        with without_autocast(vectors):
+            vectors = at_least_float32(vectors)
+            distances = pair_lengths(vectors)
+            basis = self.radial(distances, *elements)
+            if self.vector_radial is None:
+                return LocalGeometry(pairs, vectors, distances, basis)
+            # An atom at the place of another has no direction: its vector is 0.
+            unit = vectors / distances.masked_fill(distances == 0, 1.0)[:, None]
+            radial = self.vector_radial(distances)
+            directed = (unit.T[:, :, None] * radial).flatten(0, 1)
+        receivers = torch.cat([pairs.index_i + axis * num_rows for axis in range(3)])
+        senders = pairs.index_j.repeat(3)
+        return LocalGeometry(pairs, vectors, distances, basis, directed, receivers, senders)
+
+
+class LocalFilter(nn.Module):
+    r"""out_i = o([m_i, \|V_i\|², V_i·(M V_i)]): sums over neighbours, and invariants of vectors.
+
+    m_ic = Σ_j F_c(r_ij) (U x_j)_c is the pair filter [1], V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a
+    vector per channel, as a force on atom i would be; squares and products of mixed channels
+    (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. F and G are
+    linear in the bases of `LocalBasis`; o is Linear ∘ SiLU ∘ Linear. All sums are unnormalised and
+    over periodic pairs: outputs are invariant to O(3), and the same in a supercell. Time
+    O(P·(T·C + 3·T'·D)), memory O(P·(T + 3·T') + N·C).
+
+    Args:
+        channels: C.
+        num_basis: T, as of the `LocalBasis`.
+        vectors: D, vector channels; 0 for none.
+        vector_basis: T', likewise.
+        generator: on CPU, for all weights; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: a size below 1, vectors without a basis.
+
+    References:
+        [1] Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017,
+        equation 3.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        num_basis: int = 32,
+        vectors: int = 0,
+        vector_basis: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(channels=channels, num_basis=num_basis)
+        if vectors < 0 or (vectors and vector_basis < 1):
+            raise ValueError(f"{vectors} vector channels need vector_basis ≥ 1, got {vector_basis}")
+        generator = seeded_generator(generator)
+        self.channels = channels
+        self.weight = _drawn(num_basis, channels, generator)
+        self.value = drawn_linear(channels, channels, False, generator)
+        self.vectors = vectors
+        if vectors:
+            self.vector_weight = _drawn(vector_basis, vectors, generator)
+            self.vector_value = drawn_linear(channels, vectors, False, generator)
+            self.vector_mix = drawn_linear(vectors, vectors, False, generator)
+        width = channels + 2 * vectors
+        first = drawn_linear(width, channels, True, generator)
+        last = drawn_linear(channels, channels, True, generator)
+        self.out = nn.Sequential(first, nn.SiLU(), last)
+
+    def forward(self, x: Tensor, local: LocalGeometry) -> Tensor:
+        """Features (N, C) to features (N, C).
+
+        Raises:
+            ValueError: rows that do not belong to these pairs, a geometry without vectors.
+        """
+        pairs = local.pairs
+        check_atoms(pairs, x, self.channels)
+        value = self.value(x)
+        summed = pair_filter(
+            local.basis, self.weight, value, pairs.index_i, pairs.index_j, x.shape[0]
+        )
+        if self.vectors:
+            summed = torch.cat([summed, *self.invariants(x, local)], -1)
+        out: Tensor = self.out(summed.to(value.dtype))
+        return out
+
+    def invariants(self, x: Tensor, local: LocalGeometry) -> tuple[Tensor, Tensor]:
+        r"""\|V_i\|² and V_i·(M V_i), (N, D) each, at least float32."""
+        if local.directed is None or local.receivers is None or local.senders is None:
+            raise ValueError("this geometry has no vectors: LocalBasis(..., vector_basis=...)")
+        value, rows = self.vector_value(x), x.shape[0]
+        summed = pair_filter(
+            local.directed, self.vector_weight, value, local.receivers, local.senders, 3 * rows
+        )
+        with without_autocast(summed):
+            vectors = summed.view(3, rows, self.vectors)
+            mixed = vectors @ self.vector_mix.weight.to(vectors.dtype).T
+            return vectors.square().sum(0), (vectors * mixed).sum(0)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"channels={self.channels}, vectors={self.vectors}"
+
+
+def _drawn(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
+    return nn.Parameter(placed(draw_normal(rows, columns, generator=generator) * rows**-0.5))
