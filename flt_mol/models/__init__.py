@@ -1,5 +1,19 @@
-"""Models: compositions of modules into nets for one purpose."""
+"""Models: structures to adsorption energies."""
 
-from flt_mol.models.energy import EnergyConfig, EnergyModel, RPEConfig
+from flt_mol.models.config import (
+    EnergyConfig,
+    ImageConfig,
+    PairConfig,
+    RPEConfig,
+    SpectralConfig,
+)
+from flt_mol.models.energy import EnergyModel
 
-__all__ = ["EnergyConfig", "EnergyModel", "RPEConfig"]
+__all__ = [
+    "EnergyConfig",
+    "EnergyModel",
+    "ImageConfig",
+    "PairConfig",
+    "RPEConfig",
+    "SpectralConfig",
+]

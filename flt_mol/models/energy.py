@@ -4,118 +4,69 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.packed import sum_per_system
+from flt_mol.models.build import build_encoder
+from flt_mol.models.checks import check_parts
+from flt_mol.models.config import (
+    EnergyConfig,
+    ImageConfig,
+    PairConfig,
+    RPEConfig,
+    SpectralConfig,
+)
+from flt_mol.models.geometry import Geometry
 from flt_mol.models.normalizer import Normalizer
-from flt_mol.nn.attention import FLTAttention
+from flt_mol.models.passes import Passes
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
-from flt_mol.nn.frequencies import GaussianFrequencies
-from flt_mol.nn.heads import EnergyHead
-from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.transformer import FLTBlock, FLTEncoder
+from flt_mol.nn.heads import DisplacementHead, EnergyHead
 from flt_mol.structures import Structures
+
+__all__ = [
+    "CONFIG_KEY",
+    "EnergyConfig",
+    "EnergyModel",
+    "ImageConfig",
+    "PairConfig",
+    "RPEConfig",
+    "SpectralConfig",
+]
 
 CONFIG_KEY = "config_json"
 
 
-@dataclass
-class RPEConfig:
-    """The relative positional encoding: its spectrum g and where the frequencies come from.
-
-    Attributes:
-        num_terms: T, Gaussians of the spectrum per head.
-        form: "amplitude" (f(0) = Σ a_t, the better conditioned) or "weight" (the paper's w_t).
-        sigma_min: Å, smallest initial width in real space.
-        sigma_max: Å, largest initial width in real space.
-        num_frequencies: R.
-        frequency_sigma_min: 1/Å, smallest initial spread of a frequency.
-        frequency_sigma_max: 1/Å, largest.
-        learned_sigma: whether that spread is learned (the draw stays fixed).
-        split: "one_sided" or "symmetric", how ρ is given to Φ and Ψ.
-    """
-
-    num_terms: int = 16
-    form: str = "amplitude"
-    sigma_min: float = 0.7
-    sigma_max: float = 6.0
-    num_frequencies: int = 16
-    frequency_sigma_min: float = 0.04
-    frequency_sigma_max: float = 0.16
-    learned_sigma: bool = True
-    split: str = "one_sided"
-
-
-@dataclass
-class EnergyConfig:
-    """Every hyper-parameter of an EnergyModel; what `models/NAME/model.yaml` holds.
-
-    Attributes:
-        embed_dim: C, width of the atoms' features.
-        num_heads: H.
-        num_layers: blocks in the stack.
-        recycles: how often the stack is applied to its own output.
-        ffn_dim: hidden width of the feed-forward nets.
-        num_features: M, random features per head.
-        attention: "linear", or "exact" for the quadratic twin with the same parameters.
-        dropout: probability, on the outputs of attention and feed-forward nets.
-        rpe: the relative positional encoding; None for a Performer without positions.
-        seed: of the random features and frequencies.
-    """
-
-    embed_dim: int = 64
-    num_heads: int = 4
-    num_layers: int = 3
-    recycles: int = 1
-    ffn_dim: int = 128
-    num_features: int = 64
-    attention: str = "linear"
-    dropout: float = 0.0
-    rpe: RPEConfig | None = field(default_factory=RPEConfig)
-    seed: int = 0
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EnergyConfig:
-        """From plain data, as read from yaml or a checkpoint.
-
-        Raises:
-            ValueError: an unknown key, naming it and the known ones.
-        """
-        rpe = values.get("rpe", cls().rpe)
-        if isinstance(rpe, Mapping):
-            rpe = RPEConfig(**_known(RPEConfig, rpe))
-        return cls(**{**_known(cls, values), "rpe": rpe})
-
-
-def _known(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(schema)}
-    unknown = sorted(set(values) - names)
-    if unknown:
-        raise ValueError(
-            f"unknown model setting {', '.join(unknown)}; known: {', '.join(sorted(names))}"
-        )
-    return dict(values)
-
-
 class EnergyModel(nn.Module):
-    """Adsorption energy of each system, in eV.
+    """Adsorption energy of each system, in eV; and, where asked for, what else its atoms do.
 
-    Embedding of elements and tags → FLT encoder → Σ over atoms, weighted per tag → mean + std · ŷ.
-    In the paper's mode (Choromanski, Li et al. 2024, section 5.3) positions enter through the
-    sampled RPE alone: energies are invariant to translations of the whole system and to the order
-    of atoms. They are **not** invariant to rotations, and moving atoms by lattice vectors changes
-    them; periodic images are not seen.
+    Embedding of elements, tags and surroundings → blocks (`nn.FLTBlock`) → Σ over atoms, weighted
+    per tag → mean + std · ŷ. With `recycles` the blocks are applied again to their own output, and
+    every pass is read out (Choromanski, Li et al. 2024, appendix: four passes); with
+    ``feedback="positions"`` free atoms are moved by the displacement predicted so far, and pairs
+    and waves follow. Fixed atoms never move.
+
+    **What energies do not depend on**: the order of atoms, and translations, always. Rotations
+    (`rotation_invariant`) and the choice of periodic images (`sees_images`), unless positions
+    enter through the sampled RPE, the paper's mode. Whether a supercell gives the same energy per
+    atom (`supercell_consistent`) needs attention that goes by no count of atoms, hence neither
+    "auto" nor the pair correction, besides. Rotations of *open* directions and vacuum keep to what
+    `nn.SpectralFilter` says.
 
     Args:
         config: hyper-parameters.
 
     Attributes:
+        cutoff: Å, of the neighbour pairs it needs; batches that carry such pairs
+            (`Structures.with_pairs`) spare it the search. None for models without.
         sees_images: whether periodic images of atoms count; if not, `predict` warns of cells that
             are narrower than any slab.
+        rotation_invariant: whether energies are, to rounding.
+        supercell_consistent: whether a repeated cell repeats the energy, less the normaliser's mean
+            (readouts "tags" and "sum"), or keeps it ("mean").
 
     Example:
         >>> model = EnergyModel(EnergyConfig(embed_dim=16, num_layers=1))
@@ -125,34 +76,118 @@ class EnergyModel(nn.Module):
     """
 
     elements_seen: Tensor
-    sees_images = False
 
     def __init__(self, config: EnergyConfig | None = None) -> None:
         super().__init__()
-        self.config = config if config is not None else EnergyConfig()
-        self.embedding = AtomEmbedding(self.config.embed_dim)
-        self.encoder = _build_encoder(self.config)
-        self.head = EnergyHead(self.config.embed_dim)
+        self.config = config = config if config is not None else EnergyConfig()
+        check_parts(config)
+        generator = torch.Generator().manual_seed(config.seed)
+        self.embedding = AtomEmbedding(config.embed_dim)
+        self.encoder = build_encoder(config, generator)
+        self.geometry = Geometry(config, generator)
+        energies = [name for name in config.outputs if name != "displacement"]
+        self.head = EnergyHead(
+            config.embed_dim, len(energies), readout=config.readout, norm=config.head_norm
+        )
+        self.displacement_head = _displacement_head(config, generator)
         self.normalizer = Normalizer()
+        self.normalizer_initial = Normalizer() if "energy_initial" in energies else None
         self.register_buffer("elements_seen", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.bool))
         self.register_state_dict_post_hook(_add_config)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_drop_config)  # type: ignore[no-untyped-call]
         self.float()  # whatever torch's default dtype is
 
-    def forward(self, structures: Structures) -> dict[str, Tensor]:
-        """Structures of B systems to ``{"energy": (B,) float32 eV}``."""
-        fields = structures.atomic_numbers, structures.positions, structures.tags, structures.ptr
-        return {"energy": self.energies(*fields)}
+    @property
+    def cutoff(self) -> float | None:
+        """Å, of the neighbour pairs it needs; None where it needs none."""
+        return self.config.cutoff
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether atoms may be moved by lattice vectors, and narrow cells are what they are."""
+        seeing = (self.config.spectral, self.config.pairs, self.config.images)
+        return self.config.rpe is None and any(part is not None for part in seeing)
+
+    @property
+    def rotation_invariant(self) -> bool:
+        """Whether turning a system and its cell leaves energies alone."""
+        return self.config.rpe is None
+
+    @property
+    def supercell_consistent(self) -> bool:
+        """Whether a supercell gives the multiple of the energy, or the same one for "mean".
+
+        But for what a system without atoms has, the mean that the normaliser adds.
+        """
+        corrected = self.config.pairs is not None and self.config.pairs.correction
+        plain = self.config.attention != "auto" or self.config.images is not None
+        return self.config.rpe is None and plain and not corrected
+
+    def forward(self, structures: Structures, *, embeddings: bool = False) -> dict[str, Tensor]:
+        """What the model says of B systems with N atoms.
+
+        Args:
+            structures: pairs they carry are used if they are for this model's cutoff.
+            embeddings: whether features are given, too.
+
+        Returns:
+            ``"energy"`` (B,) float32, eV. Where the model has these outputs ``"energy_initial"``
+            (B,) float32, eV, the adsorption energy before relaxation, and ``"displacement"``
+            (N, 3) float32, Å, relaxed − initial. Where there are K > 1 passes also
+            ``"energy_passes"`` (K, B), ``"energy_initial_passes"``, ``"displacement_passes"``
+            (K, N, 3), of which the last is the one above. With `embeddings`
+            ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
+        """
+        passes = self._passes(structures)
+        out = passes.outputs()
+        if embeddings:
+            atoms = passes.features
+            out["atom_embeddings"] = atoms
+            out["system_embeddings"] = sum_per_system(
+                atoms.to(torch.promote_types(atoms.dtype, torch.float32)), structures.ptr
+            )
+        return out
 
     def energies(
         self, atomic_numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor
     ) -> Tensor:
-        """Energies (B,) float32 eV; the arguments are the fields of `Structures`."""
+        """Energies (B,) float32 eV; the arguments are the fields of `Structures`.
+
+        Raises:
+            ValueError: a model that looks at cells or pairs: it needs `Structures`.
+        """
+        config = self.config
+        if self.cutoff is not None or config.spectral is not None or len(config.outputs) > 1:
+            raise ValueError(
+                "this model looks at cells or neighbour pairs, or has more outputs than the "
+                "energy: call model(structures)"
+            )
         x = self.embedding(atomic_numbers, tags)
         # Positions keep their precision whatever that of the weights: they are centred first.
         x = self.encoder(x, positions, ptr)
         energy: Tensor = self.normalizer.denormalize(self.head(x, tags, ptr))
         return energy
+
+    def _passes(self, structures: Structures) -> Passes:
+        """Run the stack; collect what every pass reads out."""
+        passes = Passes(self.config.outputs, self.normalizer, self.normalizer_initial)
+        positions = structures.positions
+        start = self.embedding(structures.atomic_numbers, structures.tags)
+        x, geometry = self.geometry(structures, positions, self.encoder, start)
+        surroundings = x
+        for index in range(self.config.recycles):
+            if index and self.config.feedback == "positions":
+                positions = passes.moved(structures.positions)
+                now, geometry = self.geometry(structures, positions, self.encoder, start)
+                # Features go on; what is new is what the surroundings add to them.
+                x, surroundings = x + (now - surroundings), now
+            x = self.encoder.once(x, structures.ptr, geometry)
+            step = None
+            if self.displacement_head is not None:
+                step = self.displacement_head(x, geometry.local, structures.fixed)
+            passes.read(self.head(x, structures.tags, structures.ptr), step, self.config.feedback)
+        passes.features = x
+        return passes
 
     def mark_seen(self, atomic_numbers: Tensor | Iterable[int]) -> None:
         """Note elements as trained on; predictions for others deserve a warning."""
@@ -174,6 +209,12 @@ class EnergyModel(nn.Module):
         return EnergyConfig.from_dict(json.loads(text))
 
 
+def _displacement_head(config: EnergyConfig, generator: torch.Generator) -> DisplacementHead | None:
+    if "displacement" not in config.outputs or config.pairs is None:
+        return None
+    return DisplacementHead(config.embed_dim, config.pairs.num_basis, generator=generator)
+
+
 def _add_config(model: EnergyModel, weights: Any, prefix: str, metadata: Any) -> None:
     """Weights describe themselves: a bare state dict is enough to build the model again."""
     text = json.dumps(asdict(model.config), sort_keys=True).encode()
@@ -182,43 +223,3 @@ def _add_config(model: EnergyModel, weights: Any, prefix: str, metadata: Any) ->
 
 def _drop_config(model: EnergyModel, weights: Any, prefix: str, *rest: Any) -> None:
     weights.pop(f"{prefix}{CONFIG_KEY}", None)
-
-
-def _build_encoder(config: EnergyConfig) -> FLTEncoder:
-    generator = torch.Generator().manual_seed(config.seed)
-    rpe = None if config.rpe is None else _build_rpe(config.rpe, config.num_heads, generator)
-    blocks = [
-        FLTBlock(
-            FLTAttention(
-                config.embed_dim,
-                config.num_heads,
-                num_features=config.num_features,
-                position_dim=0 if rpe is None else rpe.num_features,
-                dropout=config.dropout,
-                mode=config.attention,
-                generator=generator,
-            ),
-            config.ffn_dim,
-            config.dropout,
-        )
-        for _ in range(config.num_layers)
-    ]
-    return FLTEncoder(blocks, rpe, config.recycles)
-
-
-def _build_rpe(config: RPEConfig, num_heads: int, generator: torch.Generator) -> FourierRPE:
-    spectrum = GaussianSpectrum(
-        num_heads,
-        config.num_terms,
-        form=config.form,
-        sigma_min=config.sigma_min,
-        sigma_max=config.sigma_max,
-        generator=generator,
-    )
-    frequencies = GaussianFrequencies(
-        config.num_frequencies,
-        sigma=(config.frequency_sigma_min, config.frequency_sigma_max),
-        learned_sigma=config.learned_sigma,
-        generator=generator,
-    )
-    return FourierRPE(spectrum, frequencies, split=config.split)

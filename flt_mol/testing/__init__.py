@@ -2,6 +2,7 @@
 
 - Of models of energies, Structures → (B,): `check_permutation`, `check_translation`, … on
   :func:`random_structures`; see :mod:`flt_mol.testing.energy`.
+- Of models that say where atoms go: `check_displacement_equivariance`.
 - Of layers, rows of B systems → rows: `check_layer_…` on :func:`random_rows`; see
   :mod:`flt_mol.testing.layers` for how a layer's own signature is fitted.
 - Of a fast form against a plain one, values and gradients: :func:`check_matches`.
@@ -9,12 +10,12 @@
 Modules are put in eval mode meanwhile, and left as they were.
 """
 
+from flt_mol.testing.displacement import check_displacement_equivariance
 from flt_mol.testing.energy import (
     check_batch_equals_alone,
     check_deterministic,
     check_empty_and_single_atom,
     check_gradients,
-    check_periodic_images,
     check_permutation,
     check_rotation,
     check_save_load,
@@ -38,6 +39,7 @@ from flt_mol.testing.numerics import (
     check_layer_gradients,
     check_layer_save_load,
 )
+from flt_mol.testing.periodic import check_periodic_images, check_supercell
 from flt_mol.testing.rows import Rows, random_rows
 from flt_mol.testing.structures import random_structures
 from flt_mol.testing.symmetry import (
@@ -56,6 +58,7 @@ __all__ = [
     "Rows",
     "check_batch_equals_alone",
     "check_deterministic",
+    "check_displacement_equivariance",
     "check_empty_and_single_atom",
     "check_gradients",
     "check_layer_alone",
@@ -82,6 +85,7 @@ __all__ = [
     "check_permutation",
     "check_rotation",
     "check_save_load",
+    "check_supercell",
     "check_translation",
     "random_rows",
     "random_structures",

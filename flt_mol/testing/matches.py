@@ -47,8 +47,9 @@ def check_matches(
         True
     """
     seed = int(torch.randint(2**31, (), generator=seeded(generator)))
-    expected = _derivatives(reference, inputs, list(parameters), second, seed)
-    found = _derivatives(fast, inputs, list(parameters), second, seed)
+    parameters = list(parameters)
+    expected = _derivatives(reference, inputs, parameters, second, seed)
+    found = _derivatives(fast, inputs, parameters, second, seed)
     if set(expected) != set(found):
         odd = ", ".join(sorted(set(expected) ^ set(found)))
         raise AssertionError(f"one of fast and reference has no {odd}")

@@ -108,3 +108,82 @@ def tiled(system: Structures, times: int) -> Structures:
         sid="partner",
         dtype=positions.dtype,
     ).to(positions.device)
+
+
+def repeated(structures: Structures, counts: Sequence[int]) -> tuple[Structures, Tensor]:
+    """Each system `counts` times along its vectors that are periodic, and how often that is (B,).
+
+    Copies of atoms keep their tags and marks; targets, and neighbour pairs, are left out.
+    """
+    steps = torch.cartesian_prod(*(torch.arange(n) for n in counts)).reshape(-1, 3)
+    parts, numbers = [], []
+    for system in structures:
+        wanted = torch.tensor(counts).to(system.pbc.device)
+        along = torch.where(system.pbc[0], wanted, 1)
+        kept = steps.to(along.device)
+        kept = kept[(kept < along).all(dim=1)]
+        moves = (kept.to(system.cell)[:, :, None] * system.cell[0]).sum(1)
+        part = Structures.single(
+            system.atomic_numbers.repeat(len(kept)).cpu(),
+            (system.positions + moves[:, None]).reshape(-1, 3).cpu(),
+            cell=(along.to(system.cell)[:, None] * system.cell[0]).cpu(),
+            pbc=system.pbc[0].cpu(),
+            tags=system.tags.repeat(len(kept)).cpu(),
+            fixed=system.fixed.repeat(len(kept)).cpu(),
+            sid=system.sid[0],
+            dtype=system.positions.dtype,
+        )
+        parts.append(part.to(along.device))
+        numbers.append(len(kept))
+    return Structures.cat(parts), torch.tensor(numbers)
+
+
+def reordered(structures: Structures, generator: torch.Generator) -> tuple[Structures, Tensor]:
+    """The atoms of each system in random order, without pairs, and (N,) which atom each was."""
+    order = torch.cat(
+        [
+            int(start) + torch.randperm(int(n), generator=generator)
+            for start, n in zip(structures.ptr, structures.natoms, strict=False)
+        ]
+        or [torch.empty(0, dtype=torch.int64)]
+    ).to(structures.ptr.device)
+    relaxed = structures.positions_relaxed
+    after = replace(
+        structures,
+        atomic_numbers=structures.atomic_numbers[order],
+        positions=structures.positions[order],
+        tags=structures.tags[order],
+        fixed=structures.fixed[order],
+        positions_relaxed=None if relaxed is None else relaxed[order],
+        pairs=None,
+        cutoff=None,
+    )
+    return after, order
+
+
+def random_orthogonal(count: int, generator: torch.Generator, *, mirrored: bool = False) -> Tensor:
+    """(B, 3, 3) float64 rotations; of determinant −1 if `mirrored`."""
+    normal = torch.randn(count, 3, 3, generator=generator, dtype=torch.float64)
+    q: Tensor = torch.linalg.qr(normal).Q
+    sign: Tensor = torch.linalg.det(q).sign() * (-1 if mirrored else 1)
+    return q * sign[:, None, None]
+
+
+def turned(structures: Structures, q: Tensor) -> Structures:
+    """Positions, relaxed ones too, and lattice vectors, as rows, times q (B, 3, 3) of their system.
+
+    Multiplied in float64, then rounded to the dtype of each; neighbour pairs stay what they are.
+    """
+    relaxed, per_atom = structures.positions_relaxed, q[structures.system.cpu()]
+    return replace(
+        structures,
+        positions=times(structures.positions, per_atom),
+        cell=times(structures.cell, q[:, None]),
+        positions_relaxed=None if relaxed is None else times(relaxed, per_atom),
+    )
+
+
+def times(rows: Tensor, q: Tensor) -> Tensor:
+    """Rows (…, 3) times q (…, 3, 3), by float64, in the dtype of the rows."""
+    product: Tensor = rows.double().unsqueeze(-2) @ q.to(rows.device)
+    return product.squeeze(-2).to(rows.dtype)

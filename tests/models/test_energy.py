@@ -1,13 +1,13 @@
-import json
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import small_model
+from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model
 
-from flt_mol import Structures, resources, testing
+from flt_mol import Structures, testing
 from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.energy import RPEConfig
+from flt_mol.testing.structures import random_orthogonal, reordered, turned
 
 
 def build(**changes):
@@ -17,14 +17,24 @@ def build(**changes):
 
 
 VARIANTS = {
-    "linear": {},
-    "exact": {"attention": "exact"},
-    "performer": {"rpe": None},
+    **KINDS,
     "weight form": {"rpe": RPEConfig(num_terms=4, num_frequencies=6, form="weight")},
     "symmetric": {"rpe": RPEConfig(num_terms=4, num_frequencies=6, split="symmetric")},
+    "hyperbolic": {"feature_map": "hyperbolic"},
+    "softplus": {"feature_map": "softplus"},
+    "elu": {"feature_map": "elu"},
     "recycles": {"recycles": 3},
+    "features back": all_outputs(KINDS["both filters"], 3),
+    "positions back": all_outputs(KINDS["both filters"], 3, "positions"),
+    "positions back, images": all_outputs(KINDS["centred images, pair types"], 2, "positions"),
 }
 every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+every_kind = pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+SOME = ["rpe", "both filters", "correction, pair types", "gaussian images", "centred images"]
+some_kinds = pytest.mark.parametrize("changes", [KINDS[name] for name in SOME], ids=SOME)
+
+SHORT = [*SOME, "performer", "exact", "mean", "elu", "features back", "positions back"]
+some_variants = pytest.mark.parametrize("changes", [VARIANTS[n] for n in SHORT], ids=SHORT)
 
 
 @pytest.fixture
@@ -32,28 +42,215 @@ def structures():
     return testing.random_structures(torch.Generator().manual_seed(1), natoms=(5, 1, 9, 14))
 
 
-@every_variant
-def test_properties(changes, structures):
-    model = build(**changes).eval()
-    testing.check_permutation(model, structures)
-    testing.check_translation(model, structures)
-    testing.check_batch_equals_alone(model, structures)
-    testing.check_deterministic(model, structures)
-    testing.check_empty_and_single_atom(model, structures)
-    testing.check_save_load(model, lambda: build(**changes, seed=7), structures)
+def loss_of(outputs, structures):
+    """Something of every number that the model gives."""
+    generator = torch.Generator().manual_seed(3)
+    return sum((x * torch.randn(x.shape, generator=generator)).sum() for x in outputs.values())
 
 
 @every_variant
 def test_every_parameter_learns(changes, structures):
-    # Everything but keys' biases, which softmax divides out in exact attention.
-    model = build(**changes)
-    energy = model(structures)["energy"]
-    energy.square().sum().backward()
+    """Unused parameters would stop training on several devices.
+
+    Everything but keys' biases, which softmax divides out in exact attention, is not zero either.
+    """
+    model = build(**all_outputs(changes, 2, changes.get("feedback", "features")))
+    loss_of(model(structures), structures).backward()
+    largest = max(p.grad.abs().max() for p in model.parameters() if p.grad is not None)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         if not name.endswith("attention.key.bias"):
-            assert parameter.grad.abs().max() > 0, name
+            assert parameter.grad.abs().max() > 1e-9 * largest, name
+
+
+@every_variant
+def test_a_model_of_energies_alone_has_no_idle_parameters(changes, structures):
+    model = build(**{**changes, "outputs": ["energy"], "feedback": "features"})
+    model(structures)["energy"].square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_what_a_model_gives(structures):
+    model = build(**all_outputs(KINDS["both filters"], 1))
+    out = model(structures)
+    assert list(out) == ["energy", "energy_initial", "displacement"]
+    assert {x.dtype for x in out.values()} == {torch.float32}
+    assert [tuple(x.shape) for x in out.values()] == [(4,), (4,), (29, 3)]
+    out = build(**all_outputs(KINDS["both filters"], 3))(structures)
+    shapes = {name: tuple(x.shape) for name, x in out.items()}
+    assert shapes == {
+        "energy": (4,),
+        "energy_initial": (4,),
+        "displacement": (29, 3),
+        "energy_passes": (3, 4),
+        "energy_initial_passes": (3, 4),
+        "displacement_passes": (3, 29, 3),
+    }
+    assert list(build()(structures)) == ["energy"]
+    assert list(build(recycles=2)(structures)) == ["energy", "energy_passes"]
+
+
+@pytest.mark.parametrize("order", [[1, 0, 2], [2, 0], [0, 1]])
+def test_outputs_keep_their_names_in_any_order(order, structures):
+    """The head's columns and the normalisers follow the names, not the places."""
+    names = [ALL_OUTPUTS[k] for k in order]
+    model = build(**{**KINDS["pairs"], "outputs": names})
+    with torch.no_grad():
+        last = model.head.atom_energy[-1]
+        last.weight.zero_()
+        energies = [name for name in names if name != "displacement"]
+        last.bias.copy_(torch.tensor([{"energy": 1.0, "energy_initial": 2.0}[n] for n in energies]))
+        if model.normalizer_initial is not None:
+            model.normalizer_initial.fit(torch.tensor([9.0, 11.0]))
+    out = model(structures)
+    assert set(out) == set(names)
+    weights = torch.tensor([0.1, 0.3, 1.0])[structures.tags]
+    total = torch.zeros(4).index_add(0, structures.system, weights)
+    torch.testing.assert_close(out["energy"], (14 / 3) ** 0.5 * total)
+    if "energy_initial" in names:
+        torch.testing.assert_close(out["energy_initial"], 10 + 2 * total)
+
+
+def test_heads_that_are_not_listed_are_not_built():
+    full = set(build(**{**KINDS["pairs"], "outputs": ALL_OUTPUTS}).state_dict())
+    without = set(build(**{**KINDS["pairs"], "outputs": ["energy", "energy_initial"]}).state_dict())
+    bare = set(build(**KINDS["pairs"]).state_dict())
+    assert {key.split(".")[0] for key in full - without} == {"displacement_head"}
+    assert {key.split(".")[0] for key in without - bare} == {"normalizer_initial"}
+    assert bare < without < full
+    for name, parts in {"rpe": ("encoder.rpe",), "both filters": ("geometry", "spectral")}.items():
+        keys = build(**KINDS[name]).state_dict()
+        blind = build(**KINDS["performer"]).state_dict()
+        for part in parts:
+            assert any(part in key for key in keys)
+            assert not any(part in key for key in blind)
+
+
+@every_kind
+def test_pairs_that_come_with_the_structures(changes, structures):
+    """Those of the model's cutoff are used; those of another are as if they were not there."""
+    model = build(**changes).eval()
+    with torch.no_grad():
+        expected = model(structures)["energy"]
+        if model.cutoff is None:
+            assert torch.equal(model(structures.with_pairs(3.0))["energy"], expected)
+            return
+        carried = structures.with_pairs(model.cutoff)
+        assert torch.equal(model(carried)["energy"], expected)
+        with_others = structures.with_pairs(model.cutoff - 1.5)
+        assert torch.equal(model(with_others)["energy"], expected)
+        few = replace(with_others, cutoff=model.cutoff)
+        assert not torch.equal(model(few)["energy"], expected)
+
+
+def test_pairs_are_made_anew_once_atoms_have_moved(structures):
+    model = build(**all_outputs(KINDS["both filters"], 2, "positions")).eval()
+    with torch.no_grad():
+        model.displacement_head.strength[2].weight.mul_(50)
+        plain, carried = (model(s) for s in (structures, structures.with_pairs(model.cutoff)))
+        steps = plain["displacement"].norm(dim=-1)
+    assert steps.max() > 0.5
+    for name, x in plain.items():
+        assert torch.equal(carried[name], x), name
+
+
+@every_kind
+def test_embeddings(changes, structures):
+    model = build(**changes).eval()
+    with torch.no_grad():
+        plain, out = model(structures), model(structures, embeddings=True)
+        assert set(out) - set(plain) == {"atom_embeddings", "system_embeddings"}
+        atoms, systems = out["atom_embeddings"], out["system_embeddings"]
+        assert atoms.shape == (29, 16)
+        assert systems.shape == (4, 16)
+        torch.testing.assert_close(
+            systems, torch.zeros(4, 16).index_add(0, structures.system, atoms)
+        )
+        # What the energy is read from.
+        head = model.head(atoms, structures.tags, structures.ptr)
+        torch.testing.assert_close(model.normalizer.denormalize(head), out["energy"])
+        other, order = reordered(structures, torch.Generator().manual_seed(0))
+        again = model(other, embeddings=True)
+        torch.testing.assert_close(again["atom_embeddings"], atoms[order], rtol=0, atol=1e-4)
+        if model.rotation_invariant:
+            q = random_orthogonal(4, torch.Generator().manual_seed(0), mirrored=True)
+            again = model(turned(structures, q), embeddings=True)
+            torch.testing.assert_close(again["atom_embeddings"], atoms, rtol=0, atol=1e-4)
+
+
+@every_kind
+def test_a_step_of_training_under_bf16_autocast(changes, structures):
+    model = build(**all_outputs(changes, 2, "positions")).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(structures)
+        loss = sum(x.square().mean() for x in out.values())
+    assert {x.dtype for x in out.values()} == {torch.float32}
+    assert loss.isfinite()
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    optimizer.step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == set(before)
+    with torch.autocast("cpu", torch.bfloat16):
+        after = sum(x.square().mean() for x in model(structures).values())
+    assert after.isfinite()
+
+
+@some_variants
+def test_bf16_autocast_stays_close(changes, structures):
+    model = build(**changes).eval()
+    with torch.no_grad():
+        full = model(structures)["energy"]
+        with torch.autocast("cpu", torch.bfloat16):
+            half = model(structures)["energy"]
+    assert half.dtype == torch.float32
+    assert (full - half).abs().max() < 0.05 * full.abs().max()
+
+
+@some_variants
+def test_models_in_float64(changes, structures):
+    """What float32 gives, to its rounding: nothing goes through less on the way."""
+    single, double = build(**changes).eval(), build(**changes).eval().double()
+    precise = replace(
+        structures, positions=structures.positions.double(), cell=structures.cell.double()
+    )
+    with torch.no_grad():
+        expected, out = double(precise), single(structures)
+        mixed = double(structures), single(precise)
+    for name, x in expected.items():
+        assert x.dtype == torch.float64, name
+        scale = x.abs().max()
+        for other in (out, *mixed):
+            assert (other[name].double() - x).abs().max() < 1e-4 * scale, name
+
+
+# Image attention finds wrong gradients where they are differentiated and layers share a mask.
+WRONG = pytest.mark.xfail(reason="functional._image_ops._backward: aliases", strict=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(KINDS[name], marks=[WRONG] * name.endswith("images"), id=name) for name in SOME],
+)
+def test_forces_by_autograd_are_minus_the_slope_and_differentiable(changes, structures):
+    model = build(**changes).double()
+    positions = structures.positions.double().requires_grad_()
+    moving = replace(structures, positions=positions, cell=structures.cell.double())
+    energy = model(moving)["energy"].sum()
+    (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
+    step = torch.zeros_like(positions)
+    step[3, 1] = 1e-5
+    with torch.no_grad():
+        up, down = (
+            model(replace(moving, positions=positions + s))["energy"].sum() for s in (step, -step)
+        )
+    assert slope[3, 1].item() == pytest.approx(float(up - down) / 2e-5, rel=1e-5, abs=1e-9)
+    slope.square().sum().backward()
+    assert model.embedding.element.weight.grad.abs().max() > 0
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_rpe_changes_energies_and_a_performer_does_not_see_positions(structures):
@@ -75,24 +272,6 @@ def test_linear_and_exact_share_their_state_dict(structures):
     assert list(linear.state_dict()) == list(exact.state_dict())
 
 
-def test_forces_by_autograd_are_minus_the_slope_and_differentiable(structures):
-    model = build().double()
-    positions = structures.positions.double().requires_grad_()
-    moving = replace(structures, positions=positions)
-    energy = model(moving)["energy"].sum()
-    (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
-    step = torch.zeros_like(positions)
-    step[3, 1] = 1e-5
-    with torch.no_grad():
-        up, down = (
-            model(replace(structures, positions=positions + s))["energy"].sum()
-            for s in (step, -step)
-        )
-    assert slope[3, 1].item() == pytest.approx(float(up - down) / 2e-5, rel=1e-5, abs=1e-9)
-    slope.square().sum().backward()
-    assert model.embedding.element.weight.grad.abs().max() > 0
-
-
 def test_energy_of_a_hand_made_readout(structures):
     """With all weights of the head's last layer 0, E = mean + std · Σ_i w[tag_i] · bias."""
     model = build()
@@ -108,18 +287,23 @@ def test_energy_of_a_hand_made_readout(structures):
     assert torch.allclose(energy, expected, atol=1e-5)
 
 
-def test_same_energies_under_a_float64_default_dtype(structures):
-    before = build()(structures)["energy"]
+@some_kinds
+def test_same_energies_under_a_float64_default_dtype(changes, structures):
+    before = build(**changes)
     torch.set_default_dtype(torch.float64)
     try:
-        model = build()
+        model = build(**changes)
         energy = model(structures)["energy"]
     finally:
         torch.set_default_dtype(torch.float32)
     assert energy.dtype == torch.float32
-    assert torch.equal(model.head.tag_weight, build().head.tag_weight)
-    assert energy.isfinite().all()
-    assert before.shape == energy.shape
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    # Numbers from torch's own generator differ then; those from the configured seed do not.
+    first, second = (dict(m.named_parameters()) for m in (before, model))
+    drawn = {name for name, p in first.items() if not torch.equal(p, second[name])}
+    assert all(name.startswith(("embedding", "head")) or ".ffn." in name for name in drawn)
+    model.load_state_dict(before.state_dict())
+    assert torch.equal(model(structures)["energy"], before(structures)["energy"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -134,43 +318,51 @@ def test_seed_decides_the_random_features():
     assert not torch.equal(build().state_dict()[key], build(seed=1).state_dict()[key])
 
 
-def test_config_travels_in_the_state_dict():
-    model = build(recycles=2, rpe=None)
-    again = EnergyModel.config_of(model.state_dict())
-    assert again == model.config
-    with pytest.raises(ValueError, match="config_json"):
-        EnergyModel.config_of({"x": torch.zeros(1)})
-    assert json.loads(bytes(model.state_dict()["config_json"].tolist()))["recycles"] == 2
-
-
-def test_unknown_settings_are_named():
-    with pytest.raises(ValueError, match="unknown model setting widht; known: .*embed_dim"):
-        EnergyConfig.from_dict({"widht": 3})
-    with pytest.raises(ValueError, match="unknown model setting terms; known: .*num_terms"):
-        EnergyConfig.from_dict({"rpe": {"terms": 3}})
-
-
 def test_elements_seen():
     model = build()
     model.mark_seen([1, 29])
     assert model.elements_seen.nonzero().flatten().tolist() == [1, 29]
 
 
-@pytest.mark.parametrize("name", ["emt_small", "emt_performer_small"])
-def test_shipped_model_files_hold_every_setting(name):
-    import yaml
+@some_kinds
+def test_torchs_global_generator(changes, structures):
+    """It draws embeddings and feed-forward nets, and nothing after a model is built."""
+    config = EnergyConfig(embed_dim=8, num_heads=2, num_layers=1, ffn_dim=8, num_features=4)
+    for name, value in all_outputs(changes, 2, "positions").items():
+        setattr(config, name, value)
+    with torch.random.fork_rng(devices=[]):
+        models = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            models.append(EnergyModel(config).state_dict())
+    assert all(torch.equal(x, models[1][key]) for key, x in models[0].items())
+    changed = {key for key, x in models[0].items() if not torch.equal(x, models[2][key])}
+    assert {key.split(".")[0] for key in changed} <= {"embedding", "encoder", "head"}
+    assert all(".ffn." in key for key in changed if key.startswith("encoder"))
+    model, state = build(**changes), torch.get_rng_state()
+    model(structures)
+    assert torch.equal(torch.get_rng_state(), state)
 
-    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text())
-    assert set(values) == set(EnergyConfig.__dataclass_fields__)
-    if values["rpe"] is not None:
-        assert set(values["rpe"]) == set(RPEConfig.__dataclass_fields__)
+
+@pytest.mark.parametrize("name", ["spectral", "pairs", "centred images"])
+def test_tensors_alone_are_not_enough_for_what_looks_at_cells(name, structures):
+    tensors = structures.atomic_numbers, structures.positions, structures.tags, structures.ptr
+    with pytest.raises(ValueError, match=r"call model\(structures\)"):
+        build(**KINDS[name]).energies(*tensors)
+    with pytest.raises(ValueError, match="more outputs than the energy"):
+        build(outputs=["energy", "energy_initial"]).energies(*tensors)
+    for changes in (KINDS["rpe"], KINDS["performer"], {"recycles": 3}):
+        model = build(**changes)
+        torch.testing.assert_close(model.energies(*tensors), model(structures)["energy"])
 
 
-def test_bf16_autocast_stays_close(structures):
-    model = build().eval()
-    with torch.no_grad():
-        full = model(structures)["energy"]
-        with torch.autocast("cpu", torch.bfloat16):
-            half = model(structures)["energy"]
-    assert half.dtype == torch.float32
-    assert (full - half).abs().max() < 0.05 * full.abs().max()
+def test_dropout_is_for_training(structures):
+    model = build(**KINDS["both filters"], dropout=0.5)
+    with torch.random.fork_rng(devices=[]):
+        first, second = (model.train()(structures)["energy"] for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(*(model.eval()(structures)["energy"] for _ in range(2)))
+
+
+def test_a_model_of_nothing_but_default_settings():
+    assert EnergyModel().config == EnergyConfig()

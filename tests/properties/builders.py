@@ -8,7 +8,7 @@ from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.energy import RPEConfig
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
-from flt_mol.nn.local import ImageKeys, PairCorrection, PairFilter
+from flt_mol.nn.local import ImageKeys, LocalBasis, LocalFilter, PairCorrection, PairFilter
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
@@ -143,7 +143,7 @@ def neighbours(rows, **settings):
     return pairs, pairs.vectors(rows.positions, rows.cell, rows.ptr)
 
 
-def local_filter(**settings):
+def pair_sums(**settings):
     def call(module, rows):
         return module(rows.x, *neighbours(rows), rows.atomic_numbers)
 
@@ -189,3 +189,49 @@ def image_attention(seed):
     layer = make_attention(seed, dim=None, mode="exact")
     parts = {"attention": layer, "images": ImageKeys(Mask(spectrum), CUTOFF)}
     return PackedLayer(nn.ModuleDict(parts), call)
+
+
+def local_filter(vectors=0, **settings):
+    def call(parts, rows):
+        local = parts["basis"](*neighbours(rows), rows.num_rows, rows.atomic_numbers)
+        return parts["filter"](rows.x, local)
+
+    def build(seed):
+        width = 5 if vectors else 0
+        basis = LocalBasis(CUTOFF, 8, width, generator=seeded(seed), **settings)
+        layer = LocalFilter(C, 8, vectors, width, seeded(seed + 10))
+        return PackedLayer(nn.ModuleDict({"basis": basis, "filter": layer}), call)
+
+    return build
+
+
+def blocks_with_filters(*parts, count=1, **settings):
+    """A stack of blocks of these parts: attention without positions, spectral and local filters."""
+
+    def make_block(seed):
+        return from_seed(
+            seed,
+            FLTBlock,
+            make_attention(seed, dim=None, **settings) if "attention" in parts else None,
+            16,
+            spectral=SpectralFilter(C, H, sigma_max=2.0, generator=seeded(seed + 20))
+            if "spectral" in parts
+            else None,
+            local=LocalFilter(C, 8, 2, 5, seeded(seed + 10)) if "local" in parts else None,
+        )
+
+    def call(modules, rows):
+        given = {}
+        if "local" in parts:
+            given["local"] = modules["basis"](*neighbours(rows), rows.num_rows)
+        if "spectral" in parts:
+            geometry = modules["stack"].blocks[0].spectral.geometry
+            given["waves"] = geometry(rows.positions, rows.cell, rows.pbc, rows.ptr)
+        return modules["stack"](rows.x, ptr=rows.ptr, **given)
+
+    def build(seed):
+        stack = FLTEncoder([make_block(seed + k) for k in range(count)], recycles=count)
+        basis = LocalBasis(CUTOFF, 8, 5, generator=seeded(seed))
+        return PackedLayer(nn.ModuleDict({"basis": basis, "stack": stack}), call)
+
+    return build

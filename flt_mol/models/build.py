@@ -1,0 +1,95 @@
+"""From an EnergyConfig to the parts of a model."""
+
+from __future__ import annotations
+
+import torch
+
+from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
+from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.frequencies import GaussianFrequencies
+from flt_mol.nn.local_filter import LocalBasis, LocalFilter
+from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectrum import GaussianSpectrum
+from flt_mol.nn.transformer import FLTBlock, FLTEncoder
+
+
+def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:
+    """The stack of blocks; random numbers are drawn in order of the blocks."""
+    rpe = None if config.rpe is None else _rpe(config.rpe, config.num_heads, generator)
+    width = 0 if rpe is None else rpe.num_features
+    blocks = [_block(config, width, generator) for _ in range(config.num_layers)]
+    return FLTEncoder(blocks, rpe, config.recycles)
+
+
+def build_local_basis(config: EnergyConfig, generator: torch.Generator) -> LocalBasis | None:
+    """Of local filters and the displacement head; None where there are none."""
+    pairs = config.pairs
+    if pairs is None or not (pairs.filter or pairs.density or "displacement" in config.outputs):
+        return None
+    vector_basis = pairs.vector_basis if pairs.vectors or pairs.filter_vectors else 0
+    return LocalBasis(pairs.cutoff, pairs.num_basis, vector_basis, pairs.pair_types, generator)
+
+
+def build_local_filter(
+    config: PairConfig, embed_dim: int, vectors: int, generator: torch.Generator
+) -> LocalFilter:
+    """One local filter on the shared basis, with so many vector channels."""
+    vector_basis = config.vector_basis if vectors else 0
+    return LocalFilter(embed_dim, config.num_basis, vectors, vector_basis, generator)
+
+
+def _block(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTBlock:
+    attention = None if config.attention == "none" else _attention(config, position_dim, generator)
+    spectral = config.spectral
+    pairs = config.pairs
+    return FLTBlock(
+        attention,
+        config.ffn_dim,
+        config.dropout,
+        spectral=None
+        if spectral is None
+        else SpectralFilter(
+            config.embed_dim,
+            spectral.num_heads,
+            k_max=spectral.k_max,
+            sigma_max=spectral.sigma_max,
+            num_basis=spectral.num_basis,
+            padding=spectral.padding,
+            generator=generator,
+        ),
+        local=None
+        if pairs is None or not pairs.filter
+        else build_local_filter(pairs, config.embed_dim, pairs.filter_vectors, generator),
+    )
+
+
+def _attention(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTAttention:
+    return FLTAttention(
+        config.embed_dim,
+        config.num_heads,
+        feature_map=config.feature_map,
+        num_features=None if config.feature_map == "elu" else config.num_features,
+        position_dim=position_dim,
+        dropout=config.dropout,
+        mode=config.attention,
+        generator=generator,
+    )
+
+
+def _rpe(config: RPEConfig, num_heads: int, generator: torch.Generator) -> FourierRPE:
+    spectrum = GaussianSpectrum(
+        num_heads,
+        config.num_terms,
+        form=config.form,
+        sigma_min=config.sigma_min,
+        sigma_max=config.sigma_max,
+        generator=generator,
+    )
+    frequencies = GaussianFrequencies(
+        config.num_frequencies,
+        sigma=(config.frequency_sigma_min, config.frequency_sigma_max),
+        learned_sigma=config.learned_sigma,
+        generator=generator,
+    )
+    return FourierRPE(spectrum, frequencies, split=config.split)

@@ -1,0 +1,142 @@
+"""Where atoms are, as a model's blocks want to be told: made once a pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.functional._common import without_autocast
+from flt_mol.functional.images import log_sum_over_images
+from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
+from flt_mol.models.build import build_local_basis, build_local_filter
+from flt_mol.models.config import EnergyConfig, ImageConfig
+from flt_mol.nn.gaussian_bias import GaussianBias
+from flt_mol.nn.image_keys import ImageKeys, PairWeights
+from flt_mol.nn.local import PairCorrection
+from flt_mol.nn.local_filter import LocalGeometry
+from flt_mol.nn.radial import log_smooth_cutoff
+from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
+from flt_mol.nn.spectrum import GaussianSpectrum
+from flt_mol.nn.transformer import BlockGeometry, FLTEncoder
+from flt_mol.structures import Structures
+
+
+class Geometry(nn.Module):
+    """Pairs, their bases, masks and waves of a batch; and what of them is added to the embedding.
+
+    Args:
+        config: of the model.
+        generator: on CPU, for initial weights.
+
+    Attributes:
+        cutoff: Å, of the pairs that are needed; None where no part looks at pairs.
+    """
+
+    def __init__(self, config: EnergyConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        pairs = config.pairs
+        self.cutoff = config.cutoff
+        self.local = build_local_basis(config, generator)
+        self.density = (
+            build_local_filter(pairs, config.embed_dim, pairs.vectors, generator)
+            if pairs is not None and pairs.density
+            else None
+        )
+        self.correction = (
+            PairCorrection(
+                config.num_heads,
+                pairs.cutoff,
+                pairs.num_basis,
+                pairs.pair_types,
+                generator=generator,
+            )
+            if pairs is not None and pairs.correction
+            else None
+        )
+        self.images = None if config.images is None else _images(config, config.images, generator)
+
+    def forward(
+        self, structures: Structures, positions: Tensor, encoder: FLTEncoder, x: Tensor
+    ) -> tuple[Tensor, BlockGeometry]:
+        """First features x (N, C), with the surroundings added, and the geometry for the blocks."""
+        geometry = BlockGeometry(waves=_waves(structures, positions, encoder))
+        if encoder.rpe is not None:
+            features = encoder.rpe(positions, structures.ptr)
+            geometry = geometry._replace(position_features=features)
+        if self.cutoff is None:
+            return x, geometry
+        pairs = self.pairs(structures, positions)
+        vectors = pairs.vectors(positions, structures.cell, structures.ptr)
+        numbers = structures.atomic_numbers
+        if self.local is not None:
+            local = self.local(pairs, vectors, len(numbers), numbers)
+            x, geometry = self._with_density(x, local), geometry._replace(local=local)
+        if self.correction is not None:
+            weights = self.correction(pairs, pairs.groups(), vectors, numbers)
+            geometry = geometry._replace(pairs=weights)
+        if self.images is not None:
+            x, images = self._with_images(x, structures, positions, pairs)
+            geometry = geometry._replace(images=images)
+        return x, geometry
+
+    def pairs(self, structures: Structures, positions: Tensor) -> NeighborPairs:
+        """Those that came with the structures, if they are for this cutoff and these positions."""
+        assert self.cutoff is not None
+        given = structures.pairs
+        same = structures.cutoff == self.cutoff and positions is structures.positions
+        if given is not None and same:
+            return given
+        where = structures.cell, structures.pbc, structures.ptr
+        return neighbor_pairs(positions, *where, self.cutoff)
+
+    def _with_density(self, x: Tensor, local: LocalGeometry) -> Tensor:
+        return x if self.density is None else x + self.density(x, local)
+
+    def _with_images(
+        self, x: Tensor, structures: Structures, positions: Tensor, pairs: NeighborPairs
+    ) -> tuple[Tensor, PairWeights]:
+        pairs = pairs.with_self(len(x))
+        groups = pairs.groups()
+        vectors = pairs.vectors(positions, structures.cell, structures.ptr)
+        if isinstance(self.images, ImageKeys):
+            return x, self.images(pairs, vectors, groups)
+        assert isinstance(self.images, GaussianBias)
+        numbers = structures.atomic_numbers
+        with without_autocast(vectors):
+            distances = pair_lengths(vectors)
+            features = self.images.features(
+                distances, numbers[pairs.index_i], numbers[pairs.index_j]
+            )
+            window = log_smooth_cutoff(distances, self.images.cutoff)
+            mask = self.images.bias(features) + window[:, None]
+            drawn = log_sum_over_images(mask, groups.group, len(groups.index_i))
+            if self.images.density_out is not None:
+                x = x + self.images.density(features, distances, pairs, len(x)).to(x.dtype)
+        return x, PairWeights(groups.index_i, groups.index_j, drawn)
+
+
+def _waves(
+    structures: Structures, positions: Tensor, encoder: FLTEncoder
+) -> SpectralGeometry | None:
+    where = positions, structures.cell, structures.pbc, structures.ptr
+    filters = (block.spectral for block in encoder.blocks)
+    first = next((layer for layer in filters if isinstance(layer, SpectralFilter)), None)
+    return None if first is None else first.geometry(*where)
+
+
+def _images(
+    config: EnergyConfig, images: ImageConfig, generator: torch.Generator
+) -> ImageKeys | GaussianBias:
+    if images.mask == "gaussian":
+        spectrum = GaussianSpectrum(
+            config.num_heads, images.num_basis, form="amplitude", generator=generator
+        )
+        return ImageKeys(spectrum, images.cutoff)
+    return GaussianBias(
+        config.num_heads,
+        images.num_basis,
+        images.cutoff,
+        images.pair_types,
+        config.embed_dim if images.density else None,
+        generator,
+    )

@@ -1,0 +1,297 @@
+"""What a configuration holds, how it travels, and which ones are refused."""
+
+import copy
+import json
+import re
+from dataclasses import asdict, fields, replace
+
+import pytest
+import torch
+import yaml
+from conftest import CUTOFF, KINDS, SPECTRAL, all_outputs, small_images, small_model, small_pairs
+
+from flt_mol import resources, testing
+from flt_mol.models import EnergyConfig, EnergyModel
+from flt_mol.models.checks import check_parts
+from flt_mol.models.config import PARTS, ImageConfig, PairConfig, RPEConfig, SpectralConfig
+from flt_mol.nn.feature_map import FEATURE_MAPS
+from flt_mol.training.checkpoints import load_model
+
+SHIPPED = ["emt_performer_small", "emt_small"]
+every_kind = pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+
+
+@pytest.fixture
+def structures():
+    return testing.random_structures(torch.Generator().manual_seed(1), natoms=(5, 1, 9))
+
+
+@every_kind
+def test_a_configuration_travels_as_plain_data_and_with_the_weights(changes):
+    model = small_model(**all_outputs(changes, 2, "positions"))
+    config = model.config
+    for text in (yaml.safe_dump(asdict(config)), json.dumps(asdict(config))):
+        again = EnergyConfig.from_dict(yaml.safe_load(text))
+        assert again == config
+        for name, schema in PARTS.items():
+            part = getattr(again, name)
+            assert part is None or isinstance(part, schema)
+    assert EnergyModel.config_of(model.state_dict()) == config
+    stored = json.loads(bytes(model.state_dict()["config_json"].tolist()))
+    assert stored["recycles"] == 2
+
+
+@every_kind
+def test_weights_alone_are_enough_to_build_the_model_again(changes, structures):
+    model = small_model(**all_outputs(changes, 2)).eval()
+    model.normalizer.fit(torch.tensor([-3.0, 1.0, 2.0]))
+    model.normalizer_initial.fit(torch.tensor([5.0, 9.0]))
+    model.mark_seen([1, 29])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        again = EnergyModel(EnergyModel.config_of(model.state_dict())).eval()
+    again.load_state_dict(model.state_dict())
+    for other in (again, copy.deepcopy(model)):
+        with torch.no_grad():
+            first, second = model(structures), other(structures)
+        assert list(first) == list(second)
+        assert all(torch.equal(x, second[name]) for name, x in first.items())
+        assert other.elements_seen.nonzero().flatten().tolist() == [1, 29]
+    testing.check_save_load(
+        model, lambda: small_model(**all_outputs(changes, 2), seed=7), structures
+    )
+
+
+def test_weights_without_a_configuration():
+    with pytest.raises(ValueError, match="config_json"):
+        EnergyModel.config_of({"x": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_weights_from_before_there_were_filters_load(name, structures):
+    """Their configuration lacks what came later: it has the defaults, which change nothing."""
+    folder = resources.folder("models") / name
+    weights = torch.load(folder / "weights.ckpt", weights_only=True)["state_dict"]
+    stored = json.loads(bytes(weights["config_json"].tolist()))
+    assert not {"spectral", "pairs", "images", "outputs", "feedback"} & set(stored)
+    config = EnergyModel.config_of(weights)
+    assert config.spectral is config.pairs is config.images is None
+    assert (config.readout, config.outputs, config.feedback) == ("tags", ["energy"], "features")
+    assert config.head_norm
+    model = load_model(name)
+    assert model.config == config
+    out = model(structures)
+    assert list(out) == ["energy"]
+    assert out["energy"].isfinite().all()
+    for key, x in model.state_dict().items():
+        if key in weights and key != "config_json":
+            assert torch.equal(x, weights[key].to(x.dtype)), key
+    # Saved again, it has all there is now.
+    again = json.loads(bytes(model.state_dict()["config_json"].tolist()))
+    assert set(again) == {f.name for f in fields(EnergyConfig)}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_model_files_hold_every_setting(name):
+    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text())
+    assert set(values) == {f.name for f in fields(EnergyConfig)}
+    if values["rpe"] is not None:
+        assert set(values["rpe"]) == {f.name for f in fields(RPEConfig)}
+
+
+def test_parts_of_a_configuration_are_all_known():
+    nested = {f.name for f in fields(EnergyConfig) if "Config" in str(f.type)}
+    assert nested == set(PARTS)
+
+
+@pytest.mark.parametrize("part", ["", *PARTS])
+def test_unknown_settings_are_named(part):
+    values = {"widht": 3}
+    schema = PARTS.get(part, EnergyConfig)
+    known = ", ".join(sorted(f.name for f in fields(schema)))
+    with pytest.raises(ValueError, match=f"unknown model setting widht; known: {known}$"):
+        EnergyConfig.from_dict({part: values} if part else values)
+
+
+def test_the_cutoff_is_that_of_the_pairs_a_model_looks_at():
+    assert EnergyConfig().cutoff is None
+    assert EnergyConfig(spectral=SpectralConfig()).cutoff is None
+    assert EnergyConfig(pairs=PairConfig(cutoff=4.5)).cutoff == 4.5
+    images = {"attention": "exact", "rpe": None, "images": ImageConfig(cutoff=6.0)}
+    assert EnergyConfig(**images).cutoff == 6.0
+    assert EnergyModel(EnergyConfig(**images, embed_dim=8, num_layers=1)).cutoff == 6.0
+
+
+# Refusals
+
+
+def config(**changes):
+    """A configuration with all parts that go together, and changes to it or, dotted, its parts."""
+    base = EnergyConfig(rpe=None, spectral=SPECTRAL, pairs=small_pairs())
+    if any(key.split(".")[0] == "images" for key in changes):
+        base = replace(base, attention="exact", images=small_images())
+    parts = {}
+    for key, value in changes.items():
+        name, _, inner = key.partition(".")
+        if inner:
+            parts[name] = replace(parts.get(name, getattr(base, name)), **{inner: value})
+    plain = {key: value for key, value in changes.items() if "." not in key}
+    return replace(base, **parts, **plain)
+
+
+LENGTHS = [
+    "spectral.k_max",
+    "spectral.sigma_max",
+    "spectral.padding",
+    "pairs.cutoff",
+    "images.cutoff",
+]
+COUNTS = {
+    "spectral.num_heads": 1,
+    "spectral.num_basis": 1,
+    "pairs.num_basis": 2,
+    "pairs.vectors": 0,
+    "pairs.filter_vectors": 0,
+    "pairs.vector_basis": 2,
+    "images.num_basis": 2,
+}
+SWITCHES = [
+    "pairs.filter",
+    "pairs.density",
+    "pairs.pair_types",
+    "pairs.correction",
+    "images.pair_types",
+]
+CHOICES = {
+    "attention": "linear, exact, auto, none",
+    "readout": "tags, sum, mean",
+    "feedback": "features, positions",
+    "feature_map": ", ".join(FEATURE_MAPS),
+    "images.mask": "gaussian, centred",
+}
+
+
+def refused(message, **changes):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check_parts(config(**changes))
+
+
+@pytest.mark.parametrize("key", LENGTHS)
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), True, "5"])
+def test_lengths(key, value):
+    refused(f"model.{key} is {value!r}, expected a number above 0", **{key: value})
+    check_parts(config(**{key: {"spectral.k_max": 0.5}.get(key, CUTOFF)}))
+
+
+@pytest.mark.parametrize("key", COUNTS)
+@pytest.mark.parametrize("value", [-1, 2.0, True, None, "4"])
+def test_whole_numbers(key, value):
+    low = COUNTS[key]
+    message = f"expected a whole number of at least {low}"
+    refused(f"model.{key} is {value!r}, {message}", **{key: value})
+    if low:
+        refused(f"model.{key} is {low - 1}, {message}", **{key: low - 1})
+
+
+@pytest.mark.parametrize("key", SWITCHES)
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_switches(key, value):
+    refused(f"model.{key} is {value!r}, expected true or false", **{key: value})
+
+
+@pytest.mark.parametrize("key", CHOICES)
+@pytest.mark.parametrize("value", ["Linear", "", None])
+def test_choices(key, value):
+    refused(f"model.{key} is {value!r}; known: {CHOICES[key]}", **{key: value})
+
+
+@pytest.mark.parametrize("name", ["spectral", "pairs", "images"])
+@pytest.mark.parametrize("value", [True, 5.0, {"cutoff": 5.0}, RPEConfig()])
+def test_parts_are_mappings(name, value):
+    keys = ", ".join(f.name for f in fields(PARTS[name]))
+    message = f"model.{name} is {value!r}, expected null or a mapping with {keys}"
+    refused(message, **{"attention": "exact", name: value})
+
+
+TOGETHER = [
+    ({"outputs": "energy"}, "model.outputs is 'energy', expected a list of different outputs"),
+    ({"outputs": ["energy", "energy"]}, "expected a list of different outputs"),
+    ({"outputs": ["energy", "forces"]}, "model.outputs is 'forces'; known: energy, energy_init"),
+    ({"outputs": []}, r"model.outputs is \[\], expected 'energy' among them"),
+    ({"outputs": ["displacement"]}, "expected 'energy' among them"),
+    (
+        {"outputs": ["energy", "displacement"], "pairs": None},
+        "'displacement', which is made of vectors between neighbours: set model.pairs",
+    ),
+    ({"feedback": "positions"}, "add 'displacement' to model.outputs"),
+    ({"spectral.num_heads": 3}, "model.spectral.num_heads is 3, expected a divisor of model.emb"),
+    ({"spectral.k_max": 0.1}, "no room for a function of width .* expected at least 0.127"),
+    (
+        {"pairs": small_pairs(filter=False, density=False)},
+        "neither filter nor density nor correction, and no output needs it: set one, or",
+    ),
+    (
+        {"pairs": small_pairs(vectors=3, density=False)},
+        "model.pairs.vectors is 3 and model.pairs.density false, which would hold them",
+    ),
+    (
+        {"pairs": small_pairs(filter_vectors=3, filter=False)},
+        "model.pairs.filter_vectors is 3 and model.pairs.filter false, which would hold them",
+    ),
+    (
+        {"images": small_images(), "attention": "linear"},
+        "for exact attention: model.attention is 'linear', expected 'exact'",
+    ),
+    ({"images": small_images(), "rpe": RPEConfig()}, "model.images and model.rpe are both set"),
+    ({"attention": "none", "rpe": RPEConfig()}, "model.rpe is set and model.attention is 'none'"),
+    (
+        {"attention": "none", "spectral": None, "pairs": small_pairs(filter=False)},
+        "model.attention is 'none' and there is no filter: set model.spectral, or model.pairs",
+    ),
+    ({"attention": "none", "pairs.correction": True}, "model.pairs.correction corrects attention"),
+    ({"images.cutoff": CUTOFF, "pairs.correction": True}, "attention without image keys: set it"),
+    (
+        {"images.cutoff": 6.0},
+        r"model.images.cutoff and model.pairs.cutoff are \[4.0, 6.0\]: .* make them equal",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), TOGETHER, ids=[str(c)[:40] for c, _ in TOGETHER])
+def test_what_does_not_go_together(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check_parts(config(**changes))
+    with pytest.raises(ValueError, match=message):
+        EnergyModel(config(**changes))
+
+
+@every_kind
+def test_what_can_be_built_is_not_refused(changes):
+    check_parts(small_model(**all_outputs(changes, 2, "positions")).config)
+
+
+def test_pairs_may_be_for_the_displacement_alone():
+    outputs = ["energy", "displacement"]
+    check_parts(config(pairs=small_pairs(filter=False, density=False), outputs=outputs))
+
+
+# What is claimed
+
+
+def flags(**changes):
+    """sees_images, rotation_invariant, supercell_consistent."""
+    model = small_model(**changes)
+    return model.sees_images, model.rotation_invariant, model.supercell_consistent
+
+
+def test_flags_say_what_a_model_claims():
+    assert flags() == (False, False, False)
+    assert flags(rpe=None) == (False, True, True)
+    assert flags(rpe=None, attention="auto") == (False, True, False)
+    assert flags(rpe=None, spectral=SPECTRAL) == (True, True, True)
+    assert flags(rpe=None, pairs=small_pairs()) == (True, True, True)
+    assert flags(rpe=None, pairs=small_pairs(), readout="mean") == (True, True, True)
+    assert flags(rpe=None, pairs=small_pairs(correction=True)) == (True, True, False)
+    assert flags(pairs=small_pairs(), spectral=SPECTRAL) == (False, False, False)
+    images = {"rpe": None, "attention": "exact", "images": small_images()}
+    assert flags(**images) == (True, True, True)
