@@ -2,6 +2,7 @@
 
 The paper's mode sees positions through plane waves in a fixed frame, so neither rotations nor the
 choice of periodic image leave its energies alone. Showing both at random is the cheap remedy.
+Other starting points of the same relaxation, by noise and by interpolation, serve every model.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.structures import Structures
+from flt_mol.training.targets import relaxed_displacement
 
 ROTATIONS = ("none", "z", "full")
 
@@ -85,6 +87,65 @@ def shift_images(structures: Structures) -> Structures:
         positions_relaxed=None if relaxed is None else relaxed + shift,
         pairs=None if structures.pairs is None else _moved(structures.pairs, lattice),
     )
+
+
+def move_atoms(
+    structures: Structures, noise: float = 0.0, interpolation: float = 0.0
+) -> tuple[Structures, Tensor]:
+    """Other starting points of the same relaxations: free atoms elsewhere, fixed ones in place.
+
+    r ← r + t d + `noise` ε, with d the displacement to the relaxed structure by its shortest
+    periodic image, ε standard normal, and t uniform in [0, 1] for a share `interpolation` of the
+    systems, 0 for the others. The relaxed energy and `positions_relaxed` stay what they are, hence
+    the displacement that is left follows. Pairs are dropped: a model that needs them searches them
+    anew, in each step and not ahead in the loader's processes.
+
+    Args:
+        structures: with `positions_relaxed` for interpolation.
+        noise: standard deviation along each axis, Å.
+        interpolation: probability, per system.
+
+    Returns:
+        The systems, and (B,) bool, which of them differ from those given: `energy_initial` is no
+        longer theirs.
+
+    Raises:
+        ValueError: no `positions_relaxed` to interpolate to, naming the sids.
+
+    References:
+        Godwin et al., ICLR 2022 (Noisy Nodes), arXiv:2106.07971: both, for IS2RE.
+
+    Example:
+        >>> one = Structures.single([1], [[0, 0, 0]], positions_relaxed=[[2, 0, 0]])
+        >>> between, moved = move_atoms(one, interpolation=1.0)
+        >>> bool(0 <= between.positions[0, 0] < 2), moved.tolist()
+        (True, [True])
+    """
+    positions, system = structures.positions, structures.system
+    moved = torch.zeros(len(structures), dtype=torch.bool, device=positions.device)
+    if noise == 0 and interpolation == 0:
+        return structures, moved
+    free = ~structures.fixed
+    if interpolation > 0:
+        displacement = _displacement(structures).to(positions.dtype)
+        chosen, reach = torch.rand(
+            2, len(structures), dtype=positions.dtype, device=positions.device
+        )
+        moved = chosen < interpolation
+        positions = positions + (reach * moved)[system, None] * displacement
+    if noise > 0:
+        positions = positions + noise * torch.randn_like(positions) * free[:, None]
+        moved = torch.ones_like(moved)
+    frees = torch.zeros_like(structures.natoms).index_add_(0, system, free.to(torch.int64))
+    after = replace(structures, positions=positions, pairs=None, cutoff=None)
+    return after, moved & (frees > 0)
+
+
+def _displacement(structures: Structures) -> Tensor:
+    try:
+        return relaxed_displacement(structures)
+    except ValueError as error:
+        raise ValueError(f"training.interpolation needs relaxed positions: {error}") from error
 
 
 def _moved(pairs: NeighborPairs, lattice: Tensor) -> NeighborPairs:

@@ -138,6 +138,10 @@ class EpochProgress(Callback):
         """Show this epoch's errors."""
         row = self.history.epochs[-1]
         status = f"MAE train {row['train/mae']:.3f}  val {row['val/mae']:.3f} eV"
+        if "val/energy_initial_mae" in row:
+            status += f"  initial {row['val/energy_initial_mae']:.3f} eV"
+        if "val/displacement" in row:
+            status += f"  displacement {row['val/displacement']:.3f} Å"
         if self._progress is not None:
             self._progress.update(self._task, completed=row["epoch"], status=status)
             return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -19,8 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 from flt_mol import resources
 from flt_mol.data.catalog import known_name
 from flt_mol.models.energy import EnergyConfig
-from flt_mol.training.checks import check_model, check_training
+from flt_mol.training.checks import check_run
+from flt_mol.training.losses import LossConfig
 from flt_mol.training.overrides import PATHS, split_paths
+from flt_mol.training.parts import null_part, set_parts, split_parts
 from flt_mol.training.run_files import find_run, refuse_bad_yaml
 
 
@@ -37,6 +39,8 @@ class DataConfig:
             are taken from the configuration file's folder.
         skip_bad: whether training leaves bad records out, with a warning, or refuses them.
         energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.
+        energy_initial: name of the energy before relaxation, for models that predict it.
+        positions_relaxed: name of the relaxed positions, for models that predict displacements.
     """
 
     name: str | None = None
@@ -48,23 +52,27 @@ class DataConfig:
     paths: dict[str, str] = field(default_factory=dict)
     skip_bad: bool = False
     energy: str = "y_relaxed"
+    energy_initial: str = "y_init"
+    positions_relaxed: str = "pos_relaxed"
 
 
 @dataclass
 class TrainingConfig:
-    """How the weights are found: L1 loss on normalised energies, AdamW, warm-up, decay.
+    """How the weights are found: optimiser, warm-up, decay; what training systems are shown as.
 
     Attributes:
         epochs: passes over the training split.
         batch_size: systems a step, unless `batch_atoms` is set.
         batch_atoms: atoms a step at most, for systems of very different sizes; None counts systems.
         learning_rate: at its peak.
+        optimizer: "adamw", or "adam", whose weight decay is an L2 term of the gradient.
         warmup_fraction: share of all steps with linearly rising rate.
+        warmup_steps: the number of those steps, in place of their share; None takes the share.
         decay: "linear" or "cosine", down to 0 at the last step.
-        weight_decay: of AdamW.
-        beta1: of AdamW.
-        beta2: of AdamW.
-        eps: of AdamW.
+        weight_decay: of the optimiser.
+        beta1: of the optimiser.
+        beta2: of the optimiser.
+        eps: of the optimiser.
         gradient_clip: largest norm of the gradient.
         seed: of initial weights and of the order of systems.
         num_workers: processes that load data; 0 loads in the main process.
@@ -74,13 +82,20 @@ class TrainingConfig:
         rotation: training systems are turned and mirrored at random: "none", about "z" (slabs),
             or "full".
         shift_images: whether training systems are shown with random periodic images along a, b.
+        noise: Å along each axis, standard deviation by which free atoms of training systems are
+            moved; displacements are predicted from there. Their energy before relaxation is then
+            unknown, and neighbour pairs are searched in every step.
+        interpolation: probability that a training system starts at a random point between initial
+            and relaxed structure; otherwise as `noise`.
     """
 
     epochs: int = 60
     batch_size: int = 48
     batch_atoms: int | None = None
     learning_rate: float = 2e-3
+    optimizer: str = "adamw"
     warmup_fraction: float = 0.06
+    warmup_steps: int | None = None
     decay: str = "linear"
     weight_decay: float = 1e-3
     beta1: float = 0.9
@@ -94,22 +109,26 @@ class TrainingConfig:
     max_steps: int | None = None
     rotation: str = "none"
     shift_images: bool = False
+    noise: float = 0.0
+    interpolation: float = 0.0
 
 
 @dataclass
 class RunConfig:
-    """One run: a data set, a model, training numbers.
+    """One run: a data set, a model, training numbers, what is lowered.
 
     Attributes:
         data: see DataConfig.
         model: see EnergyConfig.
         training: see TrainingConfig.
+        loss: see LossConfig.
         output: folder for checkpoints, logs and plots; None makes `runs/NAME`, numbered when taken.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: EnergyConfig = field(default_factory=EnergyConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     output: str | None = None
 
 
@@ -130,19 +149,27 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     _register()
     try:
         rest, typed = split_paths(overrides)
+        rest, parts = split_parts(rest)
         with initialize_config_dir(config_dir=str(file.parent), version_base="1.3"):
-            composed = compose(config_name=file.stem, overrides=rest)
+            composed = _compose(file.stem, rest)
+        set_parts(composed, parts)
         _refuse_unknown(composed)
         config = OmegaConf.to_object(composed)
         if not isinstance(config, RunConfig):
             raise ValueError("its defaults must begin with 'run_schema'")
         config.data = absolute(config.data, file.parent)
         _set_paths(config, typed)
-        check_training(config.training)
-        check_model(config.model)
+        check_run(config)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{file}: {_explain(error)}") from error
     return config
+
+
+def _compose(name: str, overrides: list[str]) -> DictConfig:
+    try:
+        return compose(config_name=name, overrides=overrides)
+    except AssertionError:  # omegaconf's, of a setting inside of what is null
+        raise ValueError(null_part(overrides)) from None
 
 
 def absolute(data: DataConfig, base: Path) -> DataConfig:
@@ -196,7 +223,14 @@ def known_keys(schema: type = RunConfig) -> list[str]:
         >>> known_keys()[:2]
         ['data', 'data.name']
     """
-    return _keys(OmegaConf.to_container(OmegaConf.structured(schema)))
+    keys: list[str] = []
+    for name, kind in get_type_hints(schema).items():
+        keys.append(name)
+        # Parts that are null by default have settings all the same.
+        for part in get_args(kind) or (kind,):
+            if isinstance(part, type) and is_dataclass(part):
+                keys += [f"{name}.{key}" for key in known_keys(part)]
+    return keys
 
 
 def _keys(node: Any, path: str = "") -> list[str]:

@@ -18,26 +18,18 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from flt_mol.data import make_loader, open_dataset
-from flt_mol.data.catalog import recipe
-from flt_mol.data.loading.batching import Loader
 from flt_mol.data.loading.statistics import target_statistics
-from flt_mol.data.options import OnError
-from flt_mol.data.splits import skipped_message
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import EpochProgress, History
 from flt_mol.training.checkpoints import load_model
-from flt_mol.training.checks import check_accelerator, check_model, check_training
-from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, absolute
+from flt_mol.training.checks import check_accelerator, check_run
+from flt_mol.training.config import RunConfig, TrainingConfig, absolute
 from flt_mol.training.folders import check_run_folder, run_folder
+from flt_mol.training.run_data import load_split, split_loader
 from flt_mol.training.task import EnergyTask
-
-IN_MEMORY = 20_000
-_AT_ONCE = 256  # systems read in one go
-_PINNED = ("auto", "gpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -69,13 +61,12 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
         SystemExit: with status 143, on SIGTERM.
     """
     console = console or Console()
-    check_training(config.training)
-    check_model(config.model)
+    check_run(config)
     check_accelerator(config.training.accelerator)
     check_run_folder(config.output)
     config = replace(config, data=absolute(config.data, Path.cwd()))
     training, validation = (
-        _load(config.data, split) for split in (config.data.train, config.data.validation)
+        load_split(config, split) for split in (config.data.train, config.data.validation)
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
@@ -112,45 +103,17 @@ def _run(
 
 
 def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyModel:
-    """The model with its normaliser fitted, and the elements it will have seen."""
+    """The model with its normalisers fitted, and the elements it will have seen."""
     model = EnergyModel(config.model)
     # What is in memory is not worth sending to other processes.
     workers = 0 if isinstance(training, list) else config.training.num_workers
-    statistics = target_statistics(training, workers)
+    initial = model.normalizer_initial
+    statistics = target_statistics(training, workers, initial=initial is not None)
     model.normalizer.fit(statistics.energies)
+    if initial is not None and statistics.energies_initial is not None:
+        initial.fit(statistics.energies_initial)
     model.mark_seen(statistics.elements)
     return model
-
-
-def split_path(data: DataConfig, split: str) -> Path:
-    """The file of a split: one's own path first, else the data set's.
-
-    Raises:
-        ValueError: neither names it.
-    """
-    if split in data.paths:
-        return Path(data.paths[split])
-    if data.name is None:
-        raise ValueError(f"no file for split '{split}': set data.paths.{split} or data.name")
-    return Path(recipe(data.name).path(split))
-
-
-def _load(data: DataConfig, split: str) -> Any:
-    path = split_path(data, split)
-    on_error: OnError = "skip" if data.skip_bad else "raise"
-    dataset = open_dataset(path, require_energy=True, on_error=on_error, energy=data.energy)
-    if data.name is not None and split not in data.paths:
-        recipe(data.name).check_count(split, dataset, stacklevel=3)
-    if dataset.skipped:
-        warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
-    if len(dataset) <= IN_MEMORY:
-        starts = range(0, len(dataset), _AT_ONCE)
-        return [
-            system
-            for start in starts
-            for system in dataset.batch(range(start, min(start + _AT_ONCE, len(dataset))))
-        ]
-    return dataset
 
 
 def _fit(
@@ -162,8 +125,12 @@ def _fit(
     console: Console,
 ) -> None:
     settings = config.training
-    train_loader = _loader(training, "training", settings, shuffle=True)
-    validation_loader = _loader(validation, "validation", settings)
+    cutoff = model.cutoff
+    still = settings.noise == 0 and settings.interpolation == 0
+    train_loader = split_loader(
+        training, "training", settings, shuffle=True, cutoff=cutoff if still else None
+    )
+    validation_loader = split_loader(validation, "validation", settings, cutoff=cutoff)
     steps = len(train_loader) * settings.epochs
     if settings.max_steps is not None:
         steps = min(steps, settings.max_steps)
@@ -172,10 +139,12 @@ def _fit(
         f"{sum(p.numel() for p in model.parameters()):,} parameters, {steps} steps"
     )
     callbacks = [history, EpochProgress(console, history)]
+    splits = config.data.train, config.data.validation
+    task = EnergyTask(model, settings, steps, config.loss, splits)
     trainer = _trainer(settings, history.folder, callbacks, steps, len(train_loader))
     try:
         with history.interruptible():
-            trainer.fit(EnergyTask(model, settings, steps), train_loader, validation_loader)
+            trainer.fit(task, train_loader, validation_loader)
     except SystemExit as stop:
         # Lightning answers Ctrl-C and SIGTERM with exits of status 1 and 0.
         if isinstance(stop.__context__, KeyboardInterrupt):
@@ -183,24 +152,6 @@ def _fit(
         if isinstance(stop, SIGTERMException):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
-
-
-def _loader(dataset: Any, split: str, settings: TrainingConfig, shuffle: bool = False) -> Loader:
-    atoms = settings.batch_atoms
-    try:
-        return make_loader(
-            dataset,
-            settings.batch_size if atoms is None else None,
-            max_atoms=atoms,
-            shuffle=shuffle,
-            seed=settings.seed,
-            num_workers=settings.num_workers,
-            pin_memory=settings.accelerator in _PINNED and torch.cuda.is_available(),
-        )
-    except ValueError as error:
-        if atoms is None:
-            raise
-        raise ValueError(f"training.batch_atoms is {atoms}; {split} data: {error}") from error
 
 
 def _trainer(

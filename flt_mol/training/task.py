@@ -3,79 +3,115 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
-from flt_mol.evaluation.metrics import EnergyMetrics
 from flt_mol.models.energy import EnergyModel
+from flt_mol.models.normalizer import Normalizer
 from flt_mol.structures import Structures
-from flt_mol.training.augmentation import rotate, shift_images
+from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.config import TrainingConfig
+from flt_mol.training.losses import LossConfig, training_loss
+from flt_mol.training.validation import OutputMetrics
 
 
 class EnergyTask(LightningModule):
-    """L1 loss |E − y| / std on relaxed energies, AdamW, warm-up then decay.
+    """Errors of :mod:`flt_mol.training.losses`, lowered by Adam or AdamW; warm-up, then decay.
 
-    Logs, per epoch: ``train/mae``, ``val/mae`` (eV) and ``val/ewt`` (fraction below 0.02 eV), all
-    by sums over systems.
+    Logs, per epoch, means over systems (energies, eV) and free atoms (displacements, Å) of the last
+    pass: ``train/mae``, ``train/energy_initial_mae``, ``train/displacement`` as far as the loss has
+    them, and ``train/loss``; ``val/mae``, ``val/ewt`` (fraction below 0.02 eV), and whatever else
+    :class:`~flt_mol.training.validation.OutputMetrics` finds, pass by pass.
 
     Args:
-        model: with its normaliser fitted.
+        model: with its normalisers fitted.
         config: see TrainingConfig.
         total_steps: length of the learning-rate schedule.
+        loss: see LossConfig; None is its defaults.
+        splits: names of the training and validation splits, for errors.
     """
 
-    def __init__(self, model: EnergyModel, config: TrainingConfig, total_steps: int) -> None:
+    def __init__(
+        self,
+        model: EnergyModel,
+        config: TrainingConfig,
+        total_steps: int,
+        loss: LossConfig | None = None,
+        splits: tuple[str, str] = ("training", "validation"),
+    ) -> None:
         super().__init__()
         self.model = model
         self.training_config = config
         self.total_steps = total_steps
-        self._validation = EnergyMetrics()
+        self.loss_config = LossConfig() if loss is None else loss
+        self.splits = splits
+        self._validation = OutputMetrics()
 
     def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
-        """Mean normalised absolute error of the batch.
+        """The loss of the batch, its systems shown as the configuration wants them.
 
         Raises:
-            ValueError: the loss is not finite; names the systems of the batch.
+            ValueError: a target that is missing, or a loss that is not finite; names the systems
+                of the batch.
         """
-        if self.training_config.shift_images:
-            batch = shift_images(batch)
-        batch = rotate(batch, self.training_config.rotation)
-        prediction = self.model(batch)["energy"]
-        mae = (prediction - self._target(batch).to(prediction.dtype)).abs().mean()
-        if not bool(mae.isfinite()):
-            raise ValueError(f"the loss is {mae.item()} on the batch of sids {list(batch.sid)}")
-        self.log("train/mae", mae.detach(), on_step=False, on_epoch=True, batch_size=len(batch))
-        loss: Tensor = mae / self.model.normalizer.std
-        return loss
+        config = self.training_config
+        with _naming(self.splits[0]):
+            batch, moved = move_atoms(batch, config.noise, config.interpolation)
+            if config.shift_images:
+                batch = shift_images(batch)
+            batch = rotate(batch, config.rotation)
+            loss = training_loss(
+                self.model(batch),
+                batch,
+                min(1.0, self.global_step / max(1, self.total_steps)),
+                self.loss_config,
+                normalizers(self.model),
+                moved,
+            )
+            if not bool(loss.total.isfinite()):
+                raise ValueError(
+                    f"the loss is {loss.total.item()} on the batch of sids {list(batch.sid)}"
+                )
+        for name, part in loss.parts.items():
+            if part.over:
+                self._log(f"train/{name}", part.value, part.over)
+        self._log("train/loss", loss.total.detach(), len(batch))
+        return loss.total
+
+    def _log(self, name: str, value: Tensor, count: int) -> None:
+        self.log(name, value, on_step=False, on_epoch=True, batch_size=count)
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:
         """Collect errors; the epoch's end reports them."""
-        prediction = self.model(batch)["energy"]
-        self._validation.update(prediction, self._target(batch), sid=batch.sid)
+        with _naming(self.splits[1]):
+            self._validation.update(self.model(batch), batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Log MAE and EwT over all systems of the split."""
+        """Log the errors over all systems of the split."""
         metrics = self._validation.compute()
-        self._validation = EnergyMetrics()
-        self.log("val/mae", metrics["mae"])
-        self.log("val/ewt", metrics["ewt"])
+        self._validation = OutputMetrics()
+        for name, value in metrics.items():
+            self.log(f"val/{name}", value)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW and the schedule, stepped after every batch."""
+        """The optimiser and the schedule, stepped after every batch."""
         config = self.training_config
-        optimizer = torch.optim.AdamW(
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        optimizer = kind(
             self.model.parameters(),
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             weight_decay=config.weight_decay,
         )
-        factor = learning_rate_factor(self.total_steps, config.warmup_fraction, config.decay)
+        factor = learning_rate_factor(
+            self.total_steps, config.warmup_fraction, config.decay, config.warmup_steps
+        )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {
             "optimizer": optimizer,
@@ -88,17 +124,33 @@ class EnergyTask(LightningModule):
         """Structures know how to move themselves."""
         return batch.to(device)
 
-    @staticmethod
-    def _target(batch: Structures) -> Tensor:
-        if batch.energy is None:
-            raise ValueError(f"this split has no targets: no relaxed energy for sid {batch.sid[0]}")
-        return batch.energy
+
+def normalizers(model: EnergyModel) -> dict[str, Normalizer]:
+    """The normaliser of each energy that a model predicts, by the name of the output."""
+    found = {"energy": model.normalizer}
+    initial = model.normalizer_initial
+    return found if initial is None else {**found, "energy_initial": initial}
+
+
+@contextmanager
+def _naming(split: str) -> Iterator[None]:
+    """Say of which split a bad batch is."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"split '{split}': {error}") from error
 
 
 def learning_rate_factor(
-    total_steps: int, warmup_fraction: float, decay: str
+    total_steps: int, warmup_fraction: float, decay: str, warmup_steps: int | None = None
 ) -> Callable[[int], float]:
     """Factor of the peak rate at a step: linear warm-up, then "linear" or "cosine" decay to 0.
+
+    Args:
+        total_steps: at which the rate is 0.
+        warmup_fraction: share of them that warms up.
+        decay: its form.
+        warmup_steps: how many warm up, in place of `warmup_fraction`.
 
     Raises:
         ValueError: unknown `decay`.
@@ -110,7 +162,8 @@ def learning_rate_factor(
     """
     if decay not in ("linear", "cosine"):
         raise ValueError(f"training.decay is '{decay}'; known: linear, cosine")
-    warmup = max(1, round(total_steps * warmup_fraction))
+    warmup = round(total_steps * warmup_fraction) if warmup_steps is None else warmup_steps
+    warmup = max(1, warmup)
 
     def factor(step: int) -> float:
         if step < warmup:

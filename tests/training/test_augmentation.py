@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from flt_mol import Structures, testing
-from flt_mol.training.augmentation import rotate, shift_images
+from flt_mol.training.augmentation import move_atoms, rotate, shift_images
+from flt_mol.training.targets import relaxed_displacement
 
 
 def systems():
@@ -100,3 +101,100 @@ def test_nothing_to_do_and_unknown():
     assert rotate(structures, "none") is structures
     with pytest.raises(ValueError, match="'x'; known: none, z, full"):
         rotate(structures, "x")
+
+
+def movable(count=200):
+    """Systems of a free atom that relaxes across its cell's boundary, and a fixed one."""
+    system = Structures.single(
+        [1, 29],
+        [[0.5, 0.0, 0.0], [2.0, 2.0, 2.0]],
+        cell=4 * torch.eye(3),
+        pbc=True,
+        fixed=[False, True],
+        positions_relaxed=[[3.5, 0.5, 0.0], [2.0, 2.5, 2.0]],
+        energy=1.0,
+        energy_initial=2.0,
+    )
+    return Structures.cat([system] * count)
+
+
+def test_interpolation_starts_between_initial_and_relaxed():
+    before = movable(2000)
+    torch.manual_seed(0)
+    after, moved = move_atoms(before, interpolation=0.4)
+    step = (after.positions - before.positions)[::2]
+    reach = step[:, 1] / 0.5
+    assert torch.allclose(step, reach[:, None] * torch.tensor([-1.0, 0.5, 0.0]), atol=1e-5)
+    assert torch.equal(after.positions[1::2], before.positions[1::2]), "fixed atoms stay"
+    assert torch.equal(moved, reach > 0)
+    # 2000 draws of 0.4: sd of the share 0.011; of means of uniform numbers of 800 draws 0.010.
+    assert abs(float(moved.float().mean()) - 0.4) < 0.05
+    assert abs(float(reach[moved].mean()) - 0.5) < 0.05
+    assert float(reach.max()) <= 1.0
+    left = relaxed_displacement(after)[::2]
+    expected = (1 - reach)[:, None] * torch.tensor([-1.0, 0.5, 0.0])
+    assert torch.allclose(left, expected, atol=1e-5), "the target follows"
+    assert torch.equal(after.energy, before.energy)
+
+
+def test_noise_moves_free_atoms_and_its_target_leads_back():
+    before = movable(2000)
+    torch.manual_seed(0)
+    after, moved = move_atoms(before, noise=0.2)
+    step = after.positions - before.positions
+    assert torch.equal(step[1::2], torch.zeros(2000, 3))
+    assert step[::2].std(0).sub(0.2).abs().max() < 0.02, "sd of 2000 draws: 0.003"
+    assert step[::2].mean(0).abs().max() < 0.03
+    assert bool(moved.all())
+    left = relaxed_displacement(after)
+    assert torch.allclose(left + step, relaxed_displacement(before), atol=1e-5)
+
+
+def test_both_at_once_and_dtype():
+    before = replace(movable(3), positions=movable(3).positions.double())
+    torch.manual_seed(1)
+    after, moved = move_atoms(before, noise=0.1, interpolation=1.0)
+    assert after.positions.dtype == torch.float64
+    assert moved.tolist() == [True] * 3
+    step = (after.positions - before.positions)[::2]
+    assert (step[:, 2].abs() > 1e-4).all(), "noise"
+    assert step[:, 0].mean() < -0.1, "and interpolation"
+
+
+def test_systems_without_free_atoms_are_not_moved():
+    fixed = replace(movable(2), fixed=torch.tensor([True, True, False, True]))
+    for settings in ({"noise": 0.1}, {"interpolation": 1.0}):
+        after, moved = move_atoms(fixed, **settings)
+        assert moved.tolist() == [False, True]
+        assert torch.equal(after.positions[:2], fixed.positions[:2])
+
+
+def test_pairs_of_moved_atoms_are_dropped():
+    before = movable(2).with_pairs(3.0)
+    after, _ = move_atoms(before, noise=0.1)
+    assert after.pairs is None
+    assert after.cutoff is None
+
+
+def test_nothing_is_drawn_for_nothing():
+    before = movable(2).with_pairs(3.0)
+    state = torch.get_rng_state()
+    after, moved = move_atoms(before)
+    assert after is before
+    assert not bool(moved.any())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_are_torchs_own():
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        found.append(move_atoms(movable(4), noise=0.1, interpolation=0.5)[0].positions)
+    assert torch.equal(*found)
+
+
+def test_interpolation_needs_a_relaxed_structure():
+    before = replace(movable(2), positions_relaxed=None)
+    with pytest.raises(ValueError, match=r"training.interpolation needs .* sid 0"):
+        move_atoms(before, interpolation=0.5)
+    move_atoms(before, noise=0.1)

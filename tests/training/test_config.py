@@ -1,15 +1,17 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flt_mol import resources
+from flt_mol.models.config import PairConfig
 from flt_mol.training.config import known_keys, load_run_config
 
 
 def test_every_shipped_run_composes():
     for file in resources.folder("configs").glob("*.yaml"):
         config = load_run_config(file.stem)
-        assert config.data.name == "emt_adsorption"
+        assert config.data.name in ("emt_adsorption", "oc20_is2re")
         assert config.training.epochs > 0
 
 
@@ -40,7 +42,7 @@ def test_model_is_chosen_by_name():
         ("model=emt_smal", "emt_small"),
         ("nonsense", "nonsense"),
         ("trainin.epochs=3", "unknown key 'trainin.epochs'; did you mean 'training.epochs'"),
-        ("foo.bar=3", "known here: data, model, training, output"),
+        ("foo.bar=3", "known here: data, model, training, loss, output"),
         ("data.paths.train=", "data.paths.train is empty"),
         ("training.epochs=0", "training.epochs is 0, expected at least 1"),
         ("training.epochs=-1", "training.epochs is -1"),
@@ -53,6 +55,12 @@ def test_model_is_chosen_by_name():
         ("training.learning_rate=inf", "training.learning_rate is inf"),
         ("training.warmup_fraction=1.5", "from 0 to 1"),
         ("training.decay=step", "training.decay is 'step', expected one of linear, cosine"),
+        ("training.warmup_steps=x", "training.warmup_steps|'x'"),
+        ("loss.displacement=1", "did you mean 'loss.displacement_decay'|known here: "),
+        ("loss.displacement_weight=1", "no output displacement: add it to model.outputs, or set"),
+        ("model.pairs={cutof: 4.0}", "'model.pairs.cutof'; did you mean 'model.pairs.cutoff'"),
+        ("model.pairs={cutoff: x}", "'x' .*model.pairs.cutoff"),
+        ("model.pairs.cutoff=4", r"model.pairs is null; give it with model.pairs=.cutoff: 4.$"),
         ("training.rotation=x", "one of none, z, full"),
         ("training.accelerator=quantum", "one of auto, cpu"),
         ("training.precision=8", "one of 32-true"),
@@ -175,5 +183,61 @@ def test_a_file_without_the_schema_is_told_so(tmp_path):
 
 
 def test_known_keys_reach_nested_dataclasses():
-    assert "model.rpe.num_terms" in known_keys()
-    assert "training.beta2" in known_keys()
+    keys = known_keys()
+    assert len(set(keys)) == len(keys)
+    for key in ("model.rpe.num_terms", "model.pairs.cutoff", "training.beta2", "data.paths"):
+        assert key in keys
+
+
+def test_parts_that_are_null_are_set_whole(tmp_path):
+    pairs = load_run_config(
+        "emt_small", ["model.pairs={cutoff: 4.0}", "model.pairs.vectors=8", "training.epochs=2"]
+    ).model.pairs
+    assert pairs == PairConfig(cutoff=4.0, vectors=8)
+    assert load_run_config("emt_small", ["model.pairs={}", "model.pairs=null"]).model.pairs is None
+    rpe = load_run_config("emt_small", ["model.rpe={num_terms: 3}"]).model.rpe
+    assert rpe == replace(load_run_config("emt_small").model.rpe, num_terms=3)
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "defaults: [run_schema, {model: emt_small}, _self_]\nmodel: {pairs: {vectors: 4}}\n"
+    )
+    assert load_run_config(str(file)).model.pairs == PairConfig(vectors=4)
+    changed = load_run_config(str(file), ["model.pairs={cutoff: 3.0}"]).model.pairs
+    assert changed == PairConfig(cutoff=3.0, vectors=4)
+
+
+MORE = ["model.outputs=[energy,energy_initial,displacement]", "model.pairs={cutoff: 4.0}"]
+
+
+def test_losses_of_more_outputs_and_passes():
+    config = load_run_config(
+        "emt_small",
+        [
+            *MORE,
+            "model.recycles=3",
+            "loss.pass_weights=[0,0.5,1]",
+            "loss.displacement_weight=2",
+            "loss.displacement_decay=cosine",
+            "training.interpolation=0.5",
+        ],
+    )
+    assert config.loss.pass_weights == [0.0, 0.5, 1.0]
+    assert config.loss.displacement_weight == 2.0
+    assert config.loss.energy_initial_weight is None
+
+
+def test_the_papers_optimiser():
+    config = load_run_config(
+        "emt_small",
+        [
+            "training.optimizer=adam",
+            "training.learning_rate=3e-4",
+            "training.batch_size=64",
+            "training.warmup_steps=10000",
+            "training.max_steps=500000",
+            "training.decay=linear",
+        ],
+    )
+    training = config.training
+    assert (training.beta1, training.beta2, training.eps) == (0.9, 0.98, 1e-6)
+    assert (training.weight_decay, training.warmup_steps) == (1e-3, 10_000)

@@ -2,20 +2,24 @@
 
 import csv
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from ase.build import add_adsorbate, fcc111
+from ase.constraints import FixAtoms
 from ase.io import write
 from rich.console import Console
 
 from flt_mol import Structures
 from flt_mol.data import open_dataset
 from flt_mol.evaluation.splits import evaluate_model
-from flt_mol.models.energy import EnergyConfig
+from flt_mol.models.energy import EnergyConfig, EnergyModel, PairConfig
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
-from flt_mol.training.run import build_model, split_path, train
+from flt_mol.training.losses import LossConfig, training_loss
+from flt_mol.training.run import build_model, train
+from flt_mol.training.run_data import split_path, with_pairs_in_memory
 from flt_mol.training.task import EnergyTask, learning_rate_factor
 
 
@@ -49,6 +53,59 @@ def config(tmp_path, train_energies, validation_energies=(-1.0, 1.0), **training
 
 def quiet():
     return Console(quiet=True)
+
+
+def relaxations(path, count, **lacking):
+    """Slabs with an adatom that moves by 0.3 Å, and energies before and after; lowest layer fixed.
+
+    lacking: number of a system → a target it does not have.
+    """
+    frames = []
+    for i in range(count):
+        slab = fcc111(("Cu", "Ag", "Au")[i % 3], (2, 1, 2), vacuum=6.0)
+        add_adsorbate(slab, "O", 1.2 + 0.1 * i, "fcc")
+        slab.set_tags([0, 0, 1, 1, 2])
+        slab.set_constraint(FixAtoms([0, 1]))
+        relaxed = slab.positions.copy()
+        relaxed[4] += (0.0, 0.0, 0.3)
+        slab.set_array("pos_relaxed", relaxed)
+        slab.info = {"y_relaxed": float(i), "y_init": 10.0 + 2.0 * i, "sid": f"slab-{i}"}
+        if f"of_{i}" in lacking:
+            name = lacking[f"of_{i}"]
+            del (slab.arrays if name == "pos_relaxed" else slab.info)[name]
+        frames.append(slab)
+    write(path, frames)
+    return str(path)
+
+
+def fuller(tmp_path, model=None, loss=None, lacking=None, **training):
+    """A run with three outputs and three passes that move the atoms."""
+    return RunConfig(
+        data=DataConfig(
+            paths={
+                "train": relaxations(tmp_path / "train.extxyz", 5, **(lacking or {})),
+                "val_id": relaxations(tmp_path / "val.extxyz", 2),
+            }
+        ),
+        model=EnergyConfig(
+            **{
+                "embed_dim": 8,
+                "num_heads": 2,
+                "num_layers": 1,
+                "ffn_dim": 8,
+                "num_features": 8,
+                "rpe": None,
+                "pairs": PairConfig(cutoff=3.5, num_basis=8),
+                "outputs": ["energy", "energy_initial", "displacement"],
+                "recycles": 3,
+                "feedback": "positions",
+                **(model or {}),
+            }
+        ),
+        training=TrainingConfig(**{"epochs": 2, "batch_size": 3, "max_steps": 2, **training}),
+        loss=loss or LossConfig(),
+        output=str(tmp_path / "run"),
+    )
 
 
 def test_fewer_records_than_a_batch(tmp_path):
@@ -256,3 +313,206 @@ def test_schedule():
 def test_a_split_without_a_file_says_what_to_set():
     with pytest.raises(ValueError, match=r"data\.paths\.train"):
         split_path(DataConfig(), "train")
+
+
+def test_all_outputs_on_all_passes(tmp_path):
+    loss = LossConfig(displacement_weight=2.0, displacement_decay="cosine")
+    result = train(fuller(tmp_path, loss=loss, rotation="full"), console=quiet())
+    best = result.best
+    assert set(best) == {
+        "epoch",
+        "train/loss",
+        "train/mae",
+        "train/energy_initial_mae",
+        "train/displacement",
+        "val/mae",
+        "val/ewt",
+        "val/energy_initial_mae",
+        "val/displacement",
+        "val/displacement_unmoved",
+        *(
+            f"val/{name}_pass{k}"
+            for name in ("mae", "energy_initial_mae", "displacement")
+            for k in (1, 2, 3)
+        ),
+    }
+    assert all(math.isfinite(value) for value in best.values())
+    # Of three free atoms one moves by 0.3 Å.
+    assert best["val/displacement_unmoved"] == pytest.approx(0.1, abs=1e-6)
+    assert best["val/mae_pass3"] == best["val/mae"]
+    model = load_model(result.checkpoint)
+    assert model.normalizer.mean.item() == 2.0
+    assert model.normalizer_initial.mean.item() == 14.0
+    assert model.normalizer_initial.std.item() == pytest.approx(2 * model.normalizer.std.item())
+    again = load_run_config(str(result.folder / "config.yaml"))
+    assert again.loss == loss
+    assert again.model.outputs == ["energy", "energy_initial", "displacement"]
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_every_weight_of_a_model_is_trained(tmp_path, passes):
+    settings = fuller(tmp_path, model={"recycles": passes})
+    systems = list(open_dataset(settings.data.paths["train"]))
+    torch.manual_seed(0)
+    task = EnergyTask(build_model(settings, systems), settings.training, 10)
+    task.log = lambda *args, **kwargs: None
+    task.training_step(Structures.cat(systems), 0).backward()
+    idle = [name for name, p in task.model.named_parameters() if p.grad is None]
+    assert not idle, "processes that train together would wait for these"
+
+
+def test_displacements_are_learned(tmp_path):
+    settings = fuller(tmp_path, model={"recycles": 1, "feedback": "features"})
+    systems = list(open_dataset(settings.data.paths["train"]))
+    torch.manual_seed(0)
+    task = EnergyTask(build_model(settings, systems), settings.training, 10)
+    logged = {}
+    task.log = lambda name, value, **kwargs: logged.update({name: float(value)})
+    batch, optimizer = Structures.cat(systems), torch.optim.Adam(task.parameters(), 2e-2)
+    for _ in range(40):
+        optimizer.zero_grad()
+        task.training_step(batch, 0).backward()
+        optimizer.step()
+    assert logged["train/displacement"] < 0.05, "that of atoms that stay is 0.1"
+
+
+def test_moved_atoms(tmp_path, monkeypatch):
+    shown, searched = [], []
+    original, search = EnergyModel.forward, Structures.with_pairs
+
+    def with_pairs(self, cutoff):
+        searched.append(self.sid)
+        return search(self, cutoff)
+
+    monkeypatch.setattr(Structures, "with_pairs", with_pairs)
+
+    def forward(self, structures, **options):
+        if self.training:
+            shown.append(structures)
+        return original(self, structures, **options)
+
+    monkeypatch.setattr(EnergyModel, "forward", forward)
+    outputs = {"outputs": ["energy", "displacement"]}
+    train(fuller(tmp_path, model=outputs, noise=0.05, interpolation=0.5), console=quiet())
+    stored = {s.sid[0]: s for s in open_dataset(tmp_path / "train.extxyz")}
+    for batch in shown:
+        assert batch.pairs is None
+        for system in batch:
+            steps = (system.positions - stored[system.sid[0]].positions).norm(dim=-1)
+            assert (steps > 0).tolist() == [False, False, True, True, True]
+    assert sum(map(len, shown)) == 5
+    assert len(searched) == 2, "validation systems stay where they are"
+
+
+def test_initial_energies_of_moved_atoms_are_not_learned(tmp_path):
+    settings = fuller(tmp_path, interpolation=1.0)
+    systems = list(open_dataset(settings.data.paths["train"]))
+    task = EnergyTask(build_model(settings, systems), settings.training, 10)
+    logged = set()
+    task.log = lambda name, value, **kwargs: logged.add(name)
+    task.training_step(Structures.cat(systems), 0)
+    assert logged == {"train/mae", "train/displacement", "train/loss"}
+
+
+def test_the_loss_is_told_how_far_training_is(tmp_path, monkeypatch):
+    seen = []
+
+    def loss(outputs, structures, progress, *rest):
+        seen.append(progress)
+        return training_loss(outputs, structures, progress, *rest)
+
+    monkeypatch.setattr("flt_mol.training.task.training_loss", loss)
+    train(fuller(tmp_path, batch_size=2, epochs=2, max_steps=4), console=quiet())
+    assert seen == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_pairs_are_searched_once(tmp_path, monkeypatch):
+    searched, given = [], []
+    search, original = Structures.with_pairs, EnergyModel.forward
+
+    def with_pairs(self, cutoff):
+        searched.append(self.sid)
+        return search(self, cutoff)
+
+    def forward(self, structures, **options):
+        given.append(structures.cutoff)
+        return original(self, structures, **options)
+
+    monkeypatch.setattr(Structures, "with_pairs", with_pairs)
+    settings = fuller(
+        tmp_path, model={"outputs": ["energy"], "feedback": "features"}, shift_images=True
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(EnergyModel, "forward", forward)
+        result = train(settings, console=quiet())
+    assert len(searched) == 5 + 2, "each system of both splits, in the first epoch"
+    assert given[:-1] == [3.5] * (len(given) - 1), "all but the evaluation at the end"
+    weights = load_model(result.checkpoint).state_dict()
+
+    monkeypatch.setattr(
+        "flt_mol.training.run_data.with_pairs_in_memory", lambda x, cutoff: (x, None)
+    )
+    settings.output = str(tmp_path / "without")
+    again = load_model(train(settings, console=quiet()).checkpoint).state_dict()
+    assert all(torch.allclose(weights[k].float(), again[k].float(), atol=1e-5) for k in weights)
+
+
+def test_pairs_of_large_sets_are_left_to_the_loader():
+    systems = [Structures.single([1, 1], [[0, 0, 0], [1, 0, 0]])] * 3
+    with_pairs, left = with_pairs_in_memory(systems, 2.0)
+    assert left is None
+    assert [len(system.pairs.index_i) for system in with_pairs] == [2, 2, 2]
+    # Two pairs take 80 bytes.
+    assert with_pairs_in_memory(systems, 2.0, limit=240)[1] is None
+    assert with_pairs_in_memory(systems, 2.0, limit=239) == (systems, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [("y_init", "take energy_initial out"), ("pos_relaxed", "take displacement out")],
+)
+def test_a_split_without_the_targets_of_an_output(tmp_path, name, mend):
+    settings = fuller(tmp_path, lacking={"of_3": name})
+    with pytest.raises(ValueError, match=rf"split 'train': .* for sid slab-3; .*{name}.*{mend}"):
+        train(settings, console=quiet())
+    assert not (tmp_path / "run").exists()
+    settings.model.outputs = ["energy"]
+    settings.model.feedback = "features"
+    train(settings, console=quiet())
+
+
+def test_batches_without_targets_are_named_with_their_split(tmp_path):
+    settings = fuller(tmp_path)
+    systems = list(open_dataset(settings.data.paths["train"]))
+    task = EnergyTask(build_model(settings, systems), settings.training, 10, splits=("a", "b"))
+    bare = replace(systems[0], positions_relaxed=None)
+    for step, split in ((task.training_step, "a"), (task.validation_step, "b")):
+        with pytest.raises(ValueError, match=f"split '{split}': .* no relaxed positions for sid"):
+            step(bare, 0)
+
+
+def test_losses_are_checked_before_anything_is_made(tmp_path):
+    settings = fuller(tmp_path, loss=LossConfig(pass_weights=[1.0, 1.0]))
+    with pytest.raises(ValueError, match="loss.pass_weights has 2 weights, and .* 3 passes"):
+        train(settings, console=quiet())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_optimisers(name):
+    training = TrainingConfig(
+        optimizer=name, learning_rate=0.1, warmup_steps=4, weight_decay=0.25, beta1=0.8, eps=1e-3
+    )
+    task = EnergyTask(EnergyModel(EnergyConfig(embed_dim=8)), training, 10)
+    optimizer = task.configure_optimizers()["optimizer"]
+    assert type(optimizer).__name__.lower() == name
+    (group,) = optimizer.param_groups
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.98), 1e-3, 0.25)
+    assert group["lr"] == pytest.approx(0.025), "the first of four warm-up steps"
+
+
+def test_warmup_in_steps():
+    factor = learning_rate_factor(100, 0.5, "linear", warmup_steps=10)
+    assert [factor(step) for step in (0, 9, 55, 100)] == pytest.approx([0.1, 1.0, 0.5, 0.0])
+    assert learning_rate_factor(100, 0.5, "linear", warmup_steps=0)(0) == 1.0
+    assert learning_rate_factor(10, 0.5, "linear", warmup_steps=1000)(9) == pytest.approx(0.01)

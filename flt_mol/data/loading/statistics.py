@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ __all__ = ["TargetStatistics", "target_statistics"]
 
 MAX_ATOMIC_NUMBER = 118
 _AT_ONCE = 256
+_NAMES = {
+    "energy": ("target", "give its relaxed energy"),
+    "energy_initial": ("energy before relaxation", "give it (y_init)"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,18 +34,22 @@ class TargetStatistics:
         lowest: eV.
         highest: eV.
         elements: atomic numbers that occur, ascending.
+        energies_initial: as `energies`, before relaxation; None unless asked for.
     """
 
     energies: Moments
     lowest: float
     highest: float
     elements: tuple[int, ...]
+    energies_initial: Moments | None = None
 
 
 def target_statistics(
     dataset: Dataset[Structures] | Sequence[Structures],
     num_workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    initial: bool = False,
 ) -> TargetStatistics:
     """Mean, spread and range of the targets and the elements of a data set, read once in batches.
 
@@ -48,6 +57,7 @@ def target_statistics(
         dataset: of single systems, or a list of them.
         num_workers: processes that read.
         progress: called with the systems seen so far and their number.
+        initial: whether energies before relaxation are targets as well.
 
     Raises:
         ValueError: no systems, a record that cannot be read, or a system without a target or
@@ -57,34 +67,46 @@ def target_statistics(
         >>> atoms = [Structures.single([z], [[0, 0, 0]], energy=float(z)) for z in (1, 8)]
         >>> target_statistics(atoms)
         TargetStatistics(energies=Moments(count=2, mean=4.5, std=3.5), lowest=1.0, highest=8.0,
-        elements=(1, 8))
+        elements=(1, 8), energies_initial=None)
     """
     energies, lowest, highest = Moments(), math.inf, -math.inf
+    before = Moments()
     atoms = torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.int64)
     total = len(dataset)  # type: ignore[arg-type]
     for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
-        if batch.energy is None:
-            start = energies.count
-            raise ValueError(_without_target(dataset[i] for i in range(start, start + len(batch))))
-        _refuse_odd(batch.energy, batch.sid)
-        energies += Moments.of(batch.energy)
-        low, high = batch.energy.aminmax()
+        rows = range(energies.count, energies.count + len(batch))
+        energy = _targets(batch, "energy", dataset, rows)
+        if initial:
+            before += Moments.of(_targets(batch, "energy_initial", dataset, rows))
+        energies += Moments.of(energy)
+        low, high = energy.aminmax()
         lowest, highest = min(lowest, low.item()), max(highest, high.item())
         atoms += torch.bincount(batch.atomic_numbers, minlength=len(atoms))
         if progress is not None:
             progress(energies.count, total)
-    return TargetStatistics(energies, lowest, highest, tuple(atoms.nonzero().flatten().tolist()))
+    elements = tuple(atoms.nonzero().flatten().tolist())
+    return TargetStatistics(energies, lowest, highest, elements, before if initial else None)
 
 
-def _without_target(systems: Iterable[Structures]) -> str:
+def _targets(batch: Structures, field: str, dataset: Any, rows: range) -> Tensor:
+    """(B,) finite energies, eV."""
+    values: Tensor | None = getattr(batch, field)
+    if values is None:
+        raise ValueError(_without_target(field, (dataset[i] for i in rows)))
+    _refuse_odd(_NAMES[field][0], values, batch.sid)
+    return values
+
+
+def _without_target(field: str, systems: Iterable[Structures]) -> str:
     # Of systems of which one lacks its target, a batch keeps none.
-    names = [str(system.sid[0]) for system in systems if system.energy is None]
+    names = [str(system.sid[0]) for system in systems if getattr(system, field) is None]
     more = f" (and {len(names) - 1} more near it)" if len(names) > 1 else ""
-    return f"sid {names[0]}{more} has no target: leave it out, or give its relaxed energy"
+    what, mend = _NAMES[field]
+    return f"sid {names[0]}{more} has no {what}: leave it out, or {mend}"
 
 
-def _refuse_odd(energy: Tensor, sid: Sequence[int | str]) -> None:
+def _refuse_odd(what: str, energy: Tensor, sid: Sequence[int | str]) -> None:
     sound = energy.isfinite()
     if not bool(sound.all()):
         at = int((~sound).nonzero()[0])
-        raise ValueError(f"the target of sid {sid[at]} is {energy[at].item()} eV: leave it out")
+        raise ValueError(f"the {what} of sid {sid[at]} is {energy[at].item()} eV: leave it out")

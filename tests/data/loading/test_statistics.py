@@ -71,3 +71,33 @@ def test_a_target_that_is_none_of_them_is_named(bad: float) -> None:
 def test_of_nothing() -> None:
     with pytest.raises(ValueError, match="no systems"):
         target_statistics([])
+
+
+def both(sid: int, energy: float, initial: float | None) -> Structures:
+    return Structures.single(
+        [78], torch.zeros(1, 3), sid=sid, energy=energy, energy_initial=initial
+    )
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_energies_before_relaxation_in_the_same_pass() -> None:
+    systems = [both(i, float(i), 10.0 * i) for i in range(9)]
+    found = target_statistics(systems, initial=True)
+    assert found.energies.mean == 4.0
+    assert found.energies_initial is not None
+    assert (found.energies_initial.count, found.energies_initial.mean) == (9, 40.0)
+    assert found.energies_initial.std == pytest.approx(10 * found.energies.std)
+    assert target_statistics(systems).energies_initial is None
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_energies_before_relaxation_matter_only_where_asked_for() -> None:
+    systems = [both(100 + i, float(i), 10.0 * i) for i in range(9)]
+    systems[6] = both(106, 6.0, math.nan)
+    assert target_statistics(systems).energies.count == 9
+    with pytest.raises(ValueError, match="energy before relaxation of sid 106 is nan eV"):
+        target_statistics(systems, initial=True)
+    systems[6] = both(106, 6.0, None)
+    assert target_statistics(systems).energies.count == 9
+    with pytest.raises(ValueError, match=r"sid 106 has no energy before relaxation.*\(y_init\)"):
+        target_statistics(systems, initial=True)
