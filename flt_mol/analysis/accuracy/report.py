@@ -1,0 +1,69 @@
+"""The accuracy table as a page: errors, costs, passes, notes, verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flt_mol.analysis.accuracy.loop import TARGETS
+from flt_mol.analysis.accuracy.results import Results
+from flt_mol.analysis.accuracy.runs import Experiment
+from flt_mol.analysis.accuracy.table import NOTES, Entry, cost_table, energy_table, moves_table
+from flt_mol.analysis.accuracy.verdict import Claim, findings, show
+
+__all__ = ["entries", "page", "told"]
+
+BESIDE = {"schnet": "SchNet", "exact_images": "exact with images"}
+
+
+def entries(experiment: Experiment, results: Results, names: Sequence[str]) -> list[Entry]:
+    """Results of these rows, of this experiment's settings alone."""
+    return [
+        Entry(name, experiment.rows[name].label, results.find(**experiment.key(name)))
+        for name in names
+    ]
+
+
+def page(experiment: Experiment, results: Results, names: Sequence[str]) -> str:
+    """Everything that is known of these rows, as Markdown.
+
+    Args:
+        experiment: whose settings; lines of others are left out, and counted.
+        results: where lines are.
+        names: of rows, in order.
+    """
+    rows = entries(experiment, results, names)
+    splits = experiment.corpus.splits[1:]
+    targets = TARGETS[experiment.settings.targets]
+    parts = [energy_table(rows, target, splits) for target in targets]
+    parts.append(cost_table(rows, targets, splits[0], BESIDE))
+    moves = moves_table(rows, splits[0])
+    parts += [] if moves is None else [moves]
+    parts.append(f"{NOTES} {_conditions(experiment, results, rows)}")
+    if "ours" in names:
+        bounds = {target: Claim().at_most[target] for target in targets}
+        parts.append(show(findings(rows, Claim(at_most=bounds))))
+    return "\n\n".join(parts)
+
+
+def _conditions(experiment: Experiment, results: Results, rows: Sequence[Entry]) -> str:
+    settings = experiment.settings
+    text = f"Targets: {settings.targets}, {settings.epochs} epochs."
+    others = len(results.read()) - sum(len(row.records) for row in rows)
+    if others:
+        text += f" The file holds {others} lines of other rows, seeds or settings."
+    return text
+
+
+def told(found: Mapping[str, Any] | Exception) -> str:
+    """One line about a model that was trained, or about what kept it from being trained.
+
+    Example:
+        >>> told(ValueError("the loss of epoch 1 is nan"))
+        'failed: the loss of epoch 1 is nan'
+    """
+    if isinstance(found, Exception):
+        return f"failed: {found}"
+    split, errors = next(iter(found["splits"].items()))
+    energies = [f"{name} {part['mae']:.4f}" for name, part in errors.items() if "mae" in part]
+    return f"{split} {', '.join(energies)} eV, {found['seconds_per_epoch']:.1f} s/epoch"

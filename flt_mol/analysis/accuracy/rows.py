@@ -1,0 +1,170 @@
+"""The rows of the accuracy table: which models, with which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+from flt_mol.analysis.accuracy.loop import seeded
+from flt_mol.analysis.accuracy.rivals import RIVALS
+from flt_mol.models.energy import EnergyConfig, EnergyModel
+
+__all__ = ["ROWS", "Row", "build", "count_weights", "resolved"]
+
+_WIDEST = 512
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of the table.
+
+    Attributes:
+        label: what the table calls it.
+        config: settings of `EnergyConfig`, or arguments of a rival.
+        rival: a name in `rivals.RIVALS`; None for our own models.
+        loss: settings of `LossConfig`, beyond those of the energies.
+        match: a row to whose number of weights the rival's width is fitted, from above.
+    """
+
+    label: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    rival: str | None = None
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    match: str | None = None
+
+
+_BASE: dict[str, Any] = {
+    "embed_dim": 64,
+    "num_heads": 4,
+    "num_layers": 2,
+    "ffn_dim": 128,
+    "num_features": 64,
+    "attention": "linear",
+    "rpe": None,
+}
+_PAIRS = {"cutoff": 5.0, "num_basis": 32, "density": False}
+_SPECTRAL = {"num_heads": 4, "k_max": 0.45, "sigma_max": 2.5, "num_basis": 8}
+_PAPER = {"form": "weight", "num_terms": 32, "num_frequencies": 16}
+_AMPLITUDE = {"form": "amplitude", "num_terms": 32, "num_frequencies": 16}
+_IMAGES = {"cutoff": 5.0, "num_basis": 32}
+_OURS = {"spectral": _SPECTRAL, "pairs": {**_PAIRS, "density": True}, "attention": "auto"}
+_MOVES = {
+    "displacement_weight": 1.0,
+    "displacement_decay": "linear",
+    "displacement_final_weight": 0.1,
+}
+_DISPLACED = ["energy", "energy_initial", "displacement"]
+
+
+def _row(label: str, loss: Mapping[str, Any] | None = None, **changes: Any) -> Row:
+    return Row(label, {**_BASE, **changes}, loss=loss or {})
+
+
+def _ours(label: str, loss: Mapping[str, Any] | None = None, **changes: Any) -> Row:
+    return _row(label, loss, **{**_OURS, **changes})
+
+
+ROWS: dict[str, Row] = {
+    "performer": _row("Performer, no positions"),
+    "flt_paper": _row("FLT, the paper's form (w_t, R = 16)", rpe=_PAPER),
+    "flt": _row("FLT, amplitude form (R = 16)", rpe=_AMPLITUDE),
+    "exact_mask": _row("exact softmax + the same sampled mask", rpe=_AMPLITUDE, attention="exact"),
+    "exact_gaussian": _row(
+        "exact softmax, image keys, additive Gaussian RPE",
+        attention="exact",
+        images={**_IMAGES, "mask": "gaussian", "pair_types": False},
+    ),
+    "exact_images": _row(
+        "exact softmax, image keys, Gaussians with centres (3D-Graphormer's)",
+        attention="exact",
+        images={**_IMAGES, "mask": "centred"},
+    ),
+    "performer_spectral": _row("Performer + spectral filter", spectral=_SPECTRAL),
+    "performer_pair": _row("Performer + pair filter", pairs=_PAIRS),
+    "performer_both": _row("Performer + both", spectral=_SPECTRAL, pairs=_PAIRS),
+    "exact_both": _row("exact softmax + both", attention="exact", spectral=_SPECTRAL, pairs=_PAIRS),
+    "ours": _ours("**ours**"),
+    "ours_auxiliary": _ours("ours + auxiliary loss", _MOVES, outputs=_DISPLACED),
+    "ours_features2": _ours("ours, 2 passes, features", recycles=2),
+    "ours_features4": _ours("ours, 4 passes, features", recycles=4),
+    "ours_positions2": _ours(
+        "ours, 2 passes, positions", _MOVES, recycles=2, feedback="positions", outputs=_DISPLACED
+    ),
+    "ours_positions4": _ours(
+        "ours, 4 passes, positions", _MOVES, recycles=4, feedback="positions", outputs=_DISPLACED
+    ),
+    "schnet64": Row("SchNet blocks, width 64", {"width": 64}, "schnet"),
+    "schnet": Row("SchNet blocks, as many weights as ours", {}, "schnet", match="ours"),
+    "schnet_packaged": Row(
+        "SchNet as packaged, as many weights", {}, "schnet_packaged", match="ours"
+    ),
+    "visnet": Row("ViSNet, as many weights", {}, "visnet", match="ours"),
+    # Not matched: each build of it takes seconds of symbolic algebra.
+    "dimenet++": Row("DimeNet++, width 64", {"width": 64}, "dimenet++"),
+}
+
+
+def resolved(row: Row, targets: str, rows: Mapping[str, Row] | None = None) -> dict[str, Any]:
+    """The settings of a row as plain data, with the width of a rival found and outputs named.
+
+    Args:
+        row: see there.
+        targets: as in `loop.Settings`.
+        rows: where to look for `row.match`; None is `ROWS`.
+
+    Example:
+        >>> resolved(ROWS["performer"], "relaxed")["outputs"]
+        ['energy']
+    """
+    config = dict(row.config)
+    if row.rival is not None:
+        if row.match is not None:
+            goal = (ROWS if rows is None else rows)[row.match]
+            wanted = count_weights(build(goal, resolved(goal, targets, rows)))
+            config["width"] = _width(row.rival, wanted)
+        return config
+    first = ["energy", "energy_initial"] if targets == "joint" else ["energy"]
+    config["outputs"] = first + [n for n in config.get("outputs", []) if n == "displacement"]
+    return config
+
+
+def build(row: Row, config: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    """The model of a row with settings that `resolved` gave, from torch's global random numbers.
+
+    Raises:
+        ValueError: settings that the model refuses.
+        ImportError: a rival's package is missing.
+    """
+    if row.rival is not None:
+        return RIVALS[row.rival](**config)
+    return EnergyModel(EnergyConfig.from_dict({**config, "seed": seed}))
+
+
+def count_weights(model: nn.Module) -> int:
+    """Parameters without tables of elements, most of whose rows no data set reaches.
+
+    Example:
+        >>> count_weights(nn.Sequential(nn.Embedding(119, 8), nn.Linear(8, 1)))
+        9
+    """
+    tables = sum(
+        module.weight.numel() for module in model.modules() if isinstance(module, nn.Embedding)
+    )
+    return sum(p.numel() for p in model.parameters()) - tables
+
+
+@lru_cache
+def _width(rival: str, wanted: int) -> int:
+    """The smallest width that gives a rival at least so many weights; even, or 4k for ViSNet."""
+    step = 4 if rival == "visnet" else 2
+    low, high = 1, _WIDEST // step
+    while low < high:
+        middle = (low + high) // 2
+        with seeded(0):
+            enough = count_weights(RIVALS[rival](step * middle)) >= wanted
+        low, high = (low, middle) if enough else (middle + 1, high)
+    return step * low
