@@ -1,0 +1,1 @@
+"""Layers that join other libraries, one module for each: import what you use."""
