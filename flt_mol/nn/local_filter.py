@@ -110,14 +110,17 @@ class LocalBasis(nn.Module):
 
 
 class LocalFilter(nn.Module):
-    r"""out_i = o([m_i, \|V_i\|², V_i·(M V_i)]): sums over neighbours, and invariants of vectors.
+    r"""out_i = o([g(x_i) ∘ s_i, x_i]), s_i = [m_i, \|V_i\|², V_i·(M V_i)]: what is around an atom.
 
     m_ic = Σ_j F_c(r_ij) (U x_j)_c is the pair filter [1], V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a
     vector per channel, as a force on atom i would be; squares and products of mixed channels
     (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. F and G are
-    linear in the bases of `LocalBasis`; o is Linear ∘ SiLU ∘ Linear. All sums are unnormalised and
-    over periodic pairs: outputs are invariant to O(3), and the same in a supercell. Time
-    O(P·(T·C + 3·T'·D)), memory O(P·(T + 3·T') + N·C).
+    linear in the bases of `LocalBasis`, o is Linear ∘ SiLU ∘ Linear. The linear gate g makes
+    F_c(r) U_c(x_j) g_c(x_i) of each term: what a pair contributes depends on both its atoms.
+
+    All sums are unnormalised and over periodic pairs: outputs are invariant to O(3), and the same
+    in a supercell. Weights of F begin so small that the some forty neighbours of a metal's atom
+    add up to about one. Time O(P·(T·C + 3·T'·D)), memory O(P·(T + 3·T') + N·C).
 
     Args:
         channels: C.
@@ -134,6 +137,8 @@ class LocalFilter(nn.Module):
         equation 3.
     """
 
+    INITIAL_SCALE, INITIAL_VECTOR_SCALE = 0.2, 0.5
+
     def __init__(
         self,
         channels: int,
@@ -148,15 +153,19 @@ class LocalFilter(nn.Module):
             raise ValueError(f"{vectors} vector channels need vector_basis ≥ 1, got {vector_basis}")
         generator = seeded_generator(generator)
         self.channels = channels
-        self.weight = _drawn(num_basis, channels, generator)
+        self.weight = _drawn(num_basis, channels, self.INITIAL_SCALE, generator)
         self.value = drawn_linear(channels, channels, False, generator)
         self.vectors = vectors
         if vectors:
-            self.vector_weight = _drawn(vector_basis, vectors, generator)
+            self.vector_weight = _drawn(vector_basis, vectors, self.INITIAL_VECTOR_SCALE, generator)
             self.vector_value = drawn_linear(channels, vectors, False, generator)
             self.vector_mix = drawn_linear(vectors, vectors, False, generator)
         width = channels + 2 * vectors
-        first = drawn_linear(width, channels, True, generator)
+        self.gate = drawn_linear(channels, width, True, generator)
+        with torch.no_grad():
+            self.gate.weight.mul_(0.5)
+            self.gate.bias.fill_(1.0)
+        first = drawn_linear(width + channels, channels, True, generator)
         last = drawn_linear(channels, channels, True, generator)
         self.out = nn.Sequential(first, nn.SiLU(), last)
 
@@ -174,7 +183,8 @@ class LocalFilter(nn.Module):
         )
         if self.vectors:
             summed = torch.cat([summed, *self.invariants(x, local)], -1)
-        out: Tensor = self.out(summed.to(value.dtype))
+        gated = self.gate(x) * summed.to(value.dtype)
+        out: Tensor = self.out(torch.cat([gated, x.to(value.dtype)], -1))
         return out
 
     def invariants(self, x: Tensor, local: LocalGeometry) -> tuple[Tensor, Tensor]:
@@ -195,5 +205,6 @@ class LocalFilter(nn.Module):
         return f"channels={self.channels}, vectors={self.vectors}"
 
 
-def _drawn(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
-    return nn.Parameter(placed(draw_normal(rows, columns, generator=generator) * rows**-0.5))
+def _drawn(rows: int, columns: int, scale: float, generator: torch.Generator) -> nn.Parameter:
+    start = draw_normal(rows, columns, generator=generator) * scale * rows**-0.5
+    return nn.Parameter(placed(start))

@@ -61,6 +61,33 @@ def test_blocks_are_told_what_their_parts_need_and_no_more(name, structures):
         assert (x - start)[structures.system != 1].abs().max() > 1e-3
 
 
+def tensors_of(part):
+    """All tensors of nested tuples, in order."""
+    if isinstance(part, torch.Tensor):
+        return [part]
+    return [x for inner in part or () for x in tensors_of(inner)]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_everything_follows_positions_that_have_moved(name, structures):
+    """As if the structures had been there from the start, whatever pairs they carry."""
+    noise = torch.randn(15, 3, generator=torch.Generator().manual_seed(2))
+    moved = structures.positions + 0.3 * noise
+    there = replace(structures, positions=moved)
+    _, _, before, old = of(name, structures)
+    _, _, x, geometry = of(name, structures.with_pairs(CUTOFF), moved)
+    _, _, truth, expected = of(name, there)
+    assert torch.equal(x, truth)
+    assert torch.equal(x, before) == (name not in ADDED)
+    for part, given, stale in zip(geometry, expected, old, strict=True):
+        found, true = tensors_of(part), tensors_of(given)
+        assert len(found) == len(true)
+        assert all(torch.equal(y, z) for y, z in zip(found, true, strict=True))
+        if part is not None:
+            differs = zip(found, tensors_of(stale), strict=True)
+            assert not all(torch.equal(y, z) for y, z in differs)
+
+
 def test_the_density_is_a_local_filter_of_elements(structures):
     model, start, x, geometry = of("density", structures)
     pairs = neighbor_pairs(

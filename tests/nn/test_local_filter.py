@@ -100,7 +100,8 @@ def by_images(layer, x, z, positions, cell, pbc, ptr):
     if f.vectors:
         mixed = torch.einsum("de,nea->nda", f.vector_mix.weight, vectors)
         parts += [(vectors * vectors).sum(-1), (vectors * mixed).sum(-1)]
-    return f.out(torch.cat(parts, -1))
+    gate = x @ f.gate.weight.T + f.gate.bias
+    return f.out(torch.cat([gate * torch.cat(parts, -1), x], -1))
 
 
 @every_kind
@@ -197,7 +198,8 @@ def test_nothing_jumps_at_the_cutoff(kind):
     def features(r):
         positions = torch.zeros(2, 3, dtype=F64)
         positions[1] = torch.as_tensor(r, dtype=F64) * torch.tensor([0.6, 0.0, 0.8], dtype=F64)
-        alone = layer.filter.out(torch.zeros(C + 2 * layer.filter.vectors, dtype=F64))
+        nothing = torch.zeros(2, C + 2 * layer.filter.vectors, dtype=F64)
+        alone = layer.filter.out(torch.cat([nothing, x], -1))
         return layer(x, z, positions, *open_space, torch.tensor([0, 2])) - alone
 
     with torch.no_grad():
@@ -286,11 +288,11 @@ def test_no_pairs(kind, rows):
     cell, pbc = torch.zeros(1, 3, 3, dtype=F64), torch.zeros(1, 3, dtype=torch.bool)
     out = layer(x, z, positions, cell, pbc, torch.tensor([0, rows]))
     assert out.shape == (rows, C)
-    alone = layer.filter.out(torch.zeros(C + 2 * layer.filter.vectors, dtype=F64))
-    torch.testing.assert_close(out, alone.expand(rows, -1))
+    nothing = torch.zeros(rows, C + 2 * layer.filter.vectors, dtype=F64)
+    alone = layer.filter.out(torch.cat([nothing, x], -1))
+    torch.testing.assert_close(out, alone)
     out.sum().backward()
-    for leaf in (x, positions):
-        assert leaf.grad is None or not leaf.grad.any()
+    assert positions.grad is None or not positions.grad.any()
     assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
 
 
@@ -394,7 +396,7 @@ def test_weights_come_from_the_generator():
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert len(first) == 4 + 9
+    assert len(first) == 4 + 11
     mixes = [LocalFilter(4, 4, 2, 3, seeded(seed)).vector_mix.weight for seed in (1, 2)]
     assert not torch.equal(*mixes)
     with torch.random.fork_rng(devices=[]):

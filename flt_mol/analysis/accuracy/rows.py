@@ -51,7 +51,12 @@ _SPECTRAL = {"num_heads": 4, "k_max": 0.45, "sigma_max": 2.5, "num_basis": 8}
 _PAPER = {"form": "weight", "num_terms": 32, "num_frequencies": 16}
 _AMPLITUDE = {"form": "amplitude", "num_terms": 32, "num_frequencies": 16}
 _IMAGES = {"cutoff": 5.0, "num_basis": 32}
-_OURS = {"spectral": _SPECTRAL, "pairs": {**_PAIRS, "density": True}, "attention": "auto"}
+_BOTH = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
+_OURS = {
+    **_BOTH,
+    "pairs": {**_PAIRS, "density": True, "vectors": 32, "vector_basis": 12},
+    "attention": "auto",
+}
 _MOVES = {
     "displacement_weight": 1.0,
     "displacement_decay": "linear",
@@ -79,14 +84,20 @@ ROWS: dict[str, Row] = {
         images={**_IMAGES, "mask": "gaussian", "pair_types": False},
     ),
     "exact_images": _row(
-        "exact softmax, image keys, Gaussians with centres (3D-Graphormer's)",
+        "exact softmax, image keys, Gaussians with centres (3D-Graphormer's bias)",
+        attention="exact",
+        images={**_IMAGES, "mask": "centred", "density": False},
+    ),
+    "graphormer": _row(
+        "the same + density in the embedding (3D-Graphormer's in full)",
         attention="exact",
         images={**_IMAGES, "mask": "centred"},
+        head_norm=False,
     ),
     "performer_spectral": _row("Performer + spectral filter", spectral=_SPECTRAL),
-    "performer_pair": _row("Performer + pair filter", pairs=_PAIRS),
-    "performer_both": _row("Performer + both", spectral=_SPECTRAL, pairs=_PAIRS),
-    "exact_both": _row("exact softmax + both", attention="exact", spectral=_SPECTRAL, pairs=_PAIRS),
+    "performer_pair": _row("Performer + pair filter", pairs=_PAIRS, head_norm=False),
+    "performer_both": _row("Performer + both", **_BOTH),
+    "exact_both": _row("exact softmax + both", attention="exact", **_BOTH),
     "ours": _ours("**ours**"),
     "ours_auxiliary": _ours("ours + auxiliary loss", _MOVES, outputs=_DISPLACED),
     "ours_features2": _ours("ours, 2 passes, features", recycles=2),
