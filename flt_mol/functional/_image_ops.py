@@ -218,6 +218,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if not torch.is_grad_enabled():
         return *_gradients(grad, q, k, v, log_weight, ptr, i, j), None, None, None
     # Gradients that will be differentiated themselves: from steps that autograd knows.
+    # Aliases: where one input was computed from another, that way is not for this function.
+    q, k, v, log_weight = (x.view_as(x) for x in (q, k, v, log_weight))
     inputs = (q, k, v, log_weight)
     needed = [x for x, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
     out = over_pairs(*inputs, i, j)

@@ -142,6 +142,11 @@ def _images(config: EnergyConfig) -> None:
 
 
 def _together(config: EnergyConfig) -> None:
+    if config.attention == "auto" and not FEATURE_MAPS[config.feature_map].estimates_softmax:
+        raise ValueError(
+            f"model.attention is 'auto' and model.feature_map '{config.feature_map}', which does "
+            "not estimate the softmax that small systems would get: set attention to linear"
+        )
     if config.attention == "none":
         if config.rpe is not None:
             raise ValueError("model.rpe is set and model.attention is 'none': set rpe to null")

@@ -48,7 +48,8 @@ class Layout(NamedTuple):
         """
         if self.order is not None and any(given is not None for given in counted):
             raise ValueError(
-                "pairs and images count packed rows: sort rows by system, and give ptr or system"
+                "pairs, images, waves and local geometry count packed rows: sort rows by system, "
+                "and give ptr or system"
             )
 
     def pack(self, x: Tensor) -> Tensor:

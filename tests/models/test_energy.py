@@ -227,14 +227,7 @@ def test_models_in_float64(changes, structures):
             assert (other[name].double() - x).abs().max() < 1e-4 * scale, name
 
 
-# Image attention finds wrong gradients where they are differentiated and layers share a mask.
-WRONG = pytest.mark.xfail(reason="functional._image_ops._backward: aliases", strict=True)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [pytest.param(KINDS[name], marks=[WRONG] * name.endswith("images"), id=name) for name in SOME],
-)
+@pytest.mark.parametrize("changes", [pytest.param(KINDS[name], id=name) for name in SOME])
 def test_forces_by_autograd_are_minus_the_slope_and_differentiable(changes, structures):
     model = build(**changes).double()
     positions = structures.positions.double().requires_grad_()

@@ -51,7 +51,7 @@ _SPECTRAL = {"num_heads": 4, "k_max": 0.45, "sigma_max": 2.5, "num_basis": 8}
 _PAPER = {"form": "weight", "num_terms": 32, "num_frequencies": 16}
 _AMPLITUDE = {"form": "amplitude", "num_terms": 32, "num_frequencies": 16}
 _IMAGES = {"cutoff": 5.0, "num_basis": 32}
-_BOTH = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
+_BOTH: dict[str, Any] = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
 _OURS = {
     **_BOTH,
     "pairs": {**_PAIRS, "density": True, "vectors": 32, "vector_basis": 12},
