@@ -122,8 +122,20 @@ def _build(path: Path, weights: Mapping[str, Tensor]) -> EnergyModel:
 def _refuse_oversized(config: EnergyConfig, weights: Mapping[str, Tensor]) -> None:
     """A damaged size must not ask for all memory; small excesses are listed key by key later."""
     there = sum(value.numel() for value in weights.values())
-    per_layer = 4 * config.embed_dim**2 + 2 * config.embed_dim * config.ffn_dim
-    needed = config.num_layers * (per_layer + config.num_features)
+    width, pairs, spectral, images = config.embed_dim, config.pairs, config.spectral, config.images
+    per_layer = 2 * width * config.ffn_dim
+    if config.attention != "none":
+        per_layer += 4 * width**2 + config.num_features
+    if spectral is not None:
+        per_layer += 2 * width**2 + spectral.num_heads * spectral.num_basis
+    needed = 0
+    if pairs is not None:
+        per_filter = 3 * width**2 + pairs.num_basis * width
+        per_layer += pairs.filter * (per_filter + pairs.filter_vectors * width)
+        needed += pairs.density * (per_filter + pairs.vectors * (width + pairs.vector_basis))
+    if images is not None:
+        needed += images.num_basis * (images.num_basis if images.mask == "centred" else 1)
+    needed += config.num_layers * per_layer
     if config.rpe is not None:
         needed += config.rpe.num_terms * config.num_heads + config.rpe.num_frequencies
     if needed > 4 * there + 1_000_000:
