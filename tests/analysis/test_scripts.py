@@ -69,3 +69,25 @@ def test_docs_figures(capsys, monkeypatch, tmp_path):
     )  # fmt: skip
     assert "learned_masks.png" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["learned_masks.png"]
+
+
+def test_accuracy_table(capsys, monkeypatch, tmp_path):
+    results, page = tmp_path / "results.jsonl", tmp_path / "table.md"
+    arguments = ("--rows", "performer", "--seeds", "0", "--epochs", "1", "--limit", "64")
+    run("accuracy_table", *arguments, "--results", str(results), monkeypatch=monkeypatch)
+    assert "1 of 1 models to train" in capsys.readouterr().out
+    run("accuracy_table", *arguments, "--results", str(results), monkeypatch=monkeypatch)
+    assert "0 of 1 models to train" in capsys.readouterr().out
+    run(
+        "accuracy_table", *arguments, "--results", str(results), "--render", str(page),
+        monkeypatch=monkeypatch,
+    )  # fmt: skip
+    assert "Performer, no positions" in page.read_text("utf-8")
+
+
+def test_long_range_table(capsys, monkeypatch, tmp_path):
+    run(
+        "long_range_table", "--train", "32", "--test", "4", "--epochs", "1", "--seeds", "0",
+        "--results", str(tmp_path / "results.jsonl"), monkeypatch=monkeypatch,
+    )  # fmt: skip
+    assert "pairs only" in capsys.readouterr().out
