@@ -25,12 +25,34 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from flt_mol.data import StructuresDataset
+    from flt_mol.models.energy import EnergyModel
 
-__all__ = ["Prediction", "predict", "predict_files", "predict_structures", "write_predictions"]
+__all__ = [
+    "Prediction",
+    "load_model",
+    "predict",
+    "predict_files",
+    "predict_structures",
+    "write_predictions",
+]
 
 _SUMMED_UP = {"tags", "cell"}
 _NARROW = 4.0  # Å; the narrowest slabs of the shipped data set are wider
 _TARGETS = ("y_relaxed", "energy_relaxed", "y_init", "energy_init", "pos_relaxed")
+
+
+def load_model(name_or_path: str | Path) -> EnergyModel:
+    """The trained model of a checkpoint, a run's folder, or a shipped model, in eval mode on CPU.
+
+    Args:
+        name_or_path: a file, a folder that `flt-mol train` wrote, or a name in `models/`.
+
+    Raises:
+        ValueError: no such checkpoint, or one that is damaged or of another kind.
+    """
+    from flt_mol.training import checkpoints
+
+    return checkpoints.load_model(name_or_path)
 
 
 def predict(
@@ -251,10 +273,7 @@ def _without_targets(atoms: Atoms) -> Atoms:
 def _module(checkpoint: nn.Module | str | Path) -> nn.Module:
     if isinstance(checkpoint, nn.Module):
         return checkpoint
-    from flt_mol.training.checkpoints import load_model
-
-    model: nn.Module = load_model(checkpoint)
-    return model
+    return load_model(checkpoint)
 
 
 def _open_all(paths: Sequence[str | Path], skip_bad: bool) -> list[StructuresDataset]:

@@ -41,7 +41,8 @@ class Structures:
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         info: further plain values by name, each a tuple of B entries, as stored.
         pairs: neighbour pairs of the initial positions, rows of this batch, sorted; see
-            :meth:`with_pairs`. Whoever moves atoms across periodic images makes them anew.
+            :meth:`with_pairs`. They are not searched again when
+            positions are replaced: whoever moves atoms drops them or makes them anew.
         cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:

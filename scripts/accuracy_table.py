@@ -2,18 +2,22 @@
 """Train the models of the accuracy table that have no result yet, and print the table.
 
 Each (row, seed) that is done is a line in the results file: the script may be stopped at any time,
-started again, and run several times at once with other rows or seeds. With --render nothing is
-trained, and the table is written to a file, docs/tables/accuracy.md if none is named.
+started again, and run several times at once with other rows or seeds. With --times nothing is
+trained: the rows take turns at steps of training, in one process on one thread, and how long they
+took is a line of its own in the results file, which the table then shows. With --render nothing is
+trained either, and tables of all targets are written to a file, docs/tables/accuracy.md if none is
+named.
 """
 
 import argparse
 from pathlib import Path
 
 from flt_mol.analysis.accuracy.loop import TARGETS, Settings
-from flt_mol.analysis.accuracy.report import page, told
+from flt_mol.analysis.accuracy.report import page, report, told
 from flt_mol.analysis.accuracy.results import Results
 from flt_mol.analysis.accuracy.rows import ROWS
 from flt_mol.analysis.accuracy.runs import Experiment, Recipe, missing, run, usable
+from flt_mol.analysis.accuracy.times import measure_times
 
 FOLDER = Path(__file__).parents[1] / "docs/tables"
 
@@ -30,6 +34,7 @@ def main() -> None:
     add("--limit", type=int, help="systems of each split, for a try")
     add("--jobs", type=int, default=1, help="processes, each on one thread")
     add("--results", type=Path, default=FOLDER / "accuracy.jsonl")
+    add("--times", type=int, nargs="?", const=7, metavar="ROUNDS", help="only take times")
     add("--render", type=Path, nargs="?", const=FOLDER / "accuracy.md", help="only write a file")
     given = parser.parse_args()
     settings = Settings(given.targets, given.epochs)
@@ -38,12 +43,14 @@ def main() -> None:
     rows, reasons = usable(experiment, given.rows)
     for name, reason in reasons.items():
         print(f"{name}: left out, {reason}")
-    if given.render is None:
+    if given.times is not None:
+        results.append(measure_times(experiment, rows, given.times))
+    elif given.render is None:
         todo = missing(experiment, results, rows, given.seeds)
         print(f"{len(todo)} of {len(rows) * len(given.seeds)} models to train", flush=True)
         for job, found in run(experiment, results, todo, given.jobs):
             print(f"{job.row}, seed {job.seed}: {told(found)}", flush=True)
-    text = page(experiment, results, rows)
+    text = (page if given.render is None else report)(experiment, results, rows)
     print(f"\n{text}")
     if given.render is not None:
         given.render.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from flt_mol.models.config import (
 from flt_mol.nn.feature_map import FEATURE_MAPS
 from flt_mol.nn.heads import READOUTS
 
+_LARGEST_CUTOFF = 100.0  # Å; pairs in condensed matter would be 400,000 per atom
 _CHOICES = {
     "attention": ATTENTION,
     "readout": READOUTS,
@@ -53,7 +54,8 @@ def _outputs(config: EnergyConfig) -> None:
     if not isinstance(outputs, list) or len(set(map(str, outputs))) != len(outputs):
         raise ValueError(f"model.outputs is {outputs!r}, expected a list of different outputs")
     for name in outputs:
-        _choice("model.outputs", name, OUTPUTS)
+        if name not in OUTPUTS:
+            raise ValueError(f"model.outputs has {name!r}; known: {', '.join(OUTPUTS)}")
     if "energy" not in outputs:
         raise ValueError(f"model.outputs is {outputs}, expected 'energy' among them")
     if "displacement" in outputs and config.pairs is None:
@@ -96,7 +98,7 @@ def _pairs(config: EnergyConfig) -> None:
     if pairs is None:
         return
     _is_part("pairs", pairs, PairConfig)
-    _length("model.pairs.cutoff", pairs.cutoff)
+    _length("model.pairs.cutoff", pairs.cutoff, _LARGEST_CUTOFF)
     _whole("model.pairs.num_basis", pairs.num_basis, 2)
     for name in ("vectors", "filter_vectors"):
         _whole(f"model.pairs.{name}", getattr(pairs, name), 0)
@@ -125,7 +127,7 @@ def _images(config: EnergyConfig) -> None:
     if images is None:
         return
     _is_part("images", images, ImageConfig)
-    _length("model.images.cutoff", images.cutoff)
+    _length("model.images.cutoff", images.cutoff, _LARGEST_CUTOFF)
     _whole("model.images.num_basis", images.num_basis, 2)
     _choice("model.images.mask", images.mask, IMAGE_MASKS)
     for name in ("pair_types", "density"):
@@ -185,7 +187,9 @@ def _whole(key: str, value: Any, low: int) -> None:
         raise ValueError(f"{key} is {value!r}, expected a whole number of at least {low}")
 
 
-def _length(key: str, value: Any) -> None:
+def _length(key: str, value: Any, high: float = math.inf) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
         raise ValueError(f"{key} is {value!r}, expected a number above 0")
+    if value > high:
+        raise ValueError(f"{key} is {value!r}, expected at most {high:g} Å")

@@ -64,7 +64,7 @@ class EnergyModel(nn.Module):
             (`Structures.with_pairs`) spare it the search. None for models without.
         sees_images: whether periodic images of atoms count; if not, `predict` warns of cells that
             are narrower than any slab.
-        rotation_invariant: whether energies are, to rounding.
+        rotation_invariant: whether energies are.
         supercell_consistent: whether a repeated cell repeats the energy, less the normaliser's mean
             (readouts "tags" and "sum"), or keeps it ("mean").
 
@@ -110,7 +110,11 @@ class EnergyModel(nn.Module):
 
     @property
     def rotation_invariant(self) -> bool:
-        """Whether turning a system and its cell leaves energies alone."""
+        """Whether turning a system and its cell leaves energies alone.
+
+        To rounding; with a spectral filter, to 2e-4 eV for large clusters without distinct
+        principal axes (`nn.SpectralFilter`).
+        """
         return self.config.rpe is None
 
     @property
@@ -137,7 +141,16 @@ class EnergyModel(nn.Module):
             ``"energy_passes"`` (K, B), ``"energy_initial_passes"``, ``"displacement_passes"``
             (K, N, 3), of which the last is the one above. With `embeddings`
             ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
+
+        Raises:
+            ValueError: something that is not `Structures`, or cells that are singular along
+                periodic axes.
         """
+        if not isinstance(structures, Structures):
+            raise ValueError(
+                f"expected Structures, got a {type(structures).__name__}: convert ASE's atoms with "
+                "flt_mol.data.from_ase, PyG's graphs with from_pyg"
+            )
         passes = self._passes(structures)
         out = passes.outputs()
         if embeddings:
@@ -188,6 +201,25 @@ class EnergyModel(nn.Module):
             passes.read(self.head(x, structures.tags, structures.ptr), step, self.config.feedback)
         passes.features = x
         return passes
+
+    @property
+    def normalizers(self) -> dict[str, Normalizer]:
+        """Of each energy among the outputs, by its name."""
+        found = {"energy": self.normalizer, "energy_initial": self.normalizer_initial}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def prepare(self, structures: Structures) -> None:
+        """Take mean and spread of the targets, and the elements seen, from the training data.
+
+        Raises:
+            ValueError: a target is missing.
+        """
+        for name, normalizer in self.normalizers.items():
+            target = getattr(structures, name)
+            if target is None:
+                raise ValueError(f"the structures have no {name}, which this model is to predict")
+            normalizer.fit(target)
+        self.mark_seen(structures.atomic_numbers)
 
     def mark_seen(self, atomic_numbers: Tensor | Iterable[int]) -> None:
         """Note elements as trained on; predictions for others deserve a warning."""

@@ -137,7 +137,7 @@ class LocalFilter(nn.Module):
         equation 3.
     """
 
-    INITIAL_SCALE, INITIAL_VECTOR_SCALE = 0.2, 0.5
+    INITIAL_SCALE, INITIAL_VECTOR_SCALE = 0.2, 1.0
 
     def __init__(
         self,

@@ -40,12 +40,11 @@ class BlockGeometry(NamedTuple):
 
 
 class FLTBlock(nn.Module):
-    """h = LayerNorm(x); x ← x + Attention(h) + Spectral(h) + Local(x); x ← x + FFN(LayerNorm(x)).
+    """h = LayerNorm(x); x ← x + Attention(h) + Spectral(h) + Local(h); x ← x + FFN(LayerNorm(x)).
 
     Attention weighs atoms against each other; the two filters are sums that nothing normalises,
     which is how a density gets in: the spectral filter over all atoms and their images, coarse,
-    the local filter over neighbours, fine. Each part may be left out. The local filter takes
-    features as they are: normalised, they no longer tell how dense an atom's surroundings are.
+    the local filter over neighbours, fine. Each part may be left out.
 
     Args:
         attention: the attention layer, or None.
@@ -69,9 +68,7 @@ class FLTBlock(nn.Module):
     ) -> None:
         super().__init__()
         embed_dim = _width(attention, spectral, local)
-        # Only where a part takes its output: parameters without a gradient stop training in DDP.
-        normed = attention is not None or spectral is not None
-        self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
+        self.attention_norm = nn.LayerNorm(embed_dim)
         self.attention = attention
         self.spectral = spectral
         self.local = local
@@ -114,7 +111,7 @@ class FLTBlock(nn.Module):
         if self.spectral is not None:
             out = out + self.spectral(h, _needed(waves, "waves", "SpectralFilter.geometry"))
         if self.local is not None:
-            out = out + self.local(x, _needed(local, "local", "a LocalBasis"))
+            out = out + self.local(h, _needed(local, "local", "a LocalBasis"))
         result: Tensor = out + self.ffn(self.ffn_norm(out))
         return result
 
@@ -215,10 +212,17 @@ class FLTEncoder(nn.Module):
 
 
 def _width(*parts: FLTAttention | SpectralFilter | LocalFilter | None) -> int:
+    kinds = (FLTAttention, SpectralFilter, LocalFilter)
     widths = set()
-    for part in parts:
-        if part is not None:
-            widths.add(part.channels if isinstance(part, LocalFilter) else part.embed_dim)
+    for part, kind in zip(parts, kinds, strict=True):
+        if part is None:
+            continue
+        if not isinstance(part, kind):
+            raise ValueError(
+                f"a block takes a {kind.__name__}, got a {type(part).__name__}: add what other "
+                "layers give beside the block"
+            )
+        widths.add(part.channels if isinstance(part, LocalFilter) else part.embed_dim)
     if len(widths) != 1:
         have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
         raise ValueError(f"a block with {have}: give parts of one width")

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.structures import Structures
-from flt_mol.training.targets import relaxed_displacement
+from flt_mol.training.targets import missing_for, relaxed_displacement
 
 ROTATIONS = ("none", "z", "full")
+_LEAST_VOLUME = 1e-6  # that three vectors of length one span
 
 
 def rotate(structures: Structures, kind: str) -> Structures:
@@ -60,6 +61,9 @@ def shift_images(structures: Structures) -> Structures:
     vacuum, is left alone, since OC20 calls it periodic too. `positions_relaxed` move along, by the
     same lattice vectors.
 
+    Raises:
+        ValueError: a singular cell of a system that repeats along all axes, naming the sid.
+
     Example:
         >>> import torch
         >>> cell = torch.diag(torch.tensor([3.0, 4.0, 20.0]))
@@ -76,7 +80,7 @@ def shift_images(structures: Structures) -> Structures:
     cell = torch.where(whole[:, None, None], structures.cell, eye)
     axes = axes & whole[:, None]
     system = structures.system
-    fractional = _apply(structures.positions, torch.linalg.inv(cell)[system])
+    fractional = _apply(structures.positions, _inverse(cell, structures)[system])
     origin = torch.rand(len(structures), 3, dtype=cell.dtype, device=cell.device)
     lattice = -(fractional + origin[system]).floor() * axes[system]
     shift = _apply(lattice, cell[system])
@@ -142,10 +146,30 @@ def move_atoms(
 
 
 def _displacement(structures: Structures) -> Tensor:
-    try:
-        return relaxed_displacement(structures)
-    except ValueError as error:
-        raise ValueError(f"training.interpolation needs relaxed positions: {error}") from error
+    if structures.positions_relaxed is None:
+        raise ValueError(
+            "training.interpolation needs relaxed positions, and there are none for "
+            f"{missing_for(structures.sid)}: give them for every system that is trained on, leave "
+            "out those without, or set training.interpolation=0"
+        )
+    return relaxed_displacement(structures)
+
+
+def _inverse(cell: Tensor, structures: Structures) -> Tensor:
+    """(B, 3, 3) inverse cells; ValueError if there is none, naming the sid."""
+    inverse: Tensor = torch.linalg.inv_ex(cell).inverse
+    unit = cell / torch.linalg.vector_norm(cell, dim=-1, keepdim=True)
+    # Of vectors that are zero or not finite, too.
+    singular = ~(torch.linalg.det(unit).abs() > _LEAST_VOLUME)
+    if bool(singular.any()):
+        system = int(singular.nonzero()[0])
+        raise ValueError(
+            f"the cell of sid {structures.sid[system]} is {structures.cell[system].tolist()}, "
+            "singular, and pbc is True along all its axes: give three vectors that span a volume, "
+            "set pbc False where nothing repeats, leave the system out, or set "
+            "training.shift_images=false"
+        )
+    return inverse
 
 
 def _moved(pairs: NeighborPairs, lattice: Tensor) -> NeighborPairs:

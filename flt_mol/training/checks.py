@@ -115,6 +115,12 @@ def check_run(config: Any) -> None:
     check_model(config.model)
     check_loss(config.loss, config.model.outputs, config.model.recycles)
     _check_moves(config)
+    seed = config.model.seed + config.training.seed
+    if not _SEED[0](seed):
+        raise ValueError(
+            f"model.seed and training.seed add up to {seed}, expected {_SEED[1]}: the sum draws "
+            "the initial weights"
+        )
 
 
 def check_training(config: Any) -> None:

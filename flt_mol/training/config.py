@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
@@ -20,8 +18,9 @@ from flt_mol import resources
 from flt_mol.data.catalog import known_name
 from flt_mol.models.energy import EnergyConfig
 from flt_mol.training.checks import check_run
+from flt_mol.training.explaining import explain, unknown
 from flt_mol.training.losses import LossConfig
-from flt_mol.training.overrides import PATHS, split_paths
+from flt_mol.training.overrides import PATHS, check_overrides, split_paths
 from flt_mol.training.parts import null_part, set_parts, split_parts
 from flt_mol.training.run_files import find_run, refuse_bad_yaml
 
@@ -37,7 +36,8 @@ class DataConfig:
         evaluation: splits reported at the end and by `flt-mol evaluate`.
         paths: split → path of a file, overrides or stands for the data set's own; relative paths
             are taken from the configuration file's folder.
-        skip_bad: whether training leaves bad records out, with a warning, or refuses them.
+        skip_bad: whether training leaves bad records out, with a warning, or refuses them; bad are
+            also those that lack a target which the model's outputs or the training settings need.
         energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.
         energy_initial: name of the energy before relaxation, for models that predict it.
         positions_relaxed: name of the relaxed positions, for models that predict displacements.
@@ -74,7 +74,9 @@ class TrainingConfig:
         beta2: of the optimiser.
         eps: of the optimiser.
         gradient_clip: largest norm of the gradient.
-        seed: of initial weights and of the order of systems.
+        seed: of the order of systems, of how they are shown, and of all initial weights: what a
+            model draws from `model.seed` it draws from ``model.seed + training.seed``, and the rest
+            from torch's global generator, seeded with ``training.seed``.
         num_workers: processes that load data; 0 loads in the main process.
         accelerator: Lightning's: "auto", "cpu", "gpu", "mps".
         precision: Lightning's: "32-true", "bf16-mixed".
@@ -149,6 +151,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     _register()
     try:
         rest, typed = split_paths(overrides)
+        check_overrides(rest)
         rest, parts = split_parts(rest)
         with initialize_config_dir(config_dir=str(file.parent), version_base="1.3"):
             composed = _compose(file.stem, rest)
@@ -161,7 +164,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
         _set_paths(config, typed)
         check_run(config)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{file}: {_explain(error)}") from error
+        raise ValueError(f"{file}: {explain(error, known_keys())}") from error
     return config
 
 
@@ -246,31 +249,4 @@ def _refuse_unknown(composed: DictConfig) -> None:
     known = set(known_keys())
     for key in _keys(OmegaConf.to_container(composed)):
         if key not in known and not key.startswith(PATHS):
-            raise ValueError(_unknown(key))
-
-
-def _unknown(key: str) -> str:
-    """What to say of a key that is not in the schema: the nearest one, or those beside it."""
-    known = known_keys()
-    right, wrong = "", key.split(".")
-    while wrong and any(k.startswith(f"{right}{wrong[0]}.") for k in known):
-        right += f"{wrong.pop(0)}."
-    beside = [k for k in known if k.startswith(right) and "." not in k.removeprefix(right)]
-    last = [k.removeprefix(right) for k in beside]
-    near = difflib.get_close_matches(wrong[0] if wrong else "", last, n=1)
-    if not near:
-        return f"unknown key '{key}'; known here: {', '.join(beside)}"
-    whole = ".".join([right + near[0], *wrong[1:]])
-    return f"unknown key '{key}'; did you mean '{whole if whole in known else right + near[0]}'?"
-
-
-def _explain(error: Exception) -> str:
-    """The library's message without its tail, or `_unknown` when a key was misspelt."""
-    message = str(error).split("Config search path")[0].strip()
-    match = re.search(r"Could not override '([^']+)'", message) or re.search(
-        r"full_key: (\S+)", message
-    )
-    if match and match.group(1) not in known_keys():
-        return _unknown(match.group(1))
-    cause = str(error.__cause__ or "").split("\n")[0]
-    return " ".join(f"{message} {cause}".split())
+            raise ValueError(unknown(key, known_keys()))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.structures import Structures
-from flt_mol.training.targets import relaxed_displacement
+from flt_mol.training.targets import missing_for, relaxed_displacement
 
 DISPLACEMENT_DECAYS = ("none", "linear", "cosine")
 AUXILIARY = ("energy_initial", "displacement")
@@ -219,10 +219,7 @@ def needed(structures: Structures, field: str) -> Tensor:
     value: Tensor | None = getattr(structures, field)
     if value is None:
         name, stored, user = _LACKING[field]
-        few = ", ".join(str(sid) for sid in structures.sid[:5])
-        which = f"sid {few}" if len(structures) == 1 else f"some of sids {few}"
-        if len(structures) > 5:
-            which += f" and {len(structures) - 5} more"
+        which = missing_for(structures.sid)
         raise ValueError(
             f"there are no targets for {user}: no {name} for {which}; give it as {stored}, leave "
             f"those systems out{_MENDS[field]}"

@@ -103,8 +103,14 @@ def _run(
 
 
 def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyModel:
-    """The model with its normalisers fitted, and the elements it will have seen."""
-    model = EnergyModel(config.model)
+    """The model with its normalisers fitted, and the elements it will have seen.
+
+    Its seed is ``model.seed + training.seed``, and `model.config` says so; what else is drawn comes
+    from torch's global generator, which :func:`train` seeds with ``training.seed``. So runs of
+    different ``training.seed`` have nothing random in common.
+    """
+    seed = config.model.seed + config.training.seed
+    model = EnergyModel(replace(config.model, seed=seed))
     # What is in memory is not worth sending to other processes.
     workers = 0 if isinstance(training, list) else config.training.num_workers
     initial = model.normalizer_initial

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.utils.data import Subset
 
 from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.catalog import recipe
@@ -15,7 +19,6 @@ from flt_mol.data.options import OnError
 from flt_mol.data.splits import skipped_message
 from flt_mol.structures import Structures
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
-from flt_mol.training.losses import needed
 
 IN_MEMORY = 20_000
 PAIRS_IN_MEMORY = 1 << 30  # bytes, for each split
@@ -37,10 +40,15 @@ def split_path(data: DataConfig, split: str) -> Path:
 
 
 def load_split(config: RunConfig, split: str) -> Any:
-    """A split, with the targets of all outputs of the model; as a list where it is small.
+    """A split, with all targets that training needs; as a list where it is small.
+
+    With ``data.skip_bad``, records that are bad or lack such a target are left out.
 
     Raises:
         ValueError: no such split, a bad record, or a target that is missing, naming the sid.
+
+    Warns:
+        UserWarning: records that were left out: how many, and the first ones with the reason.
     """
     data = config.data
     path = split_path(data, split)
@@ -55,38 +63,109 @@ def load_split(config: RunConfig, split: str) -> Any:
     )
     if data.name is not None and split not in data.paths:
         recipe(data.name).check_count(split, dataset, stacklevel=3)
+    systems, dataset = _with_targets(dataset, split, config)
     if dataset.skipped:
         warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
-    systems: Any = dataset
-    if len(dataset) <= IN_MEMORY:
-        starts = range(0, len(dataset), _AT_ONCE)
-        systems = [
-            system
-            for start in starts
-            for system in dataset.batch(range(start, min(start + _AT_ONCE, len(dataset))))
-        ]
-    _check_targets(dataset, systems, split, config)
-    return systems
+    return dataset if systems is None else systems
 
 
-def _check_targets(dataset: Any, systems: Any, split: str, config: RunConfig) -> None:
-    """Refuse a split without the targets of the model's outputs, before anything is trained.
+class _Chosen(Subset[Structures]):
+    """The systems of a data set that have all targets; the others are in `skipped`, too."""
 
-    Of a data set that is too large to be read twice, the first system stands for all.
+    def __init__(self, dataset: Any, indices: list[int], lacking: list[str]) -> None:
+        super().__init__(dataset, indices)
+        self.path: Path = dataset.path
+        self.skipped: list[str] = [*dataset.skipped, *lacking]
+
+    def where(self, index: int) -> str:
+        """File and key of system `index`, for errors."""
+        return str(cast(Any, self.dataset).where(self.indices[index]))
+
+    def natoms(self) -> NDArray[np.int64]:
+        """Atoms of each system (len,)."""
+        return np.asarray(cast(Any, self.dataset).natoms()[self.indices], np.int64)
+
+
+class _Need(NamedTuple):
+    """A target that a split has to have."""
+
+    name: str
+    users: str
+    mend: str
+
+
+def _needs(config: RunConfig, split: str) -> dict[str, _Need]:
+    """What training with this configuration asks of a split's systems, by field."""
+    found, outputs, share = {}, config.model.outputs, config.training.interpolation
+    if "energy_initial" in outputs:
+        mend = "take energy_initial out of model.outputs"
+        found["energy_initial"] = _Need("energy before relaxation", "model.outputs", mend)
+    users, mends = [], []
+    if "displacement" in outputs:
+        users.append("model.outputs")
+        mends.append("take displacement out of model.outputs")
+    if share > 0 and split == config.data.train:
+        users.append(f"training.interpolation={share:g}")
+        mends.append("set training.interpolation=0")
+    if users:
+        need = _Need("relaxed positions", " and ".join(users), " and ".join(mends))
+        found["positions_relaxed"] = need
+    return found
+
+
+def _with_targets(
+    dataset: Any, split: str, config: RunConfig
+) -> tuple[list[Structures] | None, Any]:
+    """The systems that have all targets, or None where they are too many; and the data set of them.
+
+    Of a data set that is too large to be read twice, the first system stands for all, unless those
+    that lack a target are to be left out.
+
+    Raises:
+        ValueError: a system without a target, by its sid, or nothing but such systems.
     """
-    fields = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
-    for field in (field for output, field in fields.items() if output in config.model.outputs):
-        seen = systems if isinstance(systems, list) else [systems[0]]
-        lacking = (i for i, system in enumerate(seen) if getattr(system, field) is None)
-        first = next(lacking, None)
-        if first is None:
+    needs, skip = _needs(config, split), config.data.skip_bad
+    small = len(dataset) <= IN_MEMORY
+    systems: list[Structures] = []
+    chosen: list[int] = []
+    lacking: list[str] = []
+    for indices, part in _parts(dataset, len(dataset) if small or (skip and needs) else 1, needs):
+        field = _lacks(part, needs)
+        if field is None:
+            chosen += indices
+            systems += list(part) if small else ()
             continue
-        # Of systems of which one lacks its target, a batch keeps none: look at each alone.
-        try:
-            for index in range(first, len(dataset)):
-                needed(dataset[index], field)
-        except ValueError as error:
-            raise ValueError(f"split '{split}': {error}") from error
+        name, users, mend = needs[field]
+        without = f"no {name} for sid {part.sid[0]}, asked for by {users}"
+        if not skip:
+            raise ValueError(
+                f"split '{split}': {without}; give it as {getattr(config.data, field)}, leave such "
+                f"systems out (data.skip_bad=true), or {mend}"
+            )
+        lacking.append(f"{dataset.where(indices[0])}: {without}")
+    if not chosen:
+        raise ValueError(f"split '{split}': every record lacks a target; the first: {lacking[0]}")
+    return systems if small else None, _Chosen(dataset, chosen, lacking) if lacking else dataset
+
+
+def _parts(
+    dataset: Any, count: int, needs: Iterable[str]
+) -> Iterator[tuple[list[int], Structures]]:
+    """The first `count` systems, in batches; one by one where a target is missing.
+
+    Of systems of which one lacks its target, a batch keeps none.
+    """
+    for start in range(0, count, _AT_ONCE):
+        indices = list(range(start, min(start + _AT_ONCE, count)))
+        batch = dataset.batch(indices)
+        if _lacks(batch, needs) is None:
+            yield indices, batch
+        else:
+            yield indices, batch
+
+
+def _lacks(systems: Structures, needs: Iterable[str]) -> str | None:
+    return next((field for field in needs if getattr(systems, field) is None), None)
 
 
 def split_loader(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from flt_mol.functional.minimum_image import minimum_image
@@ -34,8 +36,7 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     relaxed = structures.positions_relaxed
     if relaxed is None:
         raise ValueError(
-            f"positions_relaxed is missing in a batch with sid {_names(structures.sid)}: give "
-            "relaxed positions for every structure, or leave displacements out of the loss"
+            f"displacements need positions_relaxed, missing for {missing_for(structures.sid)}"
         )
     vectors = relaxed - structures.positions
     try:
@@ -49,7 +50,15 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     return shortest.masked_fill(structures.fixed[:, None], 0.0)
 
 
-def _names(sids: tuple[int | str, ...], most: int = 5) -> str:
-    """The first few of them."""
+def missing_for(sids: Sequence[int | str], most: int = 5) -> str:
+    """Which systems lack a target, as far as a batch tells, which has those of all or none.
+
+    Example:
+        >>> missing_for(["a"]), missing_for(["a", "b", "c"], most=2)
+        ('sid a', 'some of sids a, b and 1 more')
+    """
     shown = ", ".join(str(sid) for sid in sids[:most])
-    return shown if len(sids) <= most else f"{shown} and {len(sids) - most} more"
+    if len(sids) == 1:
+        return f"sid {shown}"
+    rest = f" and {len(sids) - most} more" if len(sids) > most else ""
+    return f"some of sids {shown}{rest}"

@@ -22,6 +22,7 @@ from flt_mol.analysis.accuracy.long_range import (
 from flt_mol.analysis.accuracy.results import Results
 from flt_mol.analysis.accuracy.rows import build, resolved
 from flt_mol.analysis.accuracy.runs import Job, missing, run
+from flt_mol.structures import Structures
 
 F64 = torch.float64
 UNIT = torch.eye(3, dtype=F64)
@@ -159,13 +160,29 @@ def test_only_rows_with_a_global_part_see_far():
         model = build(row, resolved(row, "relaxed"))
         near, turned = (model(type(apart).single(kind, places))["energy"].item() for kind in kinds)
         # Each pair of charges by itself is the same in both.
-        assert (abs(near - turned) > 1e-5) == (name != "pairs"), name
+        blind = ("pairs", "pairs_performer")
+        assert (abs(near - turned) > 1e-5) == (name not in blind), name
+
+
+def test_the_control_sees_far_but_not_where():
+    """Other particles beyond the cutoff matter to it, their places do not."""
+    row = LONG_RANGE_ROWS["pairs_performer"]
+    model = build(row, resolved(row, "relaxed"))
+    places, farther = (torch.tensor([[0.0, 0, 0], [0, 0, z]]) for z in (9.0, 13.0))
+
+    def energy(kinds, places):
+        return model(Structures.single(kinds, places))["energy"].item()
+
+    both = energy([POSITIVE, NEGATIVE], places)
+    assert energy([POSITIVE, NEGATIVE], farther) == pytest.approx(both, abs=1e-6)
+    apart = energy([POSITIVE], places[:1]) + energy([NEGATIVE], places[1:])
+    assert abs(both - apart) > 1e-4
 
 
 def test_the_table_of_a_few_systems(tmp_path):
     every = experiments(epochs=1, train=8, test=4)
     results = Results(tmp_path / "results.jsonl")
-    names = ["pairs", "pairs_spectral"]
+    names = ["pairs", "pairs_performer", "pairs_spectral"]
     empty = long_range_page(every, results, names)
     assert empty.splitlines()[2].split("|")[3:5] == empty.splitlines()[3].split("|")[3:5]
     for experiment in every.values():
@@ -177,6 +194,10 @@ def test_the_table_of_a_few_systems(tmp_path):
     cells = [cell.strip() for cell in lines[2].split("|")[1:-1]]
     assert cells[0] == "pairs only"
     assert cells[3:5] == ["2", "1.00"]
-    assert cells[7:9] == ["2", "1.00"]
+    assert cells[8:10] == ["2", "1.00"]
+    control = [cell.strip() for cell in lines[3].split("|")[1:-1]]
+    assert control[0] == "pairs + attention, no positions"
+    assert (control[5], control[10]) == ("1.00", "1.00")
+    assert float(cells[5]) == pytest.approx(1 / float(control[4]), abs=0.02)
     assert len(lines[0].split("|")) == len(lines[3].split("|"))
     assert "cutoff times blocks" in lines[-1]

@@ -79,6 +79,14 @@ def test_accuracy_table(capsys, monkeypatch, tmp_path):
     run("accuracy_table", *arguments, "--results", str(results), monkeypatch=monkeypatch)
     assert "0 of 1 models to train" in capsys.readouterr().out
     run(
+        "accuracy_table", *arguments, "--results", str(results), "--times", "2",
+        monkeypatch=monkeypatch,
+    )  # fmt: skip
+    out = capsys.readouterr().out
+    assert "to train" not in out
+    assert "s/epoch" in out
+    assert len(results.read_text("utf-8").splitlines()) == 2
+    run(
         "accuracy_table", *arguments, "--results", str(results), "--render", str(page),
         monkeypatch=monkeypatch,
     )  # fmt: skip

@@ -216,7 +216,7 @@ def test_parts_are_mappings(name, value):
 TOGETHER = [
     ({"outputs": "energy"}, "model.outputs is 'energy', expected a list of different outputs"),
     ({"outputs": ["energy", "energy"]}, "expected a list of different outputs"),
-    ({"outputs": ["energy", "forces"]}, "model.outputs is 'forces'; known: energy, energy_init"),
+    ({"outputs": ["energy", "forces"]}, "model.outputs has 'forces'; known: energy, energy_init"),
     ({"outputs": []}, r"model.outputs is \[\], expected 'energy' among them"),
     ({"outputs": ["displacement"]}, "expected 'energy' among them"),
     (

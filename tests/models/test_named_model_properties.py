@@ -170,3 +170,16 @@ def test_a_training_step_under_bf16_autocast(name):
     assert torch.tensor(losses).isfinite().all()
     assert losses[1] < losses[0]
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["flt-small", "flt-base"])
+def test_four_passes_at_full_width_keep_features_in_bounds(name):
+    """Before any training: what grows with every block and pass ends in NaN."""
+    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text("utf-8"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = EnergyModel(EnergyConfig.from_dict({**values, "recycles": 4})).eval()
+    with torch.no_grad():
+        out = model(slabs(), embeddings=True)
+    assert out["atom_embeddings"].abs().max() < 200
+    assert out["energy_passes"].abs().max() < 200

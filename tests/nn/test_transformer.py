@@ -65,7 +65,7 @@ def norm(layer, x):
 
 @every_combination
 def test_a_block_is_the_sum_of_its_parts(parts):
-    """And its own feed-forward net: as the docstring has it, the local filter without the norm."""
+    """And its own feed-forward net: as the docstring has it."""
     block, x, system = make_block(parts), draw(), batch(SIZES)
     ptr, given = system[-1], geometry_of(parts, *system)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def test_a_block_is_the_sum_of_its_parts(parts):
     if "spectral" in parts:
         expected = expected + block.spectral(norm(block.attention_norm, x), given["waves"])
     if "local" in parts:
-        expected = expected + block.local(x, given["local"])
+        expected = expected + block.local(norm(block.attention_norm, x), given["local"])
     expected = expected + block.ffn(norm(block.ffn_norm, expected))
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     for name in PARTS:

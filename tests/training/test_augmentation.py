@@ -96,6 +96,34 @@ def test_pairs_follow(kind):
         assert torch.equal(kept, made)
 
 
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        [[3.0, 0, 0], [0, 4, 0], [0, 0, 0]],
+        [[3.0, 0, 0], [0, 4, 0], [3, 4, 0]],
+        [[3.0, 0, 0], [0, 4, 0], [1, 0.7, 1e-7]],
+        [[3.0, 0, 0], [0, 4, 0], [0, 0, torch.nan]],
+    ],
+)
+def test_singular_periodic_cells_are_named(vectors):
+    before = systems()
+    cell = before.cell.clone()
+    cell[1] = torch.tensor(vectors)
+    before = replace(before, cell=cell, sid=("a", "flat-7", "c", "d"))
+    with pytest.raises(ValueError, match=r"cell of sid flat-7 is \[\[3.0.*shift_images=false"):
+        shift_images(before)
+    pbc = before.pbc.clone()
+    pbc[1, 2] = False
+    open_one = replace(before, pbc=pbc)
+    assert torch.equal(shift_images(open_one)[1].positions, before[1].positions)
+
+
+def test_small_and_skewed_cells_are_not_singular():
+    cell = 1e-3 * torch.tensor([[1.0, 0, 0], [0.99, 0.1, 0], [0, 0, 1000]])
+    one = Structures.single([1], [[0.0, 0, 0]], cell=cell, pbc=True)
+    assert torch.isfinite(shift_images(one).positions).all()
+
+
 def test_nothing_to_do_and_unknown():
     structures = systems()
     assert rotate(structures, "none") is structures
@@ -195,6 +223,8 @@ def test_draws_are_torchs_own():
 
 def test_interpolation_needs_a_relaxed_structure():
     before = replace(movable(2), positions_relaxed=None)
-    with pytest.raises(ValueError, match=r"training.interpolation needs .* sid 0"):
+    with pytest.raises(ValueError, match=r"needs relaxed .* some of sids 0, 0: .*polation=0$"):
         move_atoms(before, interpolation=0.5)
+    with pytest.raises(ValueError, match=r"training.interpolation needs .* for sid 0: give"):
+        move_atoms(before[1], interpolation=0.5)
     move_atoms(before, noise=0.1)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flt_mol.models.config import EnergyConfig, PairConfig
+from flt_mol.models.config import EnergyConfig, ImageConfig, PairConfig
 from flt_mol.training.checks import check_run
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 from flt_mol.training.losses import LossConfig
@@ -62,6 +62,27 @@ def test_what_works(config):
 def test_training(training, message):
     with pytest.raises(ValueError, match=message):
         check_run(run(**training))
+
+
+def test_seeds_are_added():
+    config = run(seed=2**62)
+    config.model.seed = 2**62 - 1
+    check_run(config)
+    config.model.seed += 1
+    message = f"model.seed and training.seed add up to {2**63}, expected a whole number of 64"
+    with pytest.raises(ValueError, match=message):
+        check_run(config)
+
+
+@pytest.mark.parametrize("part", ["pairs", "images"])
+def test_cutoffs_have_an_upper_bound(part):
+    config = run()
+    kind = {"pairs": PairConfig, "images": ImageConfig}[part]
+    setattr(config.model, part, kind(cutoff=100.1))
+    with pytest.raises(ValueError, match=rf"model.{part}.cutoff is 100.1, expected at most 100 Å"):
+        check_run(config)
+    config.model.pairs, config.model.images = PairConfig(cutoff=100.0), None
+    check_run(config)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from flt_mol import resources
 from flt_mol.models.config import PairConfig
 from flt_mol.training.config import known_keys, load_run_config
+from flt_mol.training.overrides import check_overrides
 
 
 def test_every_shipped_run_composes():
@@ -61,6 +62,23 @@ def test_model_is_chosen_by_name():
         ("model.pairs={cutof: 4.0}", "'model.pairs.cutof'; did you mean 'model.pairs.cutoff'"),
         ("model.pairs={cutoff: x}", "'x' .*model.pairs.cutoff"),
         ("model.pairs.cutoff=4", r"model.pairs is null; give it with model.pairs=.cutoff: 4.$"),
+        ("model.pairs={cutoff: 1,2}", r"{cutoff: 1,2}' cannot be read .*; expected KEY=.*quotes$"),
+        ("model.pairs={cutoff: 4.0},{cutoff: 5.0}", "gives several values, and a run.*in quotes$"),
+        ("model=emt_small,emt_performer_small", "gives several values, and a run takes one"),
+        ("training.epochs=range(1,3)", "gives several values"),
+        ("model.pairs={cutoff: choice(1,2)}", "gives several values"),
+        ("model.pairs={cutoff: 4.0, cutoff: 5.0}", "gives 'cutoff' twice: leave one of them out$"),
+        ("training={epochs: 1, seed: 2, epochs: 2}", "gives 'epochs' twice"),
+        ("data.paths={train: a, train: b}", "gives 'train' twice"),
+        ("training.epochs", r"'training.epochs' cannot be read .*expected KEY=VALUE"),
+        ("=3", "'=3' has no key; expected KEY=VALUE$"),
+        ("model.outputs.0=foo", "model.outputs has 'foo'; known: energy, energy_initial, displ"),
+        ("model.outputs.x=foo", "'x' is no place in a list: 0, 1, …$"),
+        ("model.outputs.7=foo", "model.outputs.7=foo: the list has no such place$"),
+        ("model.outputs=energy", r"model.outputs=energy: expected a list, \[a,b\]$"),
+        ("model.pairs=3", r"pairs=3: expected a mapping of its settings, {key: value}$"),
+        ("model.pairs={cutoff: {a: 1}}", r"to Float \(model.pairs.cutoff\)$"),
+        ("model.pairs={cutoff: 1e9}", "model.pairs.cutoff is 1000000000.0, expected at most 100 Å"),
         ("training.rotation=x", "one of none, z, full"),
         ("training.accelerator=quantum", "one of auto, cpu"),
         ("training.precision=8", "one of 32-true"),
@@ -79,6 +97,32 @@ def test_model_is_chosen_by_name():
 def test_wrong_overrides_say_what_is_right(override, message):
     with pytest.raises(ValueError, match=f"emt_small.yaml.*(?s:{message})"):
         load_run_config("emt_small", [override])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "a={b: x:y, x: 1}",
+        "a=[x:y,x:z]",
+        "a={b: {c: 1}, c: 2}",
+        "a={b: 'x, b: 1', c: 2}",
+        "a={b: int(3), c: int(3)}",
+        "a=[{b: 1},{b: 2}]",
+        "a={b: ${x:y}, y: 1}",
+        "a='1,2'",
+    ],
+)
+def test_what_only_looks_repeated_passes(override):
+    check_overrides([override])
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["a={b:1,b:2}", "a={c: {b: 1, b: 2}}", "a=[{b: 1, c: [2], b: 3}]", "a={b: {}, b: 2}"],
+)
+def test_keys_given_twice(override):
+    with pytest.raises(ValueError, match="gives 'b' twice"):
+        check_overrides([override])
 
 
 def test_unknown_run_lists_the_known():

@@ -14,12 +14,12 @@ from rich.console import Console
 from flt_mol import Structures
 from flt_mol.data import open_dataset
 from flt_mol.evaluation.splits import evaluate_model
-from flt_mol.models.energy import EnergyConfig, EnergyModel, PairConfig
+from flt_mol.models.energy import EnergyConfig, EnergyModel, PairConfig, SpectralConfig
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
 from flt_mol.training.losses import LossConfig, training_loss
 from flt_mol.training.run import build_model, train
-from flt_mol.training.run_data import split_path, with_pairs_in_memory
+from flt_mol.training.run_data import load_split, split_path, with_pairs_in_memory
 from flt_mol.training.task import EnergyTask, learning_rate_factor
 
 
@@ -473,12 +473,140 @@ def test_pairs_of_large_sets_are_left_to_the_loader():
 )
 def test_a_split_without_the_targets_of_an_output(tmp_path, name, mend):
     settings = fuller(tmp_path, lacking={"of_3": name})
-    with pytest.raises(ValueError, match=rf"split 'train': .* for sid slab-3; .*{name}.*{mend}"):
+    with pytest.raises(ValueError, match=rf"split 'train': .* for sid slab-3, .*{name}.*{mend}"):
         train(settings, console=quiet())
     assert not (tmp_path / "run").exists()
     settings.model.outputs = ["energy"]
     settings.model.feedback = "features"
     train(settings, console=quiet())
+
+
+@pytest.mark.filterwarnings("ignore:elements never trained on")
+def test_interpolation_asks_for_relaxed_positions_of_the_training_split(tmp_path):
+    settings = fuller(
+        tmp_path,
+        model={"outputs": ["energy"], "feedback": "features"},
+        lacking={"of_3": "pos_relaxed"},
+        interpolation=0.5,
+    )
+    message = r"'train': no .* sid slab-3, asked for by training.interpolation=0.5; .*, or set tr"
+    with pytest.raises(ValueError, match=message):
+        train(settings, console=quiet())
+    assert not (tmp_path / "run").exists()
+    paths = settings.data.paths
+    paths["train"], paths["val_id"] = paths["val_id"], paths["train"]
+    train(settings, console=quiet())
+
+
+@pytest.mark.filterwarnings("ignore:elements never trained on")
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("lacking", [{"of_3": "pos_relaxed"}, {"of_1": "y_init"}])
+def test_records_that_lack_a_target_are_left_out_on_request(
+    tmp_path, monkeypatch, in_memory, lacking
+):
+    if not in_memory:
+        monkeypatch.setattr("flt_mol.training.run_data.IN_MEMORY", 1)
+    monkeypatch.setattr("flt_mol.training.run_data._AT_ONCE", 2)
+    settings = fuller(tmp_path, lacking=lacking, batch_atoms=11, batch_size=1)
+    settings.data.skip_bad = True
+    number = int(next(iter(lacking))[-1])
+    text = rf"(?s)train.extxyz: left out 1 of 5 records.*#{number}: no .* for sid slab-{number}, as"
+    with pytest.warns(UserWarning, match=text) as caught:
+        systems = load_split(settings, "train")
+    assert sum("left out" in str(warning.message) for warning in caught) == 1
+    assert isinstance(systems, list) == in_memory
+    kept = [i for i in range(5) if i != number]
+    assert [systems[i].sid[0] for i in range(len(systems))] == [f"slab-{i}" for i in kept]
+    for i in range(len(systems)):
+        assert systems[i].positions_relaxed is not None
+        assert systems[i].energy_initial is not None
+    with pytest.warns(UserWarning, match="left out 1 of 5"):
+        result = train(settings, console=quiet())
+    assert load_model(result.checkpoint).normalizer.mean.item() == pytest.approx(sum(kept) / 4)
+
+
+@pytest.mark.parametrize("skip_bad", [True, False])
+def test_bad_records_and_those_that_lack_a_target_are_told_at_once(tmp_path, skip_bad):
+    settings = fuller(tmp_path, lacking={"of_0": "pos_relaxed", "of_1": "y_relaxed"})
+    settings.data.skip_bad = skip_bad
+    if skip_bad:
+        with pytest.warns(UserWarning, match="left out 2 of 5 records") as caught:
+            assert len(load_split(settings, "train")) == 3
+        assert sum("left out" in str(warning.message) for warning in caught) == 1
+    else:
+        with pytest.raises(ValueError, match="slab-1"):
+            load_split(settings, "train")
+
+
+def test_a_split_in_which_no_record_has_its_targets(tmp_path):
+    settings = fuller(tmp_path, lacking={f"of_{i}": "pos_relaxed" for i in range(5)})
+    settings.data.skip_bad = True
+    with pytest.raises(ValueError, match="'train': every record lacks a target; the first: .*#0"):
+        load_split(settings, "train")
+
+
+def test_what_is_not_needed_may_be_missing(tmp_path):
+    settings = fuller(
+        tmp_path,
+        model={"outputs": ["energy"], "feedback": "features"},
+        lacking={"of_3": "pos_relaxed", "of_1": "y_init"},
+    )
+    settings.data.skip_bad = True
+    assert len(load_split(settings, "train")) == 5
+
+
+def test_the_training_seed_draws_all_initial_weights():
+    """But those that are constant or on a fixed grid, whatever the seed."""
+    systems = [Structures.single([1], [[0.0, 0, 0]], energy=float(z)) for z in range(2)]
+    fixed = {"head.tag_weight"}
+    fixed |= {f"encoder.rpe.{part}.log_sigma" for part in ("spectrum", "frequencies")}
+    config = RunConfig()
+    config.model = EnergyConfig(
+        embed_dim=8,
+        num_heads=2,
+        num_layers=2,
+        spectral=SpectralConfig(num_heads=2),
+        pairs=PairConfig(vectors=2, filter_vectors=2),
+        outputs=["energy", "displacement"],
+    )
+    every = []
+    for seed in range(5):
+        settings = replace(config, training=TrainingConfig(seed=seed))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            every.append(build_model(settings, systems))
+    assert [model.config.seed for model in every] == [0, 1, 2, 3, 4]
+    assert config.model.seed == 0
+    for name, weight in every[0].named_parameters():
+        if name in fixed or not bool((weight != weight.flatten()[0]).any()):
+            continue
+        others = [dict(model.named_parameters())[name] for model in every]
+        assert len({tuple(other.flatten().tolist()) for other in others}) == 5, name
+    drawn = [n for n, b in every[0].named_buffers() if "projection" in n or "direction" in n]
+    assert drawn
+    for name in drawn:
+        assert not torch.equal(*(dict(model.named_buffers())[name] for model in every[:2])), name
+
+
+def test_training_seed_zero_draws_what_the_model_draws():
+    systems = [Structures.single([1], [[0.0, 0, 0]], energy=float(z)) for z in range(2)]
+    config = RunConfig(model=EnergyConfig(embed_dim=8, num_heads=2, seed=7))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        built = build_model(config, systems).state_dict()
+        torch.manual_seed(0)
+        alone = EnergyModel(config.model).state_dict()
+    changed = {"elements_seen", "normalizer.mean", "normalizer.std"}
+    assert {k for k in alone if not torch.equal(alone[k], built[k])} <= changed
+
+
+def test_a_checkpoint_says_which_seed_drew_it(tmp_path):
+    settings = config(tmp_path, [-1.0, 0.0, 2.0], seed=3)
+    settings.model.seed = 4
+    result = train(settings, console=quiet())
+    assert load_model(result.checkpoint).config.seed == 7
+    again = load_run_config(str(result.folder / "config.yaml"))
+    assert (again.model.seed, again.training.seed) == (4, 3)
 
 
 def test_batches_without_targets_are_named_with_their_split(tmp_path):

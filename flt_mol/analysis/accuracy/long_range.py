@@ -26,6 +26,7 @@ __all__ = ["LONG_RANGE_ROWS", "experiments", "long_range_page", "reach_of_energi
 CUTOFF = 4.5
 BLOCKS = 2
 BASE = "pairs"
+CONTROL = "pairs_performer"
 
 _PAIRS = {"cutoff": CUTOFF, "num_basis": 24, "density": False}
 # Wider in space and coarser than for slabs: what is near is the pairs' business.
@@ -52,6 +53,8 @@ def _row(label: str, **changes: Any) -> Row:
 
 LONG_RANGE_ROWS: dict[str, Row] = {
     BASE: _row("pairs only"),
+    # Sees all particles, but not where they are: what a global part gives without distances.
+    CONTROL: _row("pairs + attention, no positions", attention="linear"),
     "pairs_attention": _row("pairs + FLT attention", attention="linear", rpe=_RPE),
     "pairs_spectral": _row("pairs + spectral filter", spectral=_SPECTRAL),
     "pairs_both": _row("pairs + both", spectral=_SPECTRAL, attention="linear", rpe=_RPE),
@@ -107,7 +110,8 @@ def long_range_page(
     columns = {label: entries(each, results, names) for label, each in all_of.items()}
     head = ["row", "weights"]
     for label in columns:
-        head += [f"MAE, {label}, eV", "n", f"/ {LONG_RANGE_ROWS[BASE].label}", "s/epoch"]
+        beside = [f"/ ({LONG_RANGE_ROWS[name].label})" for name in (BASE, CONTROL)]
+        head += [f"MAE, {label}, eV", "n", *beside, "s/epoch"]
     rows = []
     for index, name in enumerate(names):
         found = [column[index] for column in columns.values()]
@@ -122,10 +126,13 @@ def long_range_page(
 def _cells(entry: Entry, column: Sequence[Entry]) -> list[str]:
     error, seconds = entry.error("test", "energy"), entry.seconds()
     if error is None or seconds is None:
-        return [DASH, "0", DASH, DASH]
-    base = next((other for other in column if other.name == BASE), None)
-    beside = DASH if base is None else ratio(entry, base, "test", "energy")
-    return [error.show(3), str(error.seeds), beside, seconds.show(2)]
+        return [DASH, "0", DASH, DASH, DASH]
+    by_name = {other.name: other for other in column}
+    beside = [
+        ratio(entry, by_name[name], "test", "energy") if name in by_name else DASH
+        for name in (BASE, CONTROL)
+    ]
+    return [error.show(3), str(error.seeds), *beside, seconds.show(2)]
 
 
 def _notes(all_of: Mapping[str, Experiment]) -> str:

@@ -15,7 +15,7 @@ from flt_mol.analysis.timing import one_thread
 from flt_mol.structures import Structures
 from flt_mol.training.losses import LossConfig, training_loss
 
-__all__ = ["TARGETS", "Settings", "Trained", "seeded", "train", "without_denormals"]
+__all__ = ["TARGETS", "Settings", "Trained", "Training", "seeded", "train", "without_denormals"]
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "joint": ("energy", "energy_initial"),
@@ -30,7 +30,8 @@ class Settings:
 
     Attributes:
         targets: "joint", both energies by two outputs of one model, lowering the mean of both
-            losses; "relaxed" or "initial", one of them alone.
+            losses; "relaxed" or "initial", one of them alone. Only energies are averaged: weights
+            of further losses are per such mean, and the same for all targets.
         epochs: passes over the training systems; systems that do not fill a batch wait for another.
         batch_size: systems.
         learning_rate: of AdamW, at the end of the warm-up.
@@ -129,8 +130,8 @@ def train(
     with seeded(seed), one_thread():
         model = build()
         fit_normalizers(model, systems, settings)
-        return _trained(model, systems, settings, _Objective(model, settings, loss or {}), seed,
-                        report)  # fmt: skip
+        total = settings.epochs * steps_per_epoch(len(systems), settings)
+        return _trained(Training(model, settings, loss or {}, total), systems, seed, report)
 
 
 def relabelled(system: Structures, targets: str) -> Structures:
@@ -147,54 +148,90 @@ def fit_normalizers(model: Any, systems: Sequence[Structures], settings: Setting
 
 
 class _Objective:
-    """The loss of a batch; with both energies as targets it is halved, to be their mean."""
+    """The loss of a batch; with both energies as targets it has their mean in place of their sum.
+
+    ½ (|E − y| / s + w_init |E⁰ − y⁰| / s₀) + w_disp ‖d̂ − d‖, where `LossConfig` has no ½: the
+    weight of displacements is what it says there, beside one energy as beside the mean of two.
+    """
 
     def __init__(self, model: Any, settings: Settings, extra: Mapping[str, Any]) -> None:
         joint = settings.targets == "joint"
         self.config = LossConfig(**{"energy_initial_weight": float(joint), **extra})
         self.factor = 0.5 if joint else 1.0
+        first = self.config.displacement_weight
+        # `training_loss` gives a sum: what is not to be halved with it goes in twice.
+        self.displaced = replace(
+            self.config,
+            displacement_weight=(1.0 if first is None else first) / self.factor,
+            displacement_final_weight=self.config.displacement_final_weight / self.factor,
+        )
         self.normalizers = {"energy": model.normalizer}
         if joint:
             self.normalizers["energy_initial"] = model.normalizer_initial
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Structures, progress: float) -> Tensor:
-        loss = training_loss(outputs, batch, progress, self.config, self.normalizers)
+        config = self.displaced if "displacement" in outputs else self.config
+        loss = training_loss(outputs, batch, progress, config, self.normalizers)
         return self.factor * loss.total
 
 
+class Training:
+    """A model with its loss and optimiser, step by step.
+
+    Args:
+        model: with its normalisers fitted.
+        settings: see there.
+        loss: further settings of :class:`flt_mol.training.losses.LossConfig`.
+        total: steps that there will be.
+    """
+
+    def __init__(
+        self, model: nn.Module, settings: Settings, loss: Mapping[str, Any], total: int
+    ) -> None:
+        self.model, self.settings = model.train(), settings
+        self.objective = _Objective(model, settings, loss)
+        self.optimizer, self.scheduler = _optimizer(model, settings, total)
+        self.total, self.done = total, 0
+
+    def step(self, systems: Sequence[Structures]) -> Tensor:
+        """Batch, forward and backward pass, update; the loss before it, ()."""
+        batch = Structures.cat(systems)
+        loss = self.objective(self.model(batch), batch, self.done / self.total)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.done += 1
+        return loss.detach()
+
+
+def steps_per_epoch(count: int, settings: Settings) -> int:
+    """Whole batches of `count` systems; 1 for less than a batch."""
+    return max(1, count // settings.batch_size)
+
+
 def _trained(
-    model: nn.Module,
+    training: Training,
     systems: Sequence[Structures],
-    settings: Settings,
-    objective: _Objective,
     seed: int,
     report: Callable[[int, float], None] | None,
 ) -> Trained:
-    per_epoch = max(1, len(systems) // settings.batch_size)
-    total = settings.epochs * per_epoch
-    optimizer, scheduler = _optimizer(model, settings, total)
+    settings, per_epoch = training.settings, steps_per_epoch(len(systems), training.settings)
     generator = torch.Generator().manual_seed(seed)
     start, mean = time.process_time(), 0.0
-    model.train()
     for epoch in range(settings.epochs):
         order = torch.randperm(len(systems), generator=generator).tolist()
         summed = torch.zeros(())
         for index in range(per_epoch):
             rows = order[index * settings.batch_size : (index + 1) * settings.batch_size]
-            batch = Structures.cat([systems[row] for row in rows])
-            loss = objective(model(batch), batch, (epoch * per_epoch + index) / total)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-            optimizer.step()
-            scheduler.step()
-            summed += loss.detach()
+            summed += training.step([systems[row] for row in rows])
         mean = summed.item() / per_epoch
         if not mean < float("inf"):
             raise ValueError(f"the loss of epoch {epoch + 1} is {mean}")
         if report is not None:
             report(epoch + 1, mean)
-    return Trained(model, (time.process_time() - start) / settings.epochs, mean)
+    return Trained(training.model, (time.process_time() - start) / settings.epochs, mean)
 
 
 def _optimizer(

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flt_mol.analysis.accuracy.loop import TARGETS
 from flt_mol.analysis.accuracy.results import Results
 from flt_mol.analysis.accuracy.runs import Experiment
-from flt_mol.analysis.accuracy.table import NOTES, Entry, cost_table, energy_table, moves_table
+from flt_mol.analysis.accuracy.table import (
+    NOTES,
+    Entry,
+    cost_table,
+    energy_table,
+    moves_table,
+    targets_table,
+)
+from flt_mol.analysis.accuracy.times import Clock
 from flt_mol.analysis.accuracy.verdict import Claim, findings, show
 
-__all__ = ["entries", "page", "told"]
+__all__ = ["entries", "page", "report", "told"]
 
 BESIDE = {"schnet": "SchNet", "exact_images": "exact with images"}
+TITLES = {
+    "joint": "Both energies by one model",
+    "relaxed": "Relaxed energies alone",
+    "initial": "Energies before relaxation alone",
+}
 
 
 def entries(experiment: Experiment, results: Results, names: Sequence[str]) -> list[Entry]:
@@ -36,22 +50,57 @@ def page(experiment: Experiment, results: Results, names: Sequence[str]) -> str:
     splits = experiment.corpus.splits[1:]
     targets = TARGETS[experiment.settings.targets]
     parts = [energy_table(rows, target, splits) for target in targets]
-    parts.append(cost_table(rows, targets, splits[0], BESIDE))
+    clock = Clock(experiment, results, names)
+    parts.append(cost_table(rows, targets, splits[0], BESIDE, clock))
     moves = moves_table(rows, splits[0])
     parts += [] if moves is None else [moves]
     parts.append(f"{NOTES} {_conditions(experiment, results, rows)}")
     if "ours" in names:
         bounds = {target: Claim().at_most[target] for target in targets}
-        parts.append(show(findings(rows, Claim(at_most=bounds))))
+        parts.append(show(findings(rows, Claim(at_most=bounds), clock)))
     return "\n\n".join(parts)
+
+
+def report(experiment: Experiment, results: Results, names: Sequence[str]) -> str:
+    """Pages of all targets that the file has results of, and a table of them side by side.
+
+    The page of both energies by one model has all rows, those of one energy alone the rows that
+    were trained so.
+
+    Args:
+        experiment: whose settings; all targets are shown, whichever it has.
+        results: where lines are.
+        names: of rows, in order.
+    """
+    by_targets = {targets: _with_targets(experiment, targets) for targets in TARGETS}
+    found = {targets: entries(each, results, names) for targets, each in by_targets.items()}
+    alone = {targets: rows for targets, rows in found.items() if targets != "joint"}
+    beside = targets_table(
+        found["joint"],
+        {TARGETS[targets][0]: rows for targets, rows in alone.items()},
+        experiment.corpus.splits[1],
+    )
+    if beside is None:
+        return page(by_targets["joint"], results, names)
+    parts = [f"## {TITLES['joint']}", page(by_targets["joint"], results, names)]
+    parts += ["## Together and alone", beside]
+    for targets, rows in alone.items():
+        if trained := [row.name for row in rows if row.records]:
+            parts += [f"## {TITLES[targets]}", page(by_targets[targets], results, trained)]
+    return "\n\n".join(parts)
+
+
+def _with_targets(experiment: Experiment, targets: str) -> Experiment:
+    return experiment._replace(settings=replace(experiment.settings, targets=targets))
 
 
 def _conditions(experiment: Experiment, results: Results, rows: Sequence[Entry]) -> str:
     settings = experiment.settings
     text = f"Targets: {settings.targets}, {settings.epochs} epochs."
-    others = len(results.read()) - sum(len(row.records) for row in rows)
+    models = sum("row" in record for record in results.read())
+    others = models - sum(len(row.records) for row in rows)
     if others:
-        text += f" The file holds {others} lines of other rows, seeds or settings."
+        text += f" The file holds {others} lines of other rows, seeds, targets or settings."
     return text
 
 

@@ -48,16 +48,20 @@ class Results:
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines, in order; none where there is no file."""
+        return [record for _, record in self._numbered()]
+
+    def _numbered(self) -> list[tuple[int, dict[str, Any]]]:
+        """With the numbers that an editor gives to lines."""
         if not self.path.exists():
             return []
         found = []
-        for line in self.path.read_bytes().split(b"\n"):
+        for number, line in enumerate(self.path.read_bytes().split(b"\n"), 1):
             try:
                 record = json.loads(line)
             except ValueError:  # torn, or empty
                 continue
             if isinstance(record, dict):
-                found.append(record)
+                found.append((number, record))
         return found
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -74,9 +78,20 @@ class Results:
             file.write(line)
 
     def find(self, **values: Any) -> list[dict[str, Any]]:
-        """Lines in which these names have these values; of several of one seed the last."""
+        """Lines in which these names have these values; of several of one seed the last.
+
+        Raises:
+            ValueError: such a line without a whole number as its seed, naming file and line.
+        """
         found = {}
-        for record in self.read():
-            if all(record.get(name) == value for name, value in values.items()):
-                found[int(record.get("seed", 0))] = record
+        for number, record in self._numbered():
+            if any(record.get(name) != value for name, value in values.items()):
+                continue
+            seed = record.get("seed")
+            if type(seed) is not int:
+                raise ValueError(
+                    f"{self.path}, line {number}: seed is {seed!r}, expected a whole number; mend "
+                    "the line or take it out"
+                )
+            found[seed] = record
         return [found[seed] for seed in sorted(found)]

@@ -34,7 +34,8 @@ class SchNet(Rival):
     """PyG's SchNet blocks between our embedding of elements and tags and our weighted read-out.
 
     As an adsorption energy wants it: atoms of the slab count less than those of the adsorbate,
-    which SchNet as packaged has to find out by itself.
+    which SchNet as packaged has to find out by itself. Features are read out as they are, like
+    those of our rows with local filters: with a norm before it SchNet's errors are larger.
 
     Args:
         width: features and filters.
@@ -53,7 +54,7 @@ class SchNet(Rival):
         self.blocks = nn.ModuleList(
             schnet.InteractionBlock(width, num_gaussians, width, cutoff) for _ in range(num_blocks)
         )
-        self.head = EnergyHead(width, num_outputs=2)
+        self.head = EnergyHead(width, num_outputs=2, norm=False)
 
     def outputs(self, structures: Structures, graph: Graph) -> Tensor:
         """(B, 2), both energies, normalised."""

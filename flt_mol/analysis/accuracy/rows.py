@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from torch import nn
 
-from flt_mol.analysis.accuracy.loop import seeded
+from flt_mol.analysis.accuracy.loop import TARGETS, seeded
 from flt_mol.analysis.accuracy.rivals import RIVALS
 from flt_mol.models.energy import EnergyConfig, EnergyModel
 
-__all__ = ["ROWS", "Row", "build", "count_weights", "resolved"]
+__all__ = ["ROWS", "Row", "build", "complete", "count_weights", "resolved"]
 
 _WIDEST = 512
 
@@ -24,7 +25,9 @@ class Row:
 
     Attributes:
         label: what the table calls it.
-        config: settings of `EnergyConfig`, or arguments of a rival.
+        config: settings of `EnergyConfig`, any of them, or arguments of a rival. Of "outputs" the
+            energies are those that are trained; a "seed" takes the place of the run's for what the
+            model draws by it.
         rival: a name in `rivals.RIVALS`; None for our own models.
         loss: settings of `LossConfig`, beyond those of the energies.
         match: a row to whose number of weights the rival's width is fitted, from above.
@@ -52,7 +55,7 @@ _PAPER = {"form": "weight", "num_terms": 32, "num_frequencies": 16}
 _AMPLITUDE = {"form": "amplitude", "num_terms": 32, "num_frequencies": 16}
 _IMAGES = {"cutoff": 5.0, "num_basis": 32}
 _BOTH: dict[str, Any] = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
-_OURS = {
+_OURS: dict[str, Any] = {
     **_BOTH,
     "pairs": {**_PAIRS, "density": True, "vectors": 32, "vector_basis": 12},
     "attention": "auto",
@@ -99,6 +102,12 @@ ROWS: dict[str, Row] = {
     "performer_both": _row("Performer + both", **_BOTH),
     "exact_both": _row("exact softmax + both", attention="exact", **_BOTH),
     "ours": _ours("**ours**"),
+    "ours_none": _ours("ours without attention", attention="none"),
+    "ours_no_spectral": _ours("ours without spectral filters", spectral=None),
+    "ours_no_vectors": _ours(
+        "ours without vectors", pairs={**_OURS["pairs"], "vectors": 0, "filter_vectors": 0}
+    ),
+    "ours_head_norm": _ours("ours, features normalised before the read-out", head_norm=True),
     "ours_auxiliary": _ours("ours + auxiliary loss", _MOVES, outputs=_DISPLACED),
     "ours_features2": _ours("ours, 2 passes, features", recycles=2),
     "ours_features4": _ours("ours, 4 passes, features", recycles=4),
@@ -135,12 +144,33 @@ def resolved(row: Row, targets: str, rows: Mapping[str, Row] | None = None) -> d
     if row.rival is not None:
         if row.match is not None:
             goal = (ROWS if rows is None else rows)[row.match]
-            wanted = count_weights(build(goal, resolved(goal, targets, rows)))
+            with seeded(0):
+                wanted = count_weights(build(goal, resolved(goal, targets, rows)))
             config["width"] = _width(row.rival, wanted)
         return config
     first = ["energy", "energy_initial"] if targets == "joint" else ["energy"]
-    config["outputs"] = first + [n for n in config.get("outputs", []) if n == "displacement"]
+    config["outputs"] = first + [n for n in config.get("outputs", []) if n not in TARGETS["joint"]]
     return config
+
+
+def complete(row: Row, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that `resolved` gave, and all others with their defaults.
+
+    Raises:
+        ValueError: unknown settings.
+
+    Example:
+        >>> complete(ROWS["performer"], {"embed_dim": 32})["readout"]
+        'tags'
+    """
+    if row.rival is None:
+        return asdict(EnergyConfig.from_dict(config))
+    try:
+        bound = inspect.signature(RIVALS[row.rival]).bind(**config)
+    except TypeError as error:
+        raise ValueError(f"'{row.rival}': {error}") from error
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def build(row: Row, config: Mapping[str, Any], seed: int = 0) -> nn.Module:
@@ -152,7 +182,7 @@ def build(row: Row, config: Mapping[str, Any], seed: int = 0) -> nn.Module:
     """
     if row.rival is not None:
         return RIVALS[row.rival](**config)
-    return EnergyModel(EnergyConfig.from_dict({**config, "seed": seed}))
+    return EnergyModel(EnergyConfig.from_dict({"seed": seed, **config}))
 
 
 def count_weights(model: nn.Module) -> int:

@@ -14,10 +14,26 @@ import torch
 from flt_mol.analysis.accuracy.evaluation import evaluate
 from flt_mol.analysis.accuracy.loop import Settings, seeded, train, without_denormals
 from flt_mol.analysis.accuracy.results import Results, fingerprint
-from flt_mol.analysis.accuracy.rows import Row, build, count_weights, resolved
+from flt_mol.analysis.accuracy.rows import Row, build, complete, count_weights, resolved
 from flt_mol.structures import Structures
+from flt_mol.training.losses import LossConfig
 
-__all__ = ["Corpus", "Experiment", "Job", "Recipe", "measure", "missing", "run", "usable"]
+__all__ = [
+    "FORMAT",
+    "Corpus",
+    "Experiment",
+    "Job",
+    "Recipe",
+    "measure",
+    "missing",
+    "run",
+    "usable",
+]
+
+FORMAT = 2
+"""Part of every result's key. Settings are in it by themselves, code is not: raise this number by
+hand whenever a change of a model, a rival, a loss or the loop changes what training gives, or how
+long it takes, under the same settings. All results from before then count as missing."""
 
 
 class Corpus(Protocol):
@@ -80,16 +96,20 @@ class Experiment(NamedTuple):
     def key(self, name: str) -> dict[str, Any]:
         """What a line of results says of a row beside its seed: another setting, another key.
 
+        Its hash is of all settings of model, loss and loop, those that nobody set included, of the
+        data's, and of `FORMAT`.
+
         Raises:
-            ValueError: no such row.
+            ValueError: no such row, or settings that its model does not know.
         """
         if name not in self.rows:
             raise ValueError(f"there is no row '{name}'; known: {', '.join(self.rows)}")
         row, settings = self.rows[name], self.settings
         about = {
-            "config": resolved(row, settings.targets, self.rows),
+            "format": FORMAT,
+            "config": complete(row, resolved(row, settings.targets, self.rows)),
             "rival": row.rival,
-            "loss": dict(row.loss),
+            "loss": asdict(LossConfig(**row.loss)),
             "settings": asdict(settings),
             "data": asdict(self.corpus),
         }
@@ -152,7 +172,7 @@ def measure(
         **experiment.key(job.row),
         "seed": job.seed,
         "label": row.label,
-        "config": config,
+        "config": complete(row, config),
         "parameters": sum(p.numel() for p in trained.model.parameters()),
         "weights": count_weights(trained.model),
         "seconds_per_epoch": round(trained.seconds_per_epoch, 3),

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from flt_mol.analysis.accuracy.times import Clock
 from flt_mol.analysis.tables import markdown_table
 
-__all__ = ["NOTES", "Entry", "Spread", "cost_table", "energy_table", "moves_table"]
+__all__ = ["NOTES", "Entry", "Spread", "cost_table", "energy_table", "moves_table",
+           "targets_table"]  # fmt: skip
 
 NAMES = {"energy": "relaxed energy", "energy_initial": "energy before relaxation"}
 DASH = "–"
@@ -17,10 +19,12 @@ NOTES = """\
 MAE in eV, mean ± standard deviation over n seeds; in brackets EwT, % of systems below 0.02 eV.
 One loop for all rows: AdamW, the same batches in the same order, no model chosen by validation, the
 final weights evaluated. Weights are parameters without tables of elements. Seconds per epoch are
-CPU time of training on one thread, pairs found beforehand (but again wherever a model moves atoms).
-Numbers below 1e-38 are flushed to 0 for all rows: PyG's Gaussians would otherwise make SchNet about
-four times slower. Rows that were trained side by side shared memory and caches: times are good to
-about 10 %."""
+CPU time of training on one thread, pairs found beforehand (but again wherever a model moves atoms):
+the median training step, of rows that took turns on the same batches in one process, times steps
+per epoch; beside it the ratio to SchNet, median and quartiles over these rounds. A * marks seconds
+taken while a row was trained, maybe beside others that shared memory and caches: they are good to
+10 % at best, and no ratio is formed of them. Numbers below 1e-38 are flushed to 0 for all rows:
+PyG's Gaussians would otherwise make SchNet about four times slower."""
 
 
 class Spread(NamedTuple):
@@ -78,7 +82,7 @@ class Entry(NamedTuple):
         return Spread.of(part[what] for part in found if part is not None)
 
     def seconds(self) -> Spread | None:
-        """CPU seconds per epoch."""
+        """CPU seconds per epoch while it was trained; see `times` for what can be compared."""
         return self.over_seeds(lambda record: record["seconds_per_epoch"])
 
     def weights(self) -> int | None:
@@ -105,7 +109,12 @@ def _cells(entry: Entry, target: str, splits: Sequence[str]) -> list[str]:
 
 
 def cost_table(
-    entries: Sequence[Entry], targets: Sequence[str], split: str, beside: Mapping[str, str]
+    entries: Sequence[Entry],
+    targets: Sequence[str],
+    split: str,
+    beside: Mapping[str, str],
+    clock: Clock | None = None,
+    over: str = "schnet",
 ) -> str:
     """Parameters, time, and MAE over that of other rows.
 
@@ -114,21 +123,61 @@ def cost_table(
         targets: whose MAE is compared.
         split: on which.
         beside: names of rows to divide by, and what the column calls them.
+        clock: times of rows that took turns; without it, those while training, with a *.
+        over: the row whose time others are divided by.
     """
     by_name = {entry.name: entry for entry in entries}
     others = {name: label for name, label in beside.items() if name in by_name}
-    head = ["row", "parameters", "weights", "s/epoch"]
+    head = ["row", "parameters", "weights", "s/epoch", f"time / {beside.get(over, over)}"]
     head += [f"{NAMES.get(t, t)} / {label}" for t in targets for label in others.values()]
     rows = []
     for entry in entries:
-        seconds = entry.seconds()
-        cells = [entry.label, DASH, DASH, DASH]
-        if entry.records and seconds is not None:
+        cells = [entry.label, DASH, DASH, *_times(entry, clock, over)]
+        if entry.records:
             record = entry.records[0]
-            cells[1:] = [f"{record['parameters']:,}", f"{record['weights']:,}", seconds.show(1)]
+            cells[1:3] = [f"{record['parameters']:,}", f"{record['weights']:,}"]
         cells += [ratio(entry, by_name[name], split, t) for t in targets for name in others]
         rows.append(cells)
     return markdown_table(head, rows)
+
+
+def _times(entry: Entry, clock: Clock | None, over: str) -> list[str]:
+    timed = None if clock is None else clock.seconds(entry.name)
+    if clock is None or timed is None:
+        seconds = entry.seconds()
+        return [DASH if seconds is None else f"{seconds.show(1)} *", DASH]
+    found = clock.ratio(entry.name, over)
+    return [f"{timed:.1f}", DASH if found is None else str(found)]
+
+
+def targets_table(
+    joint: Sequence[Entry], alone: Mapping[str, Sequence[Entry]], split: str
+) -> str | None:
+    """MAE of rows trained on both targets at once beside those trained on one alone.
+
+    Args:
+        joint: rows trained on both.
+        alone: by target, the same rows trained on it.
+        split: on which.
+
+    Returns:
+        None if no row was trained on one target alone.
+    """
+    head = [f"on {split}"]
+    for target in alone:
+        head += [f"{NAMES.get(target, target)}, joint", "alone", "n"]
+    rows = []
+    for index, entry in enumerate(joint):
+        single = {target: found[index] for target, found in alone.items()}
+        if not any(each.records for each in single.values()):
+            continue
+        cells = [entry.label]
+        for target, each in single.items():
+            errors = entry.error(split, target), each.error(split, target)
+            cells += [DASH if error is None else error.show(4) for error in errors]
+            cells.append(", ".join(str(error.seeds if error else 0) for error in errors))
+        rows.append(cells)
+    return markdown_table(head, rows) if rows else None
 
 
 def ratio(entry: Entry, other: Entry, split: str, target: str) -> str:
