@@ -2,7 +2,7 @@
 
 Each model takes some steps of its own run (`configs/`): its optimiser, schedule, precision, batch
 size, augmentations and loss, in Lightning's loop, on real systems, which are repeated if there are
-fewer than a batch has.
+fewer than the steps take.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ __all__ = [
     "HEAD",
     "RunCost",
     "costs_apart",
-    "device_name",
     "named_models",
+    "notes",
     "row",
     "run_cost",
     "run_of",
+    "runs",
     "total_steps",
 ]
 
 HEAD = (
     "run",
     "parameters",
+    "device",
     "systems, atoms a step",
     "s/step",
     "peak memory (GB)",
-    "loss, first → last",
     "steps of the run",
-    "its time",
+    "time of the run",
 )
 _SETS = ("oc20_all", "oc20_100k", "oc20_10k")
 
@@ -67,8 +68,10 @@ class RunCost(NamedTuple):
         memory: bytes, the most that was held: on a GPU by tensors, else by the whole process.
         systems: a step, as measured.
         atoms: a step, mean.
-        scale: systems of the run's own batch over those measured.
+        batch_size: systems a step, of the run's own.
         steps: of the whole run.
+        device: what it was measured on, in words.
+        changed: whether overrides made another model of it.
     """
 
     run: str
@@ -78,8 +81,10 @@ class RunCost(NamedTuple):
     memory: int
     systems: int
     atoms: float
-    scale: float
+    batch_size: int
     steps: int
+    device: str
+    changed: bool = False
 
     @property
     def seconds_per_step(self) -> float:
@@ -89,7 +94,17 @@ class RunCost(NamedTuple):
     @property
     def total_seconds(self) -> float:
         """Of the whole run on this device; proportional to the batch if that was another."""
-        return self.steps * self.seconds_per_step * self.scale
+        return self.steps * self.seconds_per_step * self.batch_size / self.systems
+
+
+def runs() -> list[str]:
+    """All runs that `configs/` holds.
+
+    Example:
+        >>> "oc20_10k_flt-base" in runs()
+        True
+    """
+    return sorted(file.stem for file in resources.folder("configs").glob("*.yaml"))
 
 
 def named_models() -> list[str]:
@@ -99,8 +114,7 @@ def named_models() -> list[str]:
         >>> "paper-flt-12l" in named_models(), "emt_small" in named_models()
         (True, False)
     """
-    runs = [file.stem for file in resources.folder("configs").glob("oc20_*.yaml")]
-    return sorted({run.split("_", 2)[2] for run in runs})
+    return sorted({run.split("_", 2)[2] for run in runs() if run.startswith("oc20_")})
 
 
 def run_of(model: str) -> str:
@@ -113,9 +127,9 @@ def run_of(model: str) -> str:
         >>> run_of("paper-flt-12l")
         'oc20_all_paper-flt-12l'
     """
-    configs = resources.folder("configs")
+    known_runs = runs()
     for name in (f"{data}_{model}" for data in _SETS):
-        if (configs / f"{name}.yaml").is_file():
+        if name in known_runs:
             return name
     known = ", ".join(named_models())
     raise ValueError(f"model '{model}' has no run on OC20 in configs/; those that do: {known}")
@@ -176,8 +190,10 @@ def run_cost(
         meter.memory,
         size,
         sum(int(system.natoms.sum()) for system in systems) / steps,
-        own / size,
+        own,
         whole,
+        meter.device,
+        config.model != load_run_config(run).model,
     )
 
 
@@ -195,25 +211,33 @@ def costs_apart(
 
 
 def row(cost: RunCost) -> list[str]:
-    """Cells of a table under `HEAD`."""
+    """Cells of a table under `HEAD`; `notes` explains its marks."""
     memory = f"{cost.memory / 1e9:.1f}" if cost.memory else "—"
     return [
-        cost.run,
+        f"{cost.run} †" if cost.changed else cost.run,
         f"{cost.parameters:,}",
+        cost.device,
         f"{cost.systems}, {cost.atoms:,.0f}",
         f"{cost.seconds_per_step:.3g}",
         memory,
-        f"{cost.losses[0]:.3f} → {cost.losses[-1]:.3f}",
         f"{cost.steps:,}",
-        _duration(cost.total_seconds),
+        ("" if cost.systems == cost.batch_size else "≈ ") + _duration(cost.total_seconds),
     ]
 
 
-def device_name() -> str:
-    """Of the device that "auto" trains on, for a table's caption."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"CPU, {torch.get_num_threads()} thread(s)"
+def notes(costs: Sequence[RunCost], overrides: Sequence[str] = ()) -> list[str]:
+    """Sentences for below the table: how times came about, and what was not as the runs have it."""
+    out = ["Time of the run: its steps × s/step, without validation and reading files."]
+    for own in sorted({cost.batch_size for cost in costs if cost.systems != cost.batch_size}):
+        out.append(
+            f"≈: scaled to the run's batch of {own} systems, as if time were proportional to the "
+            "systems of a step."
+        )
+    if overrides:
+        out.append(f"Overrides: {' '.join(overrides)}.")
+    if any(cost.changed for cost in costs):
+        out.append("†: overrides changed the model; it is not the one of this name.")
+    return out
 
 
 def _duration(seconds: float) -> str:
@@ -229,6 +253,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds / (365.25 * 86400):.1f} years"
 
 
+def _in_words(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    if device.type != "cpu":
+        return device.type.upper()
+    threads = torch.get_num_threads()
+    return f"CPU, {'one thread' if threads == 1 else f'{threads} threads'}"
+
+
 def _systems(config: RunConfig, data: str | Path, count: int) -> list[Structures]:
     names = config.data
     dataset = open_dataset(
@@ -238,7 +271,7 @@ def _systems(config: RunConfig, data: str | Path, count: int) -> list[Structures
         energy_initial=names.energy_initial,
         positions_relaxed=names.positions_relaxed,
     )
-    there = list(dataset.batch(range(len(dataset))))
+    there = list(dataset.batch(range(min(count, len(dataset)))))
     return [there[k % len(there)] for k in range(count)]
 
 
@@ -276,6 +309,7 @@ class _Meter(Callback):
         self.seconds: list[float] = []
         self.losses: list[float] = []
         self.memory = 0
+        self.device = ""
         self._last = 0.0
 
     def on_train_start(self, trainer: Trainer, task: Any) -> None:
@@ -292,7 +326,9 @@ class _Meter(Callback):
         self._last = now
 
     def on_train_end(self, trainer: Trainer, task: Any) -> None:
-        if trainer.strategy.root_device.type == "cuda":
+        device = trainer.strategy.root_device
+        self.device = _in_words(device)
+        if device.type == "cuda":
             self.memory = torch.cuda.max_memory_allocated()
         else:
             unit = 1 if sys.platform == "darwin" else 1024

@@ -121,7 +121,9 @@ class EnergyConfig:
             faster of the two by size, or "none".
         dropout: probability, on the outputs of attention and feed-forward nets.
         rpe: the sampled relative positional encoding; None for a Performer without positions.
-        seed: of the random features and frequencies.
+        seed: of weights and random features that are drawn on purpose, frequencies among them; the
+            embedding, feed-forward nets and heads begin from torch's global random numbers. A run
+            adds `training.seed`.
         feature_map: φ of linear attention, a name in `nn.FEATURE_MAPS`.
         spectral: spectral filters, or None.
         pairs: what is learned on neighbour pairs, or None.

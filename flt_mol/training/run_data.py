@@ -161,7 +161,7 @@ def _parts(
         if _lacks(batch, needs) is None:
             yield indices, batch
         else:
-            yield indices, batch
+            yield from (([index], dataset[index]) for index in indices)
 
 
 def _lacks(systems: Structures, needs: Iterable[str]) -> str | None:

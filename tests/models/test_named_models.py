@@ -1,10 +1,11 @@
 """Named models: their yaml, cards and runs; ten steps of each run at a narrow width."""
 
 import math
+import re
 import runpy
 import sys
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,16 @@ import torch
 import yaml
 
 from flt_mol import resources
+from flt_mol.analysis.accuracy.rows import ROWS, complete, resolved
 from flt_mol.analysis.paper_models import (
     HEAD,
     RunCost,
-    device_name,
     named_models,
+    notes,
     row,
     run_cost,
     run_of,
+    runs,
     total_steps,
 )
 from flt_mol.data import open_dataset
@@ -38,7 +41,7 @@ NAMED = [
     "paper-flt-12l",
     "paper-performer-12l",
 ]
-RUNS = sorted(file.stem for file in resources.folder("configs").glob("*.yaml"))
+RUNS = runs()
 NARROW = [
     "model.embed_dim=32",
     "model.num_heads=2",
@@ -90,22 +93,70 @@ def test_yaml_states_every_hyper_parameter(name):
     check(values_of(name), EnergyConfig.from_dict(values_of(name)), name)
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_card_states_parameters_and_names_its_runs(name):
-    card = (resources.folder("models") / name / "README.md").read_text("utf-8")
+def card_of(name):
+    return (resources.folder("models") / name / "README.md").read_text("utf-8")
+
+
+def parameters_of(name):
     with torch.random.fork_rng(devices=[]):
         model = EnergyModel(EnergyConfig.from_dict(values_of(name)))
-    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card
+    return sum(p.numel() for p in model.parameters())
+
+
+def between(card, marker):
+    """Lines of a card between the markers, without empty ones."""
+    inside = card.split(f"<!-- begin: {marker} -->")[1].split(f"<!-- end: {marker} -->")[0]
+    return [line for line in inside.splitlines() if line]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_card_states_parameters_and_names_its_runs(name):
+    card = card_of(name)
+    with torch.random.fork_rng(devices=[]):
+        model = EnergyModel(EnergyConfig.from_dict(values_of(name)))
+    assert f"{parameters_of(name):,} parameters" in card
     runs = [run for run in RUNS if run.split("_")[-1] == name]
     assert runs
-    assert all(run in card for run in runs)
+    assert all(f"flt-mol train {run}\n" in card for run in runs)
+    supercell = "a supercell with n times as many atoms gives mean + n (E − mean): "
     says = {
         "Turning a system leaves its energy alone: ": model.rotation_invariant,
         "Periodic images are seen: ": model.sees_images,
-        "A supercell gives the multiple of the energy: ": model.supercell_consistent,
+        supercell: model.supercell_consistent,
     }
     for text, true in says.items():
         assert f"{text}{'yes' if true else 'no'}" in card
+    assert re.search(re.escape(supercell) + r"(yes|no), because", card)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_costs_on_the_card_are_of_this_model(name):
+    lines = [line for line in between(card_of(name), "cost") if line.startswith("|")]
+    if not lines:
+        return  # not measured
+    head, _, *rows = map(cells, lines)
+    assert head == list(HEAD)
+    assert rows
+    for run, parameters, device, *_ in rows:
+        assert run in RUNS
+        assert run.split("_")[-1] == name
+        assert parameters == f"{parameters_of(name):,}", f"{name}: measure {run} anew"
+        assert device
+
+
+def test_flt_small_is_the_accuracy_tables_ours_but_for_its_outputs():
+    small = asdict(EnergyConfig.from_dict(values_of("flt-small")))
+    ours = complete(ROWS["ours"], resolved(ROWS["ours"], "joint"))
+    assert {key for key in small if small[key] != ours[key]} == {"outputs"}
+    assert small["outputs"] == ["energy", "displacement"]
+    assert ours["outputs"] == ["energy", "energy_initial"]
+    text = " ".join(between(card_of("flt-small"), "accuracy"))
+    assert "scripts/accuracy_table.py" in text
+    assert "docs/tables/accuracy.md" in text
 
 
 def test_wheels_carry_every_model():
@@ -194,31 +245,79 @@ def test_costs_are_of_this_model_and_leave_global_state_alone():
     assert cost.parameters == sum(p.numel() for p in model.parameters())
     sizes = systems.natoms.tolist()
     assert cost.atoms == sum(sizes[k % 3] for k in range(8)) / 2
-    assert (cost.systems, cost.scale, cost.steps) == (4, 16.0, 10)
+    assert (cost.systems, cost.batch_size, cost.steps) == (4, 64, 10)
+    assert cost.total_seconds == pytest.approx(10 * cost.seconds[1] * 16)
+    assert cost.changed
+    assert cost.device == "CPU, one thread"
     assert cost.memory > 1e8
     with pytest.raises(ValueError, match="a step and a system at least"):
         run_cost(run, systems, steps=0)
 
 
+def some_cost(**changes):
+    cost = RunCost(
+        "r", 1234, [9.0, 2.0, 4.0], [3.0, 2.5, 2.0], 2_500_000_000, 8, 640.0, 64, 500, "GPU"
+    )
+    return cost._replace(**changes)
+
+
 def test_a_row_of_the_table():
-    cost = RunCost("r", 1234, [9.0, 2.0, 4.0], [3.0, 2.5, 2.0], 2_500_000_000, 8, 640.0, 8.0, 500)
+    cost = some_cost()
     assert cost.seconds_per_step == 3.0
     assert cost.total_seconds == 500 * 3.0 * 8
-    cells = row(cost)
-    assert len(cells) == len(HEAD)
-    assert cells == ["r", "1,234", "8, 640", "3", "2.5", "3.000 → 2.000", "500", "3.3 h"]
-    assert cost._replace(seconds=[9.0]).seconds_per_step == 9.0
-    assert device_name()
+    assert row(cost) == ["r", "1,234", "GPU", "8, 640", "3", "2.5", "500", "≈ 3.3 h"]
+    assert len(row(cost)) == len(HEAD)
+    assert row(some_cost(systems=64))[-1] == "25.0 min"
+    assert row(some_cost(changed=True))[0] == "r †"
+    assert some_cost(seconds=[9.0]).seconds_per_step == 9.0
 
 
-def test_the_script_prints_a_row_for_each_model(capsys, monkeypatch):
+def test_notes_say_what_was_scaled_and_overridden():
+    plain = notes([some_cost(systems=64)])
+    assert len(plain) == 1
+    assert "without validation" in plain[0]
+    changes = ["training.max_steps=9", "model.embed_dim=8"]
+    costs = [some_cost(), some_cost(systems=64, changed=True)]
+    assert notes(costs, changes)[1:] == [
+        "≈: scaled to the run's batch of 64 systems, as if time were proportional to the systems "
+        "of a step.",
+        "Overrides: training.max_steps=9 model.embed_dim=8.",
+        "†: overrides changed the model; it is not the one of this name.",
+    ]
+
+
+def printed(capsys, monkeypatch, *settings):
     script = ROOT / "scripts" / "paper_models.py"
     if not script.is_file():
         pytest.skip("needs the checkout")
-    settings = ["--models", "flt-small", "--steps", "1", "--batch-size", "2", "--set"]
     data = str(recipe("emt_adsorption").path("val_id"))
-    monkeypatch.setattr(sys, "argv", [str(script), data, *settings, *narrow("oc20_10k_flt-small")])
+    monkeypatch.setattr(sys, "argv", [str(script), data, *settings])
     runpy.run_path(str(script), run_name="__main__")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("| oc20_100k_flt-small |")
-    assert "1 step(s)" in lines[2]
+    return capsys.readouterr().out.splitlines()
+
+
+SHORT = ["--steps", "1", "--batch-size", "2", "--set"]
+
+
+def test_the_script_prints_a_row_for_each_model(capsys, monkeypatch):
+    settings = ["--models", "flt-small", *SHORT, *narrow("oc20_10k_flt-small")]
+    lines = printed(capsys, monkeypatch, *settings)
+    assert lines[0].startswith("oc20_100k_flt-small: ")
+    assert "in 1 step(s)" in lines[0]
+    rows = [cells(line) for line in lines if line.startswith("|")]
+    assert rows[0] == list(HEAD)
+    assert (rows[2][0], rows[2][2]) == ("oc20_100k_flt-small †", "CPU, one thread")
+    assert "scaled to the run's batch of 64" in lines[-3]
+    assert "model.embed_dim=32" in lines[-2]
+    assert lines[-1].startswith("†")
+
+
+def test_the_script_measures_any_run(capsys, monkeypatch):
+    lines = printed(capsys, monkeypatch, "--runs", "emt_flt-small", *SHORT, "training.batch_size=2")
+    rows = [cells(line) for line in lines if line.startswith("|")]
+    assert [line[0] for line in rows[2:]] == ["emt_flt-small"]
+    assert rows[2][1] == f"{parameters_of('flt-small'):,}"
+    assert lines[-1] == "Overrides: training.batch_size=2."
+    with pytest.raises(SystemExit):
+        printed(capsys, monkeypatch, "--runs", "nothing")
+    assert "oc20_10k_flt-base" in capsys.readouterr().err

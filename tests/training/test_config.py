@@ -103,7 +103,7 @@ def test_wrong_overrides_say_what_is_right(override, message):
     "override",
     [
         "a={b: x:y, x: 1}",
-        "a=[x:y,x:z]",
+        "a=[w,x:y,x:z]",
         "a={b: {c: 1}, c: 2}",
         "a={b: 'x, b: 1', c: 2}",
         "a={b: int(3), c: int(3)}",
