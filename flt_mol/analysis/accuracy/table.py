@@ -23,7 +23,7 @@ CPU time of training on one thread, pairs found beforehand (but again wherever a
 the median training step, of rows that took turns on the same batches in one process, times steps
 per epoch; beside it the ratio to SchNet, median and quartiles over these rounds. A * marks seconds
 taken while a row was trained, maybe beside others that shared memory and caches: they are good to
-10 % at best, and no ratio is formed of them. Numbers below 1e-38 are flushed to 0 for all rows:
+10 % at best, and stand without a ratio. Numbers below 1e-38 are flushed to 0 for all rows:
 PyG's Gaussians would otherwise make SchNet about four times slower."""
 
 
