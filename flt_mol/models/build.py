@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
+from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig, SpectralConfig
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.local_filter import LocalBasis, LocalFilter
@@ -41,26 +41,30 @@ def build_local_filter(
 
 def _block(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTBlock:
     attention = None if config.attention == "none" else _attention(config, position_dim, generator)
-    spectral = config.spectral
-    pairs = config.pairs
-    return FLTBlock(
-        attention,
-        config.ffn_dim,
-        config.dropout,
-        spectral=None
-        if spectral is None
-        else SpectralFilter(
-            config.embed_dim,
-            spectral.num_heads,
-            k_max=spectral.k_max,
-            sigma_max=spectral.sigma_max,
-            num_basis=spectral.num_basis,
-            padding=spectral.padding,
-            generator=generator,
-        ),
-        local=None
-        if pairs is None or not pairs.filter
-        else build_local_filter(pairs, config.embed_dim, pairs.filter_vectors, generator),
+    spectral = None if config.spectral is None else _spectral(config, config.spectral, generator)
+    local = None
+    if config.pairs is not None and config.pairs.filter:
+        vectors = config.pairs.filter_vectors
+        local = build_local_filter(config.pairs, config.embed_dim, vectors, generator)
+    if config.far_scale != 1:
+        with torch.no_grad():
+            for far in (attention, spectral):
+                if far is not None:
+                    far.out.weight.mul_(config.far_scale)
+    return FLTBlock(attention, config.ffn_dim, config.dropout, spectral=spectral, local=local)
+
+
+def _spectral(
+    config: EnergyConfig, spectral: SpectralConfig, generator: torch.Generator
+) -> SpectralFilter:
+    return SpectralFilter(
+        config.embed_dim,
+        spectral.num_heads,
+        k_max=spectral.k_max,
+        sigma_max=spectral.sigma_max,
+        num_basis=spectral.num_basis,
+        padding=spectral.padding,
+        generator=generator,
     )
 
 

@@ -42,6 +42,7 @@ def check_parts(config: EnergyConfig) -> None:
     """
     for name, known in _CHOICES.items():
         _choice(f"model.{name}", getattr(config, name), known)
+    _length("model.far_scale", config.far_scale)
     _outputs(config)
     _spectral(config)
     _pairs(config)

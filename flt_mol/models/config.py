@@ -124,6 +124,8 @@ class EnergyConfig:
         seed: of weights and random features that are drawn on purpose, frequencies among them; the
             embedding, feed-forward nets and heads begin from torch's global random numbers. A run
             adds `training.seed`.
+        far_scale: of the initial weights with which attention and spectral filters are added to
+            features. Below 1, local sums come first, which energies of given structures gain from.
         feature_map: φ of linear attention, a name in `nn.FEATURE_MAPS`.
         spectral: spectral filters, or None.
         pairs: what is learned on neighbour pairs, or None.
@@ -145,6 +147,7 @@ class EnergyConfig:
     dropout: float = 0.0
     rpe: RPEConfig | None = field(default_factory=RPEConfig)
     seed: int = 0
+    far_scale: float = 1.0
     feature_map: str = "softmax"
     spectral: SpectralConfig | None = None
     pairs: PairConfig | None = None

@@ -359,3 +359,17 @@ def test_dropout_is_for_training(structures):
 
 def test_a_model_of_nothing_but_default_settings():
     assert EnergyModel().config == EnergyConfig()
+
+
+def test_far_scale_scales_what_attention_and_spectral_filter_add_and_nothing_else():
+    plain, scaled = (
+        build(spectral=SpectralConfig(num_heads=2), far_scale=scale).state_dict()
+        for scale in (1.0, 0.25)
+    )
+    changed = {name for name in plain if not torch.equal(plain[name], scaled[name])}
+    far = {
+        name for name in plain if name.endswith((".attention.out.weight", ".spectral.out.weight"))
+    }
+    assert changed - {"config_json"} == far != set()
+    for name in far:
+        torch.testing.assert_close(scaled[name], 0.25 * plain[name], rtol=0, atol=0)

@@ -59,6 +59,7 @@ _OURS: dict[str, Any] = {
     **_BOTH,
     "pairs": {**_PAIRS, "density": True, "vectors": 32, "vector_basis": 12},
     "attention": "auto",
+    "far_scale": 0.1,
 }
 _MOVES = {
     "displacement_weight": 1.0,
