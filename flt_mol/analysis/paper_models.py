@@ -94,7 +94,7 @@ class RunCost(NamedTuple):
     @property
     def total_seconds(self) -> float:
         """Of the whole run on this device; proportional to the batch if that was another."""
-        return self.steps * self.seconds_per_step 
+        return self.steps * self.seconds_per_step * self.batch_size / self.systems
 
 
 def runs() -> list[str]:

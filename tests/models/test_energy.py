@@ -5,7 +5,7 @@ import torch
 from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model
 
 from flt_mol import Structures, testing
-from flt_mol.models import EnergyConfig, EnergyModel
+from flt_mol.models import EnergyConfig, EnergyModel, SpectralConfig
 from flt_mol.models.energy import RPEConfig
 from flt_mol.testing.structures import random_orthogonal, reordered, turned
 
