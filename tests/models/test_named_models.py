@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from flt_mol import resources
+from flt_mol.analysis import paper_models
 from flt_mol.analysis.accuracy.rows import ROWS, complete, resolved
 from flt_mol.analysis.paper_models import (
     HEAD,
@@ -120,9 +121,9 @@ def test_card_states_parameters_and_names_its_runs(name):
     with torch.random.fork_rng(devices=[]):
         model = EnergyModel(EnergyConfig.from_dict(values_of(name)))
     assert f"{parameters_of(name):,} parameters" in card
-    runs = [run for run in RUNS if run.split("_")[-1] == name]
-    assert runs
-    assert all(f"flt-mol train {run}\n" in card for run in runs)
+    own = [run for run in RUNS if run.split("_")[-1] == name]
+    assert own
+    assert all(f"flt-mol train {run}\n" in card for run in own)
     supercell = "a supercell with n times as many atoms gives mean + n (E − mean): "
     says = {
         "Turning a system leaves its energy alone: ": model.rotation_invariant,
@@ -317,11 +318,14 @@ def test_the_script_prints_a_row_for_each_model(capsys, monkeypatch):
 
 
 def test_the_script_measures_any_run(capsys, monkeypatch):
-    lines = printed(capsys, monkeypatch, "--runs", "emt_flt-small", *SHORT, "training.batch_size=2")
+    def costs(runs, data, *settings):
+        return [some_cost(run=run, systems=64) for run in runs]
+
+    monkeypatch.setattr(paper_models, "costs_apart", costs)
+    lines = printed(capsys, monkeypatch, "--runs", "oc20_10k_flt-base", "emt_flt-small")
     rows = [cells(line) for line in lines if line.startswith("|")]
-    assert [line[0] for line in rows[2:]] == ["emt_flt-small"]
-    assert rows[2][1] == f"{parameters_of('flt-small'):,}"
-    assert lines[-1] == "Overrides: training.accelerator=cpu training.batch_size=2."
+    assert [line[0] for line in rows[2:]] == ["oc20_10k_flt-base", "emt_flt-small"]
+    assert [line[2] for line in rows[2:]] == ["GPU", "GPU"]
     with pytest.raises(SystemExit):
         printed(capsys, monkeypatch, "--runs", "nothing")
     assert "oc20_10k_flt-base" in capsys.readouterr().err
