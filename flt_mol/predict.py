@@ -50,9 +50,9 @@ def load_model(name_or_path: str | Path) -> EnergyModel:
     Raises:
         ValueError: no such checkpoint, or one that is damaged or of another kind.
     """
-    from flt_mol.training import checkpoints
+    from flt_mol.training.checkpoints import load_model as load
 
-    return checkpoints.load_model(name_or_path)
+    return load(name_or_path)
 
 
 def predict(
