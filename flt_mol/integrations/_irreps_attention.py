@@ -21,7 +21,7 @@ from flt_mol.integrations._irreps_layout import (
 )
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_sizes
-from flt_mol.nn.attend import MODES, Projected, Rule, attend
+from flt_mol.nn.attend import Projected, Rule, attend, check_mode
 from flt_mol.nn.attention import CROSSOVER
 from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_tensors
 from flt_mol.nn.feature_map import FeatureMap, feature_map_of
@@ -139,13 +139,7 @@ class IrrepsAttention(nn.Module):
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-        if mode == "auto" and not self.feature_map.estimates_softmax:
-            raise ValueError(
-                f"mode 'auto' mixes softmax with {type(self.feature_map).__name__}, which does not "
-                "estimate it: use 'linear' or 'exact', or feature_map='softmax'"
-            )
+        check_mode(mode, self.feature_map)
         self._mode = mode
 
     def forward(

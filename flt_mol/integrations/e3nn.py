@@ -36,9 +36,9 @@ __all__ = [
 class IrrepsBlock(nn.Module):
     """x ← x + Attention(Norm(x)) + PairFilter(x); x ← x + FFN(Norm(x)), all equivariant.
 
-    The pair filter takes features as they are, as in `nn.FLTBlock`: normalised ones no longer tell
-    how dense an atom's surroundings are. It is also what makes vectors of scalars: features may
-    begin with zeros in all channels but 0e.
+    The pair filter takes features as they are, unlike `nn.FLTBlock`'s: normalised ones no longer
+    tell how dense an atom's surroundings are. It is also what makes vectors of scalars: features
+    may begin with zeros in all channels but 0e.
 
     Args:
         irreps: e3nn irreps of the features.

@@ -22,6 +22,17 @@ from flt_mol.nn.local import PairWeights
 MODES = ("linear", "exact", "auto")
 
 
+def check_mode(mode: str, feature_map: FeatureMap) -> None:
+    """ValueError for an unknown mode, and "auto" with features that do not estimate the softmax."""
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
+    if mode == "auto" and not feature_map.estimates_softmax:
+        raise ValueError(
+            f"mode 'auto' mixes softmax with {type(feature_map).__name__}, which does not "
+            "estimate it: use 'linear' or 'exact', or feature_map='softmax'"
+        )
+
+
 class Projected(NamedTuple):
     """What attention works on: packed rows by head, and the geometry between them.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flt_mol.functional._common import seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.nn import streaming
-from flt_mol.nn.attend import MODES, Rule, attend
+from flt_mol.nn.attend import Rule, attend, check_mode
 from flt_mol.nn.feature_map import FeatureMap, current_names, feature_map_of
 from flt_mol.nn.inputs import AttentionInputs
 from flt_mol.nn.inspection import Fidelity, attention_matrices, fidelity
@@ -136,13 +136,7 @@ class FLTAttention(Projections):
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-        if mode == "auto" and not self.feature_map.estimates_softmax:
-            raise ValueError(
-                f"mode 'auto' mixes softmax with {type(self.feature_map).__name__}, which does not "
-                "estimate it: use 'linear' or 'exact', or feature_map='softmax'"
-            )
+        check_mode(mode, self.feature_map)
         self._mode = mode
 
     @property

@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
 from flt_mol.models.energy import EnergyModel
-from flt_mol.models.normalizer import Normalizer
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.config import TrainingConfig
@@ -70,7 +69,7 @@ class EnergyTask(LightningModule):
                 batch,
                 min(1.0, self.global_step / max(1, self.total_steps)),
                 self.loss_config,
-                normalizers(self.model),
+                self.model.normalizers,
                 moved,
             )
             if not bool(loss.total.isfinite()):
@@ -123,13 +122,6 @@ class EnergyTask(LightningModule):
     ) -> Structures:
         """Structures know how to move themselves."""
         return batch.to(device)
-
-
-def normalizers(model: EnergyModel) -> dict[str, Normalizer]:
-    """The normaliser of each energy that a model predicts, by the name of the output."""
-    found = {"energy": model.normalizer}
-    initial = model.normalizer_initial
-    return found if initial is None else {**found, "energy_initial": initial}
 
 
 @contextmanager
