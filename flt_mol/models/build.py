@@ -18,7 +18,7 @@ def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncode
     """The stack of blocks; random numbers are drawn in order of the blocks."""
     rpe = None if config.rpe is None else _rpe(config.rpe, config.num_heads, generator)
     width = 0 if rpe is None else rpe.num_features
-    blocks = [_block(config, width, generator) for _ in range(config.num_layers)]
+    blocks = [_block(config, index, width, generator) for index in range(config.num_layers)]
     return FLTEncoder(blocks, rpe, config.recycles)
 
 
@@ -35,23 +35,37 @@ def build_local_filter(
     config: PairConfig, embed_dim: int, vectors: int, generator: torch.Generator
 ) -> LocalFilter:
     """One local filter on the shared basis, with so many vector channels."""
-    vector_basis = config.vector_basis if vectors else 0
-    return LocalFilter(embed_dim, config.num_basis, vectors, vector_basis, generator)
+    basis = config.num_basis, vectors, config.vector_basis if vectors else 0
+    return LocalFilter(embed_dim, *basis, generator, num_filters=config.num_filters)
 
 
-def _block(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTBlock:
-    attention = None if config.attention == "none" else _attention(config, position_dim, generator)
-    spectral = None if config.spectral is None else _spectral(config, config.spectral, generator)
-    local = None
-    if config.pairs is not None and config.pairs.filter:
-        vectors = config.pairs.filter_vectors
-        local = build_local_filter(config.pairs, config.embed_dim, vectors, generator)
+def _block(
+    config: EnergyConfig, index: int, position_dim: int, generator: torch.Generator
+) -> FLTBlock:
+    attention = spectral = local = None
+    pairs, left = config.pairs, config.num_layers - index
+    if config.far_blocks is None or left <= config.far_blocks:
+        if config.attention != "none":
+            attention = _attention(config, position_dim, generator)
+        if config.spectral is not None:
+            spectral = _spectral(config, config.spectral, generator)
+    if pairs is not None and pairs.filter:
+        some = pairs.vector_blocks is None or left <= pairs.vector_blocks
+        vectors = pairs.filter_vectors if some else 0
+        local = build_local_filter(pairs, config.embed_dim, vectors, generator)
     if config.far_scale != 1:
         with torch.no_grad():
             for far in (attention, spectral):
                 if far is not None:
                     far.out.weight.mul_(config.far_scale)
-    return FLTBlock(attention, config.ffn_dim, config.dropout, spectral=spectral, local=local)
+    return FLTBlock(
+        attention,
+        config.ffn_dim,
+        config.dropout,
+        spectral=spectral,
+        local=local,
+        local_norm=pairs is None or pairs.norm,
+    )
 
 
 def _spectral(

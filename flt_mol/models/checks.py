@@ -43,6 +43,7 @@ def check_parts(config: EnergyConfig) -> None:
     for name, known in _CHOICES.items():
         _choice(f"model.{name}", getattr(config, name), known)
     _length("model.far_scale", config.far_scale)
+    _few_far_blocks(config)
     _outputs(config)
     _spectral(config)
     _pairs(config)
@@ -104,7 +105,10 @@ def _pairs(config: EnergyConfig) -> None:
     for name in ("vectors", "filter_vectors"):
         _whole(f"model.pairs.{name}", getattr(pairs, name), 0)
     _whole("model.pairs.vector_basis", pairs.vector_basis, 2)
-    for name in ("filter", "density", "pair_types", "correction"):
+    for name in ("num_filters", "vector_blocks"):
+        if getattr(pairs, name) is not None:
+            _whole(f"model.pairs.{name}", getattr(pairs, name), 1)
+    for name in ("filter", "norm", "density", "pair_types", "correction"):
         value = getattr(pairs, name)
         if not isinstance(value, bool):
             raise ValueError(f"model.pairs.{name} is {value!r}, expected true or false")
@@ -121,6 +125,18 @@ def _pairs(config: EnergyConfig) -> None:
                 f"model.pairs.{name} is {count} and model.pairs.{part} false, which would hold "
                 f"them: set {part} to true, or {name} to 0"
             )
+
+
+def _few_far_blocks(config: EnergyConfig) -> None:
+    if config.far_blocks is None:
+        return
+    _whole("model.far_blocks", config.far_blocks, 1)
+    local = config.pairs is not None and config.pairs.filter
+    if config.far_blocks < config.num_layers and not local:
+        raise ValueError(
+            f"model.far_blocks is {config.far_blocks} of {config.num_layers} blocks, and the "
+            "others would be empty: set model.pairs with filter, or far_blocks to null"
+        )
 
 
 def _images(config: EnergyConfig) -> None:

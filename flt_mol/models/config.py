@@ -66,9 +66,12 @@ class PairConfig:
         cutoff: Å.
         num_basis: T, Gaussians over [0, cutoff].
         filter: whether each block has a `nn.LocalFilter`.
+        num_filters: channels of its radial sums; null is embed_dim.
+        norm: whether it takes normalised features; false for few blocks and passes only.
         density: whether a local filter of the elements is added to the embedding.
         vectors: vector channels of that density, where forces show; 0 for none.
-        filter_vectors: vector channels of each block's local filter; 0 for none.
+        filter_vectors: vector channels of the blocks' local filters; 0 for none.
+        vector_blocks: how many blocks have them, the last ones; null is all.
         vector_basis: T', Gaussians of the vectors.
         pair_types: whether distances are transformed per pair of elements.
         correction: whether attention is corrected on pairs, see `nn.PairCorrection`.
@@ -77,9 +80,12 @@ class PairConfig:
     cutoff: float = 5.0
     num_basis: int = 32
     filter: bool = True
+    num_filters: int | None = None
+    norm: bool = True
     density: bool = True
     vectors: int = 0
     filter_vectors: int = 0
+    vector_blocks: int | None = None
     vector_basis: int = 12
     pair_types: bool = False
     correction: bool = False
@@ -126,6 +132,7 @@ class EnergyConfig:
             adds `training.seed`.
         far_scale: of the initial weights with which attention and spectral filters are added to
             features. Below 1, local sums come first, which energies of given structures gain from.
+        far_blocks: how many blocks have attention and spectral filters, the last ones; None is all.
         feature_map: φ of linear attention, a name in `nn.FEATURE_MAPS`.
         spectral: spectral filters, or None.
         pairs: what is learned on neighbour pairs, or None.
@@ -148,6 +155,7 @@ class EnergyConfig:
     rpe: RPEConfig | None = field(default_factory=RPEConfig)
     seed: int = 0
     far_scale: float = 1.0
+    far_blocks: int | None = None
     feature_map: str = "softmax"
     spectral: SpectralConfig | None = None
     pairs: PairConfig | None = None

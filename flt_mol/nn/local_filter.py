@@ -20,6 +20,8 @@ from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_numbers, check_sizes, check_vectors
 from flt_mol.nn.radial import RadialBasis
 
+_GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
+
 
 class LocalGeometry(NamedTuple):
     """What local layers need to know of the pairs of a batch: made once, shared by all layers.
@@ -110,17 +112,18 @@ class LocalBasis(nn.Module):
 
 
 class LocalFilter(nn.Module):
-    r"""out_i = o([g(x_i) ∘ s_i, x_i]), s_i = [m_i, \|V_i\|², V_i·(M V_i)]: what is around an atom.
+    r"""out_i = o([m_i, \|V_i\|²/n_i, V_i·(M V_i)/n_i, x_i]): what is around an atom.
 
     m_ic = Σ_j F_c(r_ij) (U x_j)_c is the pair filter [1], V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a
     vector per channel, as a force on atom i would be; squares and products of mixed channels
-    (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. F and G are
-    linear in the bases of `LocalBasis`, o is Linear ∘ SiLU ∘ Linear. The linear gate g makes
-    F_c(r) U_c(x_j) g_c(x_i) of each term: what a pair contributes depends on both its atoms.
+    (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. They are
+    divided by n = √(1 + \|V\|²): large vectors count linearly, as heavy tails of a square make for
+    noisy training. F and G are linear in the bases of `LocalBasis`, o is Linear ∘ SiLU ∘ Linear.
 
     All sums are unnormalised and over periodic pairs: outputs are invariant to O(3), and the same
     in a supercell. Weights of F begin so small that the some forty neighbours of a metal's atom
-    add up to about one. Time O(P·(T·C + 3·T'·D)), memory O(P·(T + 3·T') + N·C).
+    add up to about one, and o takes an eighth of the invariants: sums come first. Time
+    O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
 
     Args:
         channels: C.
@@ -128,6 +131,7 @@ class LocalFilter(nn.Module):
         vectors: D, vector channels; 0 for none.
         vector_basis: T', likewise.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
+        num_filters: K, channels of the radial sums; None is C.
 
     Raises:
         ValueError: a size below 1, vectors without a basis.
@@ -137,7 +141,7 @@ class LocalFilter(nn.Module):
         equation 3.
     """
 
-    INITIAL_SCALE, INITIAL_VECTOR_SCALE = 0.2, 1.0
+    INITIAL_SCALE, INITIAL_VECTOR_SCALE, INITIAL_INVARIANTS = 0.2, 1.0, 0.125
 
     def __init__(
         self,
@@ -146,27 +150,29 @@ class LocalFilter(nn.Module):
         vectors: int = 0,
         vector_basis: int = 0,
         generator: torch.Generator | None = None,
+        *,
+        num_filters: int | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(channels=channels, num_basis=num_basis)
+        filters = channels if num_filters is None else num_filters
+        check_sizes(channels=channels, num_basis=num_basis, num_filters=filters)
         if vectors < 0 or (vectors and vector_basis < 1):
             raise ValueError(f"{vectors} vector channels need vector_basis ≥ 1, got {vector_basis}")
         generator = seeded_generator(generator)
         self.channels = channels
-        self.weight = _drawn(num_basis, channels, self.INITIAL_SCALE, generator)
-        self.value = drawn_linear(channels, channels, False, generator)
+        self.num_filters = filters
+        self.weight = _drawn(num_basis, filters, self.INITIAL_SCALE, generator)
+        self.value = drawn_linear(channels, filters, False, generator, _GAIN)
         self.vectors = vectors
         if vectors:
             self.vector_weight = _drawn(vector_basis, vectors, self.INITIAL_VECTOR_SCALE, generator)
             self.vector_value = drawn_linear(channels, vectors, False, generator)
             self.vector_mix = drawn_linear(vectors, vectors, False, generator)
-        width = channels + 2 * vectors
-        self.gate = drawn_linear(channels, width, True, generator)
+        width = filters + 2 * vectors
+        first = drawn_linear(width + channels, channels, True, generator, _GAIN)
         with torch.no_grad():
-            self.gate.weight.mul_(0.5)
-            self.gate.bias.fill_(1.0)
-        first = drawn_linear(width + channels, channels, True, generator)
-        last = drawn_linear(channels, channels, True, generator)
+            first.weight[:, filters:width] *= self.INITIAL_INVARIANTS
+        last = drawn_linear(channels, channels, True, generator, _GAIN)
         self.out = nn.Sequential(first, nn.SiLU(), last)
 
     def forward(self, x: Tensor, local: LocalGeometry) -> Tensor:
@@ -183,12 +189,11 @@ class LocalFilter(nn.Module):
         )
         if self.vectors:
             summed = torch.cat([summed, *self.invariants(x, local)], -1)
-        gated = self.gate(x) * summed.to(value.dtype)
-        out: Tensor = self.out(torch.cat([gated, x.to(value.dtype)], -1))
+        out: Tensor = self.out(torch.cat([summed.to(value.dtype), x.to(value.dtype)], -1))
         return out
 
     def invariants(self, x: Tensor, local: LocalGeometry) -> tuple[Tensor, Tensor]:
-        r"""\|V_i\|² and V_i·(M V_i), (N, D) each, at least float32."""
+        r"""\|V_i\|²/n_i and V_i·(M V_i)/n_i, (N, D) each, at least float32."""
         if local.directed is None or local.receivers is None or local.senders is None:
             raise ValueError("this geometry has no vectors: LocalBasis(..., vector_basis=...)")
         value, rows = self.vector_value(x), x.shape[0]
@@ -198,11 +203,13 @@ class LocalFilter(nn.Module):
         with without_autocast(summed):
             vectors = summed.view(3, rows, self.vectors)
             mixed = vectors @ self.vector_mix.weight.to(vectors.dtype).T
-            return vectors.square().sum(0), (vectors * mixed).sum(0)
+            square = vectors.square().sum(0)
+            size = (1 + square).sqrt()
+            return square / size, (vectors * mixed).sum(0) / size
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
-        return f"channels={self.channels}, vectors={self.vectors}"
+        return f"{self.channels}, num_filters={self.num_filters}, vectors={self.vectors}"
 
 
 def _drawn(rows: int, columns: int, scale: float, generator: torch.Generator) -> nn.Parameter:

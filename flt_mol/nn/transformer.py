@@ -42,6 +42,9 @@ class BlockGeometry(NamedTuple):
 class FLTBlock(nn.Module):
     """h = LayerNorm(x); x ← x + Attention(h) + Spectral(h) + Local(h); x ← x + FFN(LayerNorm(x)).
 
+    With ``local_norm=False`` the local filter takes x itself: a norm divides away how dense it is
+    around an atom, which the filters of earlier blocks have found out.
+
     Attention weighs atoms against each other; the two filters are sums that nothing normalises,
     which is how a density gets in: the spectral filter over all atoms and their images, coarse,
     the local filter over neighbours, fine. Each part may be left out.
@@ -52,6 +55,7 @@ class FLTBlock(nn.Module):
         dropout: probability, applied to the feed-forward net's output.
         spectral: the spectral filter.
         local: the local filter.
+        local_norm: whether it takes normalised features. Deep stacks and many passes need it.
 
     Raises:
         ValueError: no part at all, or parts of different widths.
@@ -65,13 +69,16 @@ class FLTBlock(nn.Module):
         *,
         spectral: SpectralFilter | None = None,
         local: LocalFilter | None = None,
+        local_norm: bool = True,
     ) -> None:
         super().__init__()
         embed_dim = _width(attention, spectral, local)
-        self.attention_norm = nn.LayerNorm(embed_dim)
+        normed = local_norm or attention is not None or spectral is not None
+        self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
         self.spectral = spectral
         self.local = local
+        self.local_norm = local_norm
         self.ffn_norm = nn.LayerNorm(embed_dim)
         self.ffn = nn.Sequential(
             nn.Linear(embed_dim, ffn_dim),
@@ -111,7 +118,8 @@ class FLTBlock(nn.Module):
         if self.spectral is not None:
             out = out + self.spectral(h, _needed(waves, "waves", "SpectralFilter.geometry"))
         if self.local is not None:
-            out = out + self.local(h, _needed(local, "local", "a LocalBasis"))
+            near = h if self.local_norm else x
+            out = out + self.local(near, _needed(local, "local", "a LocalBasis"))
         result: Tensor = out + self.ffn(self.ffn_norm(out))
         return result
 

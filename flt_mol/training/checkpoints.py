@@ -123,23 +123,30 @@ def _refuse_oversized(config: EnergyConfig, weights: Mapping[str, Tensor]) -> No
     """A damaged size must not ask for all memory; small excesses are listed key by key later."""
     there = sum(value.numel() for value in weights.values())
     width, pairs, spectral, images = config.embed_dim, config.pairs, config.spectral, config.images
-    per_layer = 2 * width * config.ffn_dim
+    far, near = 0, 2 * width * config.ffn_dim
     if config.attention != "none":
-        per_layer += 4 * width**2 + config.num_features
+        far += 4 * width**2 + config.num_features
     if spectral is not None:
-        per_layer += 2 * width**2 + spectral.num_heads * spectral.num_basis
-    needed = 0
+        far += 2 * width**2 + spectral.num_heads * spectral.num_basis
+    needed = far * _at_most(config.far_blocks, config.num_layers)
     if pairs is not None:
-        per_filter = 3 * width**2 + pairs.num_basis * width
-        per_layer += pairs.filter * (per_filter + pairs.filter_vectors * width)
+        filters = width if pairs.num_filters is None else pairs.num_filters
+        per_filter = 2 * width * (width + filters) + pairs.num_basis * filters
+        near += pairs.filter * per_filter
+        vectors = pairs.filter_vectors * _at_most(pairs.vector_blocks, config.num_layers)
+        needed += pairs.filter * vectors * width
         needed += pairs.density * (per_filter + pairs.vectors * (width + pairs.vector_basis))
     if images is not None:
         needed += images.num_basis * (images.num_basis if images.mask == "centred" else 1)
-    needed += config.num_layers * per_layer
+    needed += config.num_layers * near
     if config.rpe is not None:
         needed += config.rpe.num_terms * config.num_heads + config.rpe.num_frequencies
     if needed > 4 * there + 1_000_000:
         raise ValueError(f"it takes at least {needed} weights, and the file holds {there}")
+
+
+def _at_most(some: int | None, blocks: int) -> int:
+    return blocks if some is None else min(some, blocks)
 
 
 def strip_prefixes(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -485,9 +485,9 @@ def test_every_row_of_ours_can_be_built_and_says_both_energies():
 OTHER = {
     "embed_dim": 16, "num_heads": 4, "num_layers": 2, "recycles": 2, "ffn_dim": 12,
     "num_features": 6, "attention": "exact", "dropout": 0.1, "rpe": {"num_frequencies": 3},
-    "seed": 5, "far_scale": 0.5, "feature_map": "relu", "spectral": {"k_max": 0.3}, "pairs": None,
-    "images": {"cutoff": 3.0}, "readout": "sum", "head_norm": False,
-    "outputs": ["energy", "displacement"], "feedback": "positions",
+    "seed": 5, "far_scale": 0.5, "far_blocks": 1, "feature_map": "relu",
+    "spectral": {"k_max": 0.3}, "pairs": None, "images": {"cutoff": 3.0}, "readout": "sum",
+    "head_norm": False, "outputs": ["energy", "displacement"], "feedback": "positions",
 }  # fmt: skip
 
 
@@ -513,11 +513,13 @@ def test_a_row_may_set_any_key_of_a_model(name):
 
 def test_parts_are_taken_out_of_ours_one_by_one():
     ours = complete(ROWS["ours"], resolved(ROWS["ours"], "joint"))
-    vectors = {**ours["pairs"], "vectors": 0, "filter_vectors": 0}
+    pairs = ours["pairs"]
     for name, without in {
-        "ours_none": {"attention": "none"},
+        "ours_attention": {"attention": "auto"},
+        "ours_far": {"attention": "auto", "far_blocks": None},
         "ours_no_spectral": {"spectral": None},
-        "ours_no_vectors": {"pairs": vectors},
+        "ours_no_vectors": {"pairs": {**pairs, "filter_vectors": 0}},
+        "ours_norm": {"pairs": {**pairs, "norm": True}},
         "ours_head_norm": {"head_norm": True},
         "ours_auxiliary": {"outputs": ["energy", "energy_initial", "displacement"]},
     }.items():

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model
+from conftest import ALL_OUTPUTS, KINDS, SPECTRAL, all_outputs, small_model, small_pairs
 
 from flt_mol import Structures, testing
 from flt_mol.models import EnergyConfig, EnergyModel, SpectralConfig
@@ -52,7 +52,8 @@ def loss_of(outputs, structures):
 def test_every_parameter_learns(changes, structures):
     """Unused parameters would stop training on several devices.
 
-    Everything but keys' biases, which softmax divides out in exact attention, is not zero either.
+    Everything is not zero either, but for biases of keys and of masks, which softmax divides out in
+    exact attention.
     """
     model = build(**all_outputs(changes, 2, changes.get("feedback", "features")))
     loss_of(model(structures), structures).backward()
@@ -60,7 +61,7 @@ def test_every_parameter_learns(changes, structures):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
-        if not name.endswith("attention.key.bias"):
+        if not name.endswith(("attention.key.bias", "images.out.bias")):
             assert parameter.grad.abs().max() > 1e-9 * largest, name
 
 
@@ -359,6 +360,28 @@ def test_dropout_is_for_training(structures):
 
 def test_a_model_of_nothing_but_default_settings():
     assert EnergyModel().config == EnergyConfig()
+
+
+def test_far_parts_and_vectors_are_in_the_last_blocks():
+    pairs = small_pairs(filter_vectors=3, num_filters=5, vector_blocks=2, density=False)
+    model = build(spectral=SPECTRAL, pairs=pairs, num_layers=3, far_blocks=1)
+    blocks = model.encoder.blocks
+    assert [block.attention is not None for block in blocks] == [False, False, True]
+    assert [block.spectral is not None for block in blocks] == [False, False, True]
+    assert [block.local.vectors for block in blocks] == [0, 3, 3]
+    assert [block.local.num_filters for block in blocks] == [5, 5, 5]
+    assert all(block.local_norm for block in blocks)
+    model = build(pairs=small_pairs(norm=False), num_layers=3, far_blocks=9)
+    assert [block.attention is not None for block in model.encoder.blocks] == [True] * 3
+    assert not any(block.local_norm for block in model.encoder.blocks)
+
+
+def test_blocks_without_a_far_part_have_no_idle_norm(structures):
+    pairs = small_pairs(norm=False)
+    model = build(spectral=SPECTRAL, pairs=pairs, rpe=None, num_layers=2, far_blocks=1)
+    model(structures)["energy"].square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    assert sum("attention_norm" in name for name, _ in model.named_parameters()) == 2
 
 
 def test_far_scale_scales_what_attention_and_spectral_filter_add_and_nothing_else():

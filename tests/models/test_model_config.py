@@ -155,8 +155,10 @@ COUNTS = {
     "pairs.vector_basis": 2,
     "images.num_basis": 2,
 }
+OR_NULL = ["far_blocks", "pairs.num_filters", "pairs.vector_blocks"]
 SWITCHES = [
     "pairs.filter",
+    "pairs.norm",
     "pairs.density",
     "pairs.pair_types",
     "pairs.correction",
@@ -191,6 +193,14 @@ def test_whole_numbers(key, value):
     refused(f"model.{key} is {value!r}, {message}", **{key: value})
     if low:
         refused(f"model.{key} is {low - 1}, {message}", **{key: low - 1})
+
+
+@pytest.mark.parametrize("key", OR_NULL)
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
+def test_whole_numbers_or_null(key, value):
+    refused(f"model.{key} is {value!r}, expected a whole number of at least 1", **{key: value})
+    check_parts(config(**{key: None}))
+    check_parts(config(**{key: 1}))
 
 
 @pytest.mark.parametrize("key", SWITCHES)
@@ -248,6 +258,11 @@ TOGETHER = [
         {"attention": "none", "spectral": None, "pairs": small_pairs(filter=False)},
         "model.attention is 'none' and there is no filter: set model.spectral, or model.pairs",
     ),
+    (
+        {"far_blocks": 1, "num_layers": 2, "pairs": None},
+        "model.far_blocks is 1 of 2 blocks, and the others would be empty: set model.pairs with",
+    ),
+    ({"far_blocks": 1, "num_layers": 2, "pairs": small_pairs(filter=False)}, "would be empty"),
     ({"attention": "none", "pairs.correction": True}, "model.pairs.correction corrects attention"),
     ({"images.cutoff": CUTOFF, "pairs.correction": True}, "attention without image keys: set it"),
     (

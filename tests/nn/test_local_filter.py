@@ -23,8 +23,9 @@ SIZES = (5, 0, 1, 6)
 KINDS = {
     "sums": {},
     "sums, types": {"pair_types": True},
+    "more sums": {"num_filters": 9},
     "vectors": {"vectors": D},
-    "vectors, types": {"vectors": D, "pair_types": True},
+    "vectors, types": {"vectors": D, "pair_types": True, "num_filters": 4},
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -32,13 +33,14 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 class Layer(torch.nn.Module):
     """A basis and a filter on it, from positions to features."""
 
-    def __init__(self, vectors=0, pair_types=False):
+    def __init__(self, vectors=0, pair_types=False, num_filters=None):
         super().__init__()
         width = T_VECTORS if vectors else 0
         self.basis = LocalBasis(CUTOFF, T, width, pair_types, seeded(3))
-        self.filter = LocalFilter(C, T, vectors, width, seeded(4))
+        self.filter = LocalFilter(C, T, vectors, width, seeded(4), num_filters=num_filters)
         with torch.no_grad():
             self.filter.out[2].bias.normal_(generator=seeded(5))
+            self.filter.out[0].weight.normal_(generator=seeded(6))  # vectors begin small
 
     def geometry(self, z, positions, cell, pbc, ptr, cutoff=CUTOFF):
         pairs = neighbor_pairs(positions, cell, pbc, ptr, cutoff)
@@ -99,9 +101,9 @@ def by_images(layer, x, z, positions, cell, pbc, ptr):
     parts = [summed]
     if f.vectors:
         mixed = torch.einsum("de,nea->nda", f.vector_mix.weight, vectors)
-        parts += [(vectors * vectors).sum(-1), (vectors * mixed).sum(-1)]
-    gate = x @ f.gate.weight.T + f.gate.bias
-    return f.out(torch.cat([gate * torch.cat(parts, -1), x], -1))
+        size = (1 + (vectors * vectors).sum(-1)).sqrt()
+        parts += [(vectors * vectors).sum(-1) / size, (vectors * mixed).sum(-1) / size]
+    return f.out(torch.cat([*parts, x], -1))
 
 
 @every_kind
@@ -198,7 +200,7 @@ def test_nothing_jumps_at_the_cutoff(kind):
     def features(r):
         positions = torch.zeros(2, 3, dtype=F64)
         positions[1] = torch.as_tensor(r, dtype=F64) * torch.tensor([0.6, 0.0, 0.8], dtype=F64)
-        nothing = torch.zeros(2, C + 2 * layer.filter.vectors, dtype=F64)
+        nothing = torch.zeros(2, layer.filter.num_filters + 2 * layer.filter.vectors, dtype=F64)
         alone = layer.filter.out(torch.cat([nothing, x], -1))
         return layer(x, z, positions, *open_space, torch.tensor([0, 2])) - alone
 
@@ -288,7 +290,7 @@ def test_no_pairs(kind, rows):
     cell, pbc = torch.zeros(1, 3, 3, dtype=F64), torch.zeros(1, 3, dtype=torch.bool)
     out = layer(x, z, positions, cell, pbc, torch.tensor([0, rows]))
     assert out.shape == (rows, C)
-    nothing = torch.zeros(rows, C + 2 * layer.filter.vectors, dtype=F64)
+    nothing = torch.zeros(rows, layer.filter.num_filters + 2 * layer.filter.vectors, dtype=F64)
     alone = layer.filter.out(torch.cat([nothing, x], -1))
     torch.testing.assert_close(out, alone)
     out.sum().backward()
@@ -396,7 +398,7 @@ def test_weights_come_from_the_generator():
     )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert len(first) == 4 + 11
+    assert len(first) == 4 + 9
     mixes = [LocalFilter(4, 4, 2, 3, seeded(seed)).vector_mix.weight for seed in (1, 2)]
     assert not torch.equal(*mixes)
     with torch.random.fork_rng(devices=[]):
@@ -414,7 +416,7 @@ def test_copies_and_saved_states():
     again.load_state_dict(layer.state_dict())
     for other in (again, copy.deepcopy(layer)):
         assert torch.equal(other(x, z, *system), layer(x, z, *system))
-    assert "channels=6, vectors=3" in repr(layer.filter)
+    assert "6, num_filters=4, vectors=3" in repr(layer.filter)
 
 
 @pytest.mark.parametrize(
@@ -422,6 +424,7 @@ def test_copies_and_saved_states():
     [
         ({"channels": 0}, "channels is 0"),
         ({"num_basis": 0}, "num_basis is 0"),
+        ({"num_filters": 0}, "num_filters is 0"),
         ({"vectors": -1}, "-1 vector channels"),
         ({"vectors": 2, "vector_basis": 0}, "2 vector channels need vector_basis ≥ 1, got 0"),
     ],

@@ -20,6 +20,8 @@ C, H, CUTOFF = 8, 2, 4.2
 SIZES = (5, 0, 1, 6)
 PARTS = ("attention", "spectral", "local")
 COMBINATIONS = [parts for count in (1, 2, 3) for parts in itertools.combinations(PARTS, count)]
+RAW = [("local", "raw"), (*PARTS, "raw")]
+with_raw = pytest.mark.parametrize("parts", COMBINATIONS + RAW, ids="+".join)
 every_combination = pytest.mark.parametrize("parts", COMBINATIONS, ids="+".join)
 
 
@@ -37,7 +39,8 @@ def make_block(parts, seed=0, **settings):
     filters = {name: given[name] for name in ("spectral", "local") if name in parts}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return FLTBlock(given["attention"], 16, **filters).double()
+        raw = {"local_norm": False} if "raw" in parts else {}
+        return FLTBlock(given["attention"], 16, **filters, **raw).double()
 
 
 def geometry_of(parts, positions, cell, pbc, ptr, block=None):
@@ -63,7 +66,7 @@ def norm(layer, x):
     return centred * scale * layer.weight + layer.bias
 
 
-@every_combination
+@with_raw
 def test_a_block_is_the_sum_of_its_parts(parts):
     """And its own feed-forward net: as the docstring has it."""
     block, x, system = make_block(parts), draw(), batch(SIZES)
@@ -78,14 +81,15 @@ def test_a_block_is_the_sum_of_its_parts(parts):
     if "spectral" in parts:
         expected = expected + block.spectral(norm(block.attention_norm, x), given["waves"])
     if "local" in parts:
-        expected = expected + block.local(norm(block.attention_norm, x), given["local"])
+        near = x if "raw" in parts else norm(block.attention_norm, x)
+        expected = expected + block.local(near, given["local"])
     expected = expected + block.ffn(norm(block.ffn_norm, expected))
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     for name in PARTS:
         assert (getattr(block, name) is not None) == (name in parts)
 
 
-@every_combination
+@with_raw
 def test_every_parameter_has_a_gradient_and_every_part_does_something(parts):
     """A parameter without one would stop training on several devices."""
     block, x, system = make_block(parts), draw(), batch(SIZES)
@@ -97,7 +101,7 @@ def test_every_parameter_has_a_gradient_and_every_part_does_something(parts):
     for name, gradient in zip(names, found, strict=True):
         assert gradient.isfinite().all(), name
         assert (gradient != 0).any(), name
-    for name in parts:
+    for name in set(parts) & set(PARTS):
         layer = getattr(block, name).out
         kept = {k: v.clone() for k, v in layer.state_dict().items()}
         with torch.no_grad():

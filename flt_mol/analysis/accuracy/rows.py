@@ -56,10 +56,20 @@ _AMPLITUDE = {"form": "amplitude", "num_terms": 32, "num_frequencies": 16}
 _IMAGES = {"cutoff": 5.0, "num_basis": 32}
 _BOTH: dict[str, Any] = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
 _OURS: dict[str, Any] = {
-    **_BOTH,
-    "pairs": {**_PAIRS, "density": True, "vectors": 32, "vector_basis": 12},
-    "attention": "auto",
+    "num_layers": 4,
+    "attention": "none",
+    "spectral": _SPECTRAL,
     "far_scale": 0.1,
+    "far_blocks": 1,
+    "pairs": {
+        **_PAIRS,
+        "num_filters": 112,
+        "norm": False,
+        "filter_vectors": 32,
+        "vector_blocks": 1,
+        "vector_basis": 12,
+    },
+    "head_norm": False,
 }
 _MOVES = {
     "displacement_weight": 1.0,
@@ -103,10 +113,14 @@ ROWS: dict[str, Row] = {
     "performer_both": _row("Performer + both", **_BOTH),
     "exact_both": _row("exact softmax + both", attention="exact", **_BOTH),
     "ours": _ours("**ours**"),
-    "ours_none": _ours("ours without attention", attention="none"),
-    "ours_no_spectral": _ours("ours without spectral filters", spectral=None),
-    "ours_no_vectors": _ours(
-        "ours without vectors", pairs={**_OURS["pairs"], "vectors": 0, "filter_vectors": 0}
+    "ours_attention": _ours("ours + attention in the last block", attention="auto"),
+    "ours_far": _ours(
+        "ours + attention and spectral filters in every block", attention="auto", far_blocks=None
+    ),
+    "ours_no_spectral": _ours("ours without spectral filter", spectral=None),
+    "ours_no_vectors": _ours("ours without vectors", pairs={**_OURS["pairs"], "filter_vectors": 0}),
+    "ours_norm": _ours(
+        "ours, local filters of normalised features", pairs={**_OURS["pairs"], "norm": True}
     ),
     "ours_head_norm": _ours("ours, features normalised before the read-out", head_norm=True),
     "ours_auxiliary": _ours("ours + auxiliary loss", _MOVES, outputs=_DISPLACED),
