@@ -91,7 +91,7 @@ def by_images(layer, x, z, positions, cell, pbc, ptr):
         weight = window(r)[..., None]
         if not shift.any():
             weight = weight * (1 - torch.eye(len(r)))[..., None]
-        at = gaussians(transformed(layer, r, z[rows]), T) @ f.weight * weight
+        at = gaussians(transformed(layer, r, z[rows]), T) @ f.weight * 5.0 * weight
         summed = summed.index_add(0, index, torch.einsum("ijc,jc->ic", at, value[rows]))
         if f.vectors:
             at = gaussians(r, T_VECTORS) @ f.vector_weight * weight
