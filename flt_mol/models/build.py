@@ -44,14 +44,13 @@ def _block(
 ) -> FLTBlock:
     attention = spectral = local = None
     pairs, left = config.pairs, config.num_layers - index
-    if config.far_blocks is None or left <= config.far_blocks:
+    if _among_last(config.far_blocks, left):
         if config.attention != "none":
             attention = _attention(config, position_dim, generator)
         if config.spectral is not None:
             spectral = _spectral(config, config.spectral, generator)
     if pairs is not None and pairs.filter:
-        some = pairs.vector_blocks is None or left <= pairs.vector_blocks
-        vectors = pairs.filter_vectors if some else 0
+        vectors = pairs.filter_vectors if _among_last(pairs.vector_blocks, left) else 0
         local = build_local_filter(pairs, config.embed_dim, vectors, generator)
     if config.far_scale != 1:
         with torch.no_grad():
@@ -66,6 +65,10 @@ def _block(
         local=local,
         local_norm=pairs is None or pairs.norm,
     )
+
+
+def _among_last(some: int | None, left: int) -> bool:
+    return some is None or left <= some
 
 
 def _spectral(

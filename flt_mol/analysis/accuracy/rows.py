@@ -56,9 +56,9 @@ _AMPLITUDE = {"form": "amplitude", "num_terms": 32, "num_frequencies": 16}
 _IMAGES = {"cutoff": 5.0, "num_basis": 32}
 _BOTH: dict[str, Any] = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
 _OURS: dict[str, Any] = {
+    **_BOTH,
     "num_layers": 4,
     "attention": "none",
-    "spectral": _SPECTRAL,
     "far_scale": 0.1,
     "far_blocks": 1,
     "pairs": {
@@ -69,7 +69,6 @@ _OURS: dict[str, Any] = {
         "vector_blocks": 1,
         "vector_basis": 12,
     },
-    "head_norm": False,
 }
 _MOVES = {
     "displacement_weight": 1.0,
