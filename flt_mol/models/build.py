@@ -36,7 +36,13 @@ def build_local_filter(
 ) -> LocalFilter:
     """One local filter on the shared basis, with so many vector channels."""
     basis = config.num_basis, vectors, config.vector_basis if vectors else 0
-    return LocalFilter(embed_dim, *basis, generator, num_filters=config.num_filters)
+    return LocalFilter(
+        embed_dim,
+        *basis,
+        generator,
+        num_filters=config.num_filters,
+        vector_dropout=config.vector_dropout,
+    )
 
 
 def _block(

@@ -105,6 +105,11 @@ def _pairs(config: EnergyConfig) -> None:
     for name in ("vectors", "filter_vectors"):
         _whole(f"model.pairs.{name}", getattr(pairs, name), 0)
     _whole("model.pairs.vector_basis", pairs.vector_basis, 2)
+    dropout = pairs.vector_dropout
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
+        raise ValueError(
+            f"model.pairs.vector_dropout is {dropout!r}, expected at least 0 and below 1"
+        )
     for name in ("num_filters", "vector_blocks"):
         if getattr(pairs, name) is not None:
             _whole(f"model.pairs.{name}", getattr(pairs, name), 1)

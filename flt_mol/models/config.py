@@ -73,6 +73,7 @@ class PairConfig:
         filter_vectors: vector channels of the blocks' local filters; 0 for none.
         vector_blocks: how many blocks have them, the last ones; null is all.
         vector_basis: T', Gaussians of the vectors.
+        vector_dropout: probability, on lengths and products of vectors.
         pair_types: whether distances are transformed per pair of elements.
         correction: whether attention is corrected on pairs, see `nn.PairCorrection`.
     """
@@ -87,6 +88,7 @@ class PairConfig:
     filter_vectors: int = 0
     vector_blocks: int | None = None
     vector_basis: int = 12
+    vector_dropout: float = 0.0
     pair_types: bool = False
     correction: bool = False
 

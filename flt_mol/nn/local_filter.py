@@ -116,9 +116,9 @@ class LocalFilter(nn.Module):
 
     m_ic = Σ_j F_c(r_ij) (U x_j)_c is the pair filter [1], V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a
     vector per channel, as a force on atom i would be; squares and products of mixed channels
-    (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. They are
-    divided by n = √(1 + \|V\|²): large vectors count linearly, as heavy tails of a square make for
-    noisy training. F_c = κ Σ_t W_tc B_t and G are linear in the bases of `LocalBasis`, o is
+    (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. n = 1 + \|V\|²
+    bounds them: the heavy tails of squares, where atoms begin far too close to each other, make
+    for noisy training. F_c = κ Σ_t W_tc B_t and G are linear in the bases of `LocalBasis`, o is
     Linear ∘ SiLU ∘ Linear. κ = 5 (`RATE`) lets F learn faster: Adam's steps do not depend on how
     much a weight counts, and each W_tc sees few of the pairs.
 
@@ -134,9 +134,11 @@ class LocalFilter(nn.Module):
         vector_basis: T', likewise.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
         num_filters: K, channels of the radial sums; None is C.
+        vector_dropout: probability that an invariant of vectors is 0 in training, so that energies
+            lean on it less where surroundings are new.
 
     Raises:
-        ValueError: a size below 1, vectors without a basis.
+        ValueError: a size below 1, vectors without a basis, a probability outside [0, 1).
 
     References:
         [1] Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017,
@@ -154,12 +156,15 @@ class LocalFilter(nn.Module):
         generator: torch.Generator | None = None,
         *,
         num_filters: int | None = None,
+        vector_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         filters = channels if num_filters is None else num_filters
         check_sizes(channels=channels, num_basis=num_basis, num_filters=filters)
         if vectors < 0 or (vectors and vector_basis < 1):
             raise ValueError(f"{vectors} vector channels need vector_basis ≥ 1, got {vector_basis}")
+        if not 0 <= vector_dropout < 1:
+            raise ValueError(f"vector_dropout is {vector_dropout}, expected 0 ≤ p < 1")
         generator = seeded_generator(generator)
         self.channels = channels
         self.num_filters = filters
@@ -170,6 +175,7 @@ class LocalFilter(nn.Module):
             self.vector_weight = _drawn(vector_basis, vectors, self.INITIAL_VECTOR_SCALE, generator)
             self.vector_value = drawn_linear(channels, vectors, False, generator)
             self.vector_mix = drawn_linear(vectors, vectors, False, generator)
+            self.vector_dropout = nn.Dropout(vector_dropout)
         width = filters + 2 * vectors
         first = drawn_linear(width + channels, channels, True, generator, _GAIN)
         with torch.no_grad():
@@ -190,7 +196,9 @@ class LocalFilter(nn.Module):
             local.basis, self.RATE * self.weight, value, pairs.index_i, pairs.index_j, x.shape[0]
         )
         if self.vectors:
-            summed = torch.cat([summed, *self.invariants(x, local)], -1)
+            squares, products = self.invariants(x, local)
+            dropped = self.vector_dropout(torch.cat([squares, products], -1))
+            summed = torch.cat([summed, dropped], -1)
         out: Tensor = self.out(torch.cat([summed.to(value.dtype), x.to(value.dtype)], -1))
         return out
 
@@ -206,7 +214,7 @@ class LocalFilter(nn.Module):
             vectors = summed.view(3, rows, self.vectors)
             mixed = vectors @ self.vector_mix.weight.to(vectors.dtype).T
             square = vectors.square().sum(0)
-            size = (1 + square).sqrt()
+            size = 1 + square
             return square / size, (vectors * mixed).sum(0) / size
 
     def extra_repr(self) -> str:

@@ -195,6 +195,13 @@ def test_whole_numbers(key, value):
         refused(f"model.{key} is {low - 1}, {message}", **{key: low - 1})
 
 
+@pytest.mark.parametrize("value", [-0.1, 1, float("nan"), True, None, "0.5"])
+def test_dropout_of_vectors(value):
+    message = f"model.pairs.vector_dropout is {value!r}, expected at least 0 and below 1"
+    refused(message, **{"pairs.vector_dropout": value})
+    check_parts(config(**{"pairs.vector_dropout": 0.5}))
+
+
 @pytest.mark.parametrize("key", OR_NULL)
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4"])
 def test_whole_numbers_or_null(key, value):

@@ -33,11 +33,12 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 class Layer(torch.nn.Module):
     """A basis and a filter on it, from positions to features."""
 
-    def __init__(self, vectors=0, pair_types=False, num_filters=None):
+    def __init__(self, vectors=0, pair_types=False, num_filters=None, vector_dropout=0.0):
         super().__init__()
         width = T_VECTORS if vectors else 0
         self.basis = LocalBasis(CUTOFF, T, width, pair_types, seeded(3))
-        self.filter = LocalFilter(C, T, vectors, width, seeded(4), num_filters=num_filters)
+        more = {"num_filters": num_filters, "vector_dropout": vector_dropout}
+        self.filter = LocalFilter(C, T, vectors, width, seeded(4), **more)
         with torch.no_grad():
             self.filter.out[2].bias.normal_(generator=seeded(5))
             self.filter.out[0].weight.normal_(generator=seeded(6))  # vectors begin small
@@ -48,6 +49,15 @@ class Layer(torch.nn.Module):
 
     def forward(self, x, z, positions, cell, pbc, ptr, cutoff=CUTOFF):
         return self.filter(x, self.geometry(z, positions, cell, pbc, ptr, cutoff))
+
+
+def inputs(layer, *given):
+    """What the net behind the sums takes, (N, K + 2D + C)."""
+    seen = []
+    hook = layer.filter.out.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    layer(*given)
+    hook.remove()
+    return seen[0]
 
 
 def make(kind="vectors", dtype=F64):
@@ -101,7 +111,7 @@ def by_images(layer, x, z, positions, cell, pbc, ptr):
     parts = [summed]
     if f.vectors:
         mixed = torch.einsum("de,nea->nda", f.vector_mix.weight, vectors)
-        size = (1 + (vectors * vectors).sum(-1)).sqrt()
+        size = 1 + (vectors * vectors).sum(-1)
         parts += [(vectors * vectors).sum(-1) / size, (vectors * mixed).sum(-1) / size]
     return f.out(torch.cat([*parts, x], -1))
 
@@ -479,3 +489,24 @@ def test_pairs_with_self(rows):
         assert torch.equal(pair.shift, without.shift)
     groups, truth = found.groups(), expected.groups()
     assert torch.equal(groups.index_j, truth.index_j)
+
+
+def test_dropout_takes_invariants_of_vectors_and_nothing_else():
+    layer, given = Layer(vectors=64, vector_dropout=0.7).double(), (*draw(), *batch(SIZES))
+    rest, width = C, 2 * 64
+    whole = inputs(layer.eval(), *given)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        part = inputs(layer.train(), *given)
+    kept = part[:, rest : rest + width] != 0
+    wanted = torch.where(kept, whole[:, rest : rest + width] / 0.3, 0.0)
+    torch.testing.assert_close(part[:, rest : rest + width], wanted)
+    assert kept.double().mean() == pytest.approx(0.3, abs=0.05)  # 12·128 draws: 4 sigma
+    assert torch.equal(part[:, :rest], whole[:, :rest])
+    assert torch.equal(part[:, rest + width :], whole[:, rest + width :])
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.0, float("nan")])
+def test_dropout_that_is_no_probability(probability):
+    with pytest.raises(ValueError, match=r"vector_dropout is .*, expected 0 ≤ p < 1"):
+        LocalFilter(C, T, D, T_VECTORS, vector_dropout=probability)

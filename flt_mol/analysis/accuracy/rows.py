@@ -68,6 +68,7 @@ _OURS: dict[str, Any] = {
         "filter_vectors": 32,
         "vector_blocks": 1,
         "vector_basis": 12,
+        "vector_dropout": 0.5,
     },
 }
 _MOVES = {

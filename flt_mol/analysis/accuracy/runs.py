@@ -30,7 +30,7 @@ __all__ = [
     "usable",
 ]
 
-FORMAT = 3
+FORMAT = 4
 """Part of every result's key. Settings are in it by themselves, code is not: raise this number by
 hand whenever a change of a model, a rival, a loss or the loop changes what training gives, or how
 long it takes, under the same settings. All results from before then count as missing."""
