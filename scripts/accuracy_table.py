@@ -5,8 +5,8 @@ Each (row, seed) that is done is a line in the results file: the script may be s
 started again, and run several times at once with other rows or seeds. With --times nothing is
 trained: the rows take turns at steps of training, in one process on one thread, and how long they
 took is a line of its own in the results file, which the table then shows. With --render nothing is
-trained either, and tables of all targets are written to a file, docs/tables/accuracy.md if none is
-named.
+trained either, and tables of all targets and epochs are written to a file,
+docs/tables/accuracy.md if none is named.
 """
 
 import argparse

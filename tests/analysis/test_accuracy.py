@@ -741,7 +741,9 @@ def test_pages_of_several_targets_stand_side_by_side(tmp_path):
     results, about = Results(tmp_path / "results.jsonl"), experiment()
     splits = about.corpus.splits[1:]
     results.append({**about.key("tiny"), **record(0.1, 0.2, splits=splits)})
-    assert report(about, results, ["tiny", "none"]) == page(about, results, ["tiny", "none"])
+    names, epochs = ["tiny", "none"], about.settings.epochs
+    title = f"## Both energies by one model, {epochs} epochs"
+    assert report(about, results, names) == f"{title}\n\n{page(about, results, ['tiny'])}"
     for targets, found in (("relaxed", {"energy": 0.3}), ("initial", {"energy_initial": 0.4})):
         each = about._replace(settings=replace(about.settings, targets=targets))
         errors = {target: {"mae": mae, "ewt": 0.0} for target, mae in found.items()}
@@ -753,15 +755,28 @@ def test_pages_of_several_targets_stand_side_by_side(tmp_path):
     assert text == report(about, results, ["tiny", "none"])
     titles = [line for line in text.splitlines() if line.startswith("#")]
     assert titles == [
-        "## Both energies by one model", "## Together and alone", "## Relaxed energies alone",
-        "## Energies before relaxation alone",
+        f"## {part}, {epochs} epochs"
+        for part in ("Both energies by one model", "Relaxed energies alone",
+                     "Energies before relaxation alone", "Together and alone")
     ]  # fmt: skip
-    beside = text.split("## ")[2].strip().splitlines()
+    beside = text.split("## ")[4].strip().splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in beside[4:]]
     assert rows == [["tiny", "0.1000", "0.3000 ± 0.0000", "1, 2", "0.2000",
                          "0.4000 ± 0.0000", "1, 2"]]  # fmt: skip
-    assert "none" not in text.split("## ")[3]
+    assert "| none" not in text
     assert "The file holds 4 lines of other" in text.split("## ")[1]
+    longer = about._replace(settings=replace(about.settings, targets="initial", epochs=epochs + 1))
+    results.append({**longer.key("none"), **record(1, 1), "splits": dict.fromkeys(splits, errors)})
+    first, second = report(about, results, names).split("## ")[1:3]
+    assert first.startswith(f"Energies before relaxation alone, {epochs + 1} epochs")
+    assert "| none" in first
+    assert "| tiny" not in first
+    assert second.startswith("Both energies by one model")
+
+
+def test_a_report_without_results_has_all_rows(tmp_path):
+    results, about = Results(tmp_path / "results.jsonl"), experiment()
+    assert report(about, results, ["tiny", "none"]) == page(about, results, ["tiny", "none"])
 
 
 # Times

@@ -62,36 +62,43 @@ def page(experiment: Experiment, results: Results, names: Sequence[str]) -> str:
 
 
 def report(experiment: Experiment, results: Results, names: Sequence[str]) -> str:
-    """Pages of all targets that the file has results of, and a table of them side by side.
+    """Pages of all targets and numbers of epochs that the file has results of, for reading.
 
-    The page of both energies by one model has all rows, those of one energy alone the rows that
-    were trained so.
+    A page has the rows that were trained so, and none of the others. Where rows were trained on
+    both energies at once as well as on one alone, for as long, a table has them side by side.
 
     Args:
-        experiment: whose settings; all targets are shown, whichever it has.
+        experiment: whose settings; all targets and epochs are shown, whichever it has.
         results: where lines are.
         names: of rows, in order.
     """
-    by_targets = {targets: _with_targets(experiment, targets) for targets in TARGETS}
+    parts: list[str] = []
+    for epochs in sorted({line["epochs"] for line in results.read() if "row" in line})[::-1]:
+        parts += _of_epochs(experiment, results, names, epochs)
+    return "\n\n".join(parts) if parts else page(experiment, results, names)
+
+
+def _of_epochs(
+    experiment: Experiment, results: Results, names: Sequence[str], epochs: int
+) -> list[str]:
+    by_targets = {
+        targets: experiment._replace(
+            settings=replace(experiment.settings, targets=targets, epochs=epochs)
+        )
+        for targets in TARGETS
+    }
     found = {targets: entries(each, results, names) for targets, each in by_targets.items()}
-    alone = {targets: rows for targets, rows in found.items() if targets != "joint"}
-    beside = targets_table(
-        found["joint"],
-        {TARGETS[targets][0]: rows for targets, rows in alone.items()},
-        experiment.corpus.splits[1],
-    )
-    if beside is None:
-        return page(by_targets["joint"], results, names)
-    parts = [f"## {TITLES['joint']}", page(by_targets["joint"], results, names)]
-    parts += ["## Together and alone", beside]
-    for targets, rows in alone.items():
+    parts = []
+    for targets, rows in found.items():
         if trained := [row.name for row in rows if row.records]:
-            parts += [f"## {TITLES[targets]}", page(by_targets[targets], results, trained)]
-    return "\n\n".join(parts)
-
-
-def _with_targets(experiment: Experiment, targets: str) -> Experiment:
-    return experiment._replace(settings=replace(experiment.settings, targets=targets))
+            parts += [f"## {TITLES[targets]}, {epochs} epochs"]
+            parts += [page(by_targets[targets], results, trained)]
+    joint = found.pop("joint")
+    alone = {TARGETS[targets][0]: rows for targets, rows in found.items()}
+    beside = targets_table(joint, alone, experiment.corpus.splits[1])
+    if beside is not None and any(row.records for row in joint):
+        parts += [f"## Together and alone, {epochs} epochs", beside]
+    return parts
 
 
 def _conditions(experiment: Experiment, results: Results, rows: Sequence[Entry]) -> str:
