@@ -108,6 +108,16 @@ ROWS: dict[str, Row] = {
         images={**_IMAGES, "mask": "centred"},
         head_norm=False,
     ),
+    # Wide enough to have no fewer weights than ours.
+    "graphormer4": _row(
+        "3D-Graphormer's in full, as many blocks and weights as ours",
+        attention="exact",
+        images={**_IMAGES, "mask": "centred"},
+        head_norm=False,
+        num_layers=4,
+        embed_dim=76,
+        ffn_dim=152,
+    ),
     "performer_spectral": _row("Performer + spectral filter", spectral=_SPECTRAL),
     "performer_pair": _row("Performer + pair filter", pairs=_PAIRS, head_norm=False),
     "performer_both": _row("Performer + both", **_BOTH),

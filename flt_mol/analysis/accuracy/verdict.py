@@ -33,7 +33,7 @@ class Claim(NamedTuple):
 
     ours: str = "ours"
     rivals: tuple[str, ...] = ("schnet", "schnet_packaged")
-    exact: tuple[str, ...] = ("exact_gaussian", "exact_images", "graphormer")
+    exact: tuple[str, ...] = ("exact_gaussian", "exact_images", "graphormer", "graphormer4")
     measured: str = "exact_images"
     at_most: Mapping[str, float] = {"energy": 0.85, "energy_initial": 0.5}
     split: str = "val_id"
