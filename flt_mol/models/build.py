@@ -35,10 +35,11 @@ def build_local_filter(
     config: PairConfig, embed_dim: int, vectors: int, generator: torch.Generator
 ) -> LocalFilter:
     """One local filter on the shared basis, with so many vector channels."""
-    basis = config.num_basis, vectors, config.vector_basis if vectors else 0
     return LocalFilter(
         embed_dim,
-        *basis,
+        config.num_basis,
+        vectors,
+        config.vector_basis if vectors else 0,
         generator,
         num_filters=config.num_filters,
         vector_dropout=config.vector_dropout,

@@ -105,11 +105,7 @@ def _pairs(config: EnergyConfig) -> None:
     for name in ("vectors", "filter_vectors"):
         _whole(f"model.pairs.{name}", getattr(pairs, name), 0)
     _whole("model.pairs.vector_basis", pairs.vector_basis, 2)
-    dropout = pairs.vector_dropout
-    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
-        raise ValueError(
-            f"model.pairs.vector_dropout is {dropout!r}, expected at least 0 and below 1"
-        )
+    _below_one("model.pairs.vector_dropout", pairs.vector_dropout)
     for name in ("num_filters", "vector_blocks"):
         if getattr(pairs, name) is not None:
             _whole(f"model.pairs.{name}", getattr(pairs, name), 1)
@@ -207,6 +203,11 @@ def _choice(key: str, value: Any, known: tuple[str, ...]) -> None:
 def _whole(key: str, value: Any, low: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ValueError(f"{key} is {value!r}, expected a whole number of at least {low}")
+
+
+def _below_one(key: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+        raise ValueError(f"{key} is {value!r}, expected at least 0 and below 1")
 
 
 def _length(key: str, value: Any, high: float = math.inf) -> None:

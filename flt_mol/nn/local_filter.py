@@ -134,8 +134,8 @@ class LocalFilter(nn.Module):
         vector_basis: T', likewise.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
         num_filters: K, channels of the radial sums; None is C.
-        vector_dropout: probability that an invariant of vectors is 0 in training, so that energies
-            lean on it less where surroundings are new.
+        vector_dropout: probability that an invariant of vectors is 0 in training, so that nothing
+            leans on single ones.
 
     Raises:
         ValueError: a size below 1, vectors without a basis, a probability outside [0, 1).

@@ -493,17 +493,17 @@ def test_pairs_with_self(rows):
 
 def test_dropout_takes_invariants_of_vectors_and_nothing_else():
     layer, given = Layer(vectors=64, vector_dropout=0.7).double(), (*draw(), *batch(SIZES))
-    rest, width = C, 2 * 64
+    invariants = slice(C, C + 2 * 64)
     whole = inputs(layer.eval(), *given)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         part = inputs(layer.train(), *given)
-    kept = part[:, rest : rest + width] != 0
-    wanted = torch.where(kept, whole[:, rest : rest + width] / 0.3, 0.0)
-    torch.testing.assert_close(part[:, rest : rest + width], wanted)
+    kept = part[:, invariants] != 0
+    wanted = torch.where(kept, whole[:, invariants] / 0.3, 0.0)
+    torch.testing.assert_close(part[:, invariants], wanted)
     assert kept.double().mean() == pytest.approx(0.3, abs=0.05)  # 12·128 draws: 4 sigma
-    assert torch.equal(part[:, :rest], whole[:, :rest])
-    assert torch.equal(part[:, rest + width :], whole[:, rest + width :])
+    assert torch.equal(part[:, :C], whole[:, :C])
+    assert torch.equal(part[:, invariants.stop :], whole[:, invariants.stop :])
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.0, float("nan")])

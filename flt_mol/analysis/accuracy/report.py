@@ -73,7 +73,8 @@ def report(experiment: Experiment, results: Results, names: Sequence[str]) -> st
         names: of rows, in order.
     """
     parts: list[str] = []
-    for epochs in sorted({line["epochs"] for line in results.read() if "row" in line})[::-1]:
+    every = {line["epochs"] for line in results.read() if "row" in line}
+    for epochs in sorted(every, reverse=True):
         parts += _of_epochs(experiment, results, names, epochs)
     return "\n\n".join(parts) if parts else page(experiment, results, names)
 
