@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,7 +21,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flt_mol.models.energy import EnergyModel
 from flt_mol.training.checkpoints import save_checkpoint
+from flt_mol.training.folders import LAST
 from flt_mol.training.task import EnergyTask
 
 
@@ -32,12 +35,26 @@ class History(Callback):
         config: plain data of the run, stored in both.
     """
 
+    average: WeightAverage | None = None
+
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
         self.config = config
         self.epochs: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
         self.interrupted = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows, for a run that goes on."""
+        return {"epochs": [dict(row) for row in self.epochs], "best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what it knew."""
+        self.epochs, self.best = list(state_dict["epochs"]), state_dict["best"]
+
+    def weights(self, task: EnergyTask) -> EnergyModel:
+        """The model to use: with averaged weights, where they are."""
+        return task.model if self.average is None else self.average.model
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -67,8 +84,6 @@ class History(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """At `max_steps` within an epoch: asking to stop makes Lightning validate first."""
-        if self.interrupted:
-            raise KeyboardInterrupt
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
 
@@ -80,15 +95,46 @@ class History(Callback):
         self.epochs.append(row)
         if self.best is None or row["val/mae"] < self.best["val/mae"]:
             self.best = row
-            save_checkpoint(self.folder / "best.ckpt", pl_module.model, self.config, row)
+            save_checkpoint(self.folder / "best.ckpt", self.weights(pl_module), self.config, row)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the final weights too."""
-        assert isinstance(pl_module, EnergyTask)
-        if self.epochs:
-            save_checkpoint(
-                self.folder / "last.ckpt", pl_module.model, self.config, self.epochs[-1]
-            )
+    def finish(self, model: EnergyModel) -> None:
+        """Keep the final weights too: the sign that the run is done."""
+        save_checkpoint(self.folder / LAST, model, self.config, self.epochs[-1])
+
+
+class WeightAverage(EMAWeightAveraging):
+    """θ̄ ← β θ̄ + (1 − β) θ after every step of the optimiser; validated, and saved for use.
+
+    Buffers are those of the latest weights.
+
+    Args:
+        decay: β.
+    """
+
+    def __init__(self, decay: float) -> None:
+        super().__init__(use_buffers=False, decay=decay)
+
+    @property
+    def model(self) -> EnergyModel:
+        """The model with averaged weights."""
+        assert self._average_model is not None
+        task = self._average_model.module
+        assert isinstance(task, EnergyTask)
+        return task.model
+
+
+class EarlyStop(EarlyStopping):
+    """Stop once the validation MAE has not fallen for so many epochs.
+
+    Args:
+        patience: epochs.
+    """
+
+    def __init__(self, patience: int) -> None:
+        # At the end of validation: the point that a run goes on from is made after it.
+        super().__init__(
+            "val/mae", patience=patience, check_on_train_epoch_end=False, verbose=False
+        )
 
 
 def _is_main_thread() -> bool:
@@ -131,7 +177,8 @@ class EpochProgress(Callback):
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Move on by the share of an epoch."""
         if self._progress is not None:
-            done = trainer.global_step / max(1, int(trainer.num_training_batches))
+            batches = trainer.fit_loop.total_batch_idx + 1
+            done = batches / max(1, int(trainer.num_training_batches))
             self._progress.update(self._task, completed=done)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -21,7 +21,8 @@ from flt_mol.training.losses import (
     pass_weights,
 )
 
-DECAYS = ("linear", "cosine")
+DECAYS = ("linear", "cosine", "inverse-sqrt")
+LOGGERS = ("csv", "tensorboard", "wandb")
 OPTIMIZERS = ("adamw", "adam")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -65,6 +66,17 @@ _TRAINING: dict[str, Rule] = {
     "beta2": _BELOW_ONE,
     "eps": _POSITIVE,
     "gradient_clip": _POSITIVE,
+    "accumulate": _SIZE,
+    "ema_decay": (
+        (lambda value: value is None or 0 < value < 1),
+        "null (no average), or between 0 and 1",
+    ),
+    "early_stop": ((lambda value: value is None or value >= 1), "null (never), or at least 1"),
+    "save_minutes": _UNSIGNED,
+    "loggers": (
+        (lambda value: set(value) <= set(LOGGERS) and len(set(value)) == len(value)),
+        f"a list, each once, of {', '.join(LOGGERS)}",
+    ),
     "seed": _SEED,
     "num_workers": _UNSIGNED,
     "accelerator": _one_of(ACCELERATORS),

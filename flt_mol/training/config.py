@@ -68,12 +68,18 @@ class TrainingConfig:
         optimizer: "adamw", or "adam", whose weight decay is an L2 term of the gradient.
         warmup_fraction: share of all steps with linearly rising rate.
         warmup_steps: the number of those steps, in place of their share; None takes the share.
-        decay: "linear" or "cosine", down to 0 at the last step.
+        decay: "linear" or "cosine", down to 0 at the last step, or "inverse-sqrt": √(w / step)
+            after w steps of warm-up.
         weight_decay: of the optimiser.
         beta1: of the optimiser.
         beta2: of the optimiser.
         eps: of the optimiser.
         gradient_clip: largest norm of the gradient.
+        accumulate: batches whose gradients are averaged for one step.
+        ema_decay: β of the moving average of the weights, which is what is validated and saved for
+            use; None takes the weights as they are.
+        early_stop: end after so many epochs without a lower MAE on the validation split; None runs
+            all.
         seed: of the order of systems, of how they are shown, and of all initial weights: what a
             model draws from `model.seed` it draws from ``model.seed + training.seed``, and the rest
             from torch's global generator, seeded with ``training.seed``.
@@ -89,6 +95,9 @@ class TrainingConfig:
             unknown, and neighbour pairs are searched in every step.
         interpolation: probability that a training system starts at a random point between initial
             and relaxed structure; otherwise as `noise`.
+        save_minutes: minutes after which the point that a killed run goes on from is written anew,
+            besides at ends of epochs.
+        loggers: of "csv", "tensorboard", "wandb" (if installed; offline unless you are logged in).
     """
 
     epochs: int = 60
@@ -104,6 +113,9 @@ class TrainingConfig:
     beta2: float = 0.98
     eps: float = 1e-6
     gradient_clip: float = 5.0
+    accumulate: int = 1
+    ema_decay: float | None = None
+    early_stop: int | None = None
     seed: int = 0
     num_workers: int = 0
     accelerator: str = "auto"
@@ -113,6 +125,8 @@ class TrainingConfig:
     shift_images: bool = False
     noise: float = 0.0
     interpolation: float = 0.0
+    save_minutes: float = 10.0
+    loggers: list[str] = field(default_factory=lambda: ["csv", "tensorboard"])
 
 
 @dataclass

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
@@ -23,11 +21,13 @@ from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
-from flt_mol.training.callbacks import EpochProgress, History
+from flt_mol.training.callbacks import EarlyStop, EpochProgress, History, WeightAverage
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.checks import check_accelerator, check_run
 from flt_mol.training.config import RunConfig, TrainingConfig, absolute
-from flt_mol.training.folders import check_run_folder, run_folder
+from flt_mol.training.folders import RunFolder, check_run_folder, run_folder
+from flt_mol.training.loggers import make_loggers
+from flt_mol.training.resume import RESUME, ResumePoint, WholeFiles, kept_random_states
 from flt_mol.training.run_data import load_split, split_loader
 from flt_mol.training.task import EnergyTask
 
@@ -45,9 +45,13 @@ class TrainingResult:
 def train(config: RunConfig, name: str = "run", console: Console | None = None) -> TrainingResult:
     """Train a model; write ``best.ckpt``, ``last.ckpt``, logs and plots.
 
-    The state of torch's random generators is the same after as before. A run that fails or is
-    interrupted before its first ``best.ckpt`` leaves no folder behind; one with weights keeps
-    them, and the exception carries a note that says where.
+    A run that was broken off, however abruptly, goes on when the same settings are given again,
+    from the latest point in its folder (:class:`~flt_mol.training.resume.ResumePoint`), to the same
+    weights, bit for bit, as if nothing had happened.
+
+    The random states of torch, numpy and Python are the same after as before. A run that fails or
+    is interrupted before there are weights leaves no folder behind; one with weights keeps them,
+    and the exception carries a note that says where.
 
     Args:
         config: see RunConfig.
@@ -55,51 +59,56 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
         console: where progress goes.
 
     Raises:
-        ValueError: settings that cannot work, an output that cannot be written, data that cannot
-            be trained on, naming file and record.
+        ValueError: settings that cannot work, an output that cannot be written or holds another
+            run, data that cannot be trained on, naming file and record.
         KeyboardInterrupt: as it came.
         SystemExit: with status 143, on SIGTERM.
     """
     console = console or Console()
     check_run(config)
     check_accelerator(config.training.accelerator)
-    check_run_folder(config.output)
     config = replace(config, data=absolute(config.data, Path.cwd()))
+    settings = run_settings(config)
+    check_run_folder(config.output, settings)
     training, validation = (
         load_split(config, split) for split in (config.data.train, config.data.validation)
     )
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng(), kept_random_states(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         torch.manual_seed(config.training.seed)
         model = build_model(config, training)
-        with run_folder(config.output, name) as folder:
-            return _run(folder, name, config, model, training, validation, console)
+        with run_folder(config.output, name, settings) as folder:
+            history = History(folder.path, {"name": name, **settings})
+            return _run(folder, history, config, model, training, validation, console)
+
+
+def run_settings(config: RunConfig) -> dict[str, Any]:
+    """The run as plain data, without its folder: that means nothing to whoever trains it again."""
+    return {k: v for k, v in asdict(config).items() if k != "output"}
 
 
 def _run(
-    folder: Path,
-    name: str,
+    folder: RunFolder,
+    history: History,
     config: RunConfig,
     model: EnergyModel,
     training: Any,
     validation: Any,
     console: Console,
 ) -> TrainingResult:
-    # Where a run lay means nothing to whoever gets its weights, or trains it again.
-    plain = {k: v for k, v in asdict(config).items() if k != "output"}
-    again = {"defaults": ["run_schema", "_self_"], **plain}
-    text = yaml.safe_dump(again, sort_keys=False, allow_unicode=True)
-    (folder / "config.yaml").write_text(text, encoding="utf-8")
-    history = History(folder, {"name": name, **plain})
-    _fit(model, config, training, validation, history, console)
+    _fit(model, config, training, validation, history, console, folder.resume)
     assert history.best is not None
-    best = load_model(folder / "best.ckpt")
+    best = load_model(folder.path / "best.ckpt")
     result = evaluate_splits(best, {config.data.validation: validation})
-    learning_curve(history.epochs, folder / "learning_curve.png")
-    parity(result, folder / "parity.png")
-    files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
-    return TrainingResult(folder, folder / "best.ckpt", history.best, files)
+    learning_curve(history.epochs, folder.path / "learning_curve.png")
+    parity(result, folder.path / "parity.png")
+    history.finish(model)
+    (folder.path / RESUME).unlink(missing_ok=True)
+    files = tuple(
+        sorted(path for path in folder.path.rglob("*") if path.is_file() and path.name[0] != ".")
+    )
+    return TrainingResult(folder.path, folder.path / "best.ckpt", history.best, files)
 
 
 def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyModel:
@@ -129,7 +138,9 @@ def _fit(
     validation: Any,
     history: History,
     console: Console,
+    resume: Path | None,
 ) -> None:
+    """Train; afterwards the model has the final weights, averaged where that is asked for."""
     settings = config.training
     cutoff = model.cutoff
     still = settings.noise == 0 and settings.interpolation == 0
@@ -137,20 +148,27 @@ def _fit(
         training, "training", settings, shuffle=True, cutoff=cutoff if still else None
     )
     validation_loader = split_loader(validation, "validation", settings, cutoff=cutoff)
-    steps = len(train_loader) * settings.epochs
+    steps = math.ceil(len(train_loader) / settings.accumulate) * settings.epochs
     if settings.max_steps is not None:
         steps = min(steps, settings.max_steps)
     console.print(
         f"{len(training)} systems to train on, {len(validation)} to validate, "
         f"{sum(p.numel() for p in model.parameters()):,} parameters, {steps} steps"
     )
-    callbacks = [history, EpochProgress(console, history)]
+    if resume is not None:
+        console.print(f"going on with the run in {history.folder}")
     splits = config.data.train, config.data.validation
     task = EnergyTask(model, settings, steps, config.loss, splits)
-    trainer = _trainer(settings, history.folder, callbacks, steps, len(train_loader))
+    trainer = _trainer(settings, history, console, steps, len(train_loader), resume)
     try:
         with history.interruptible():
-            trainer.fit(task, train_loader, validation_loader)
+            trainer.fit(
+                task,
+                train_loader,
+                validation_loader,
+                ckpt_path=resume,
+                weights_only=None if resume is None else True,
+            )
     except SystemExit as stop:
         # Lightning answers Ctrl-C and SIGTERM with exits of status 1 and 0.
         if isinstance(stop.__context__, KeyboardInterrupt):
@@ -158,29 +176,42 @@ def _fit(
         if isinstance(stop, SIGTERMException):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
+    model.load_state_dict(history.weights(task).state_dict())
 
 
 def _trainer(
-    settings: TrainingConfig, folder: Path, callbacks: list[Any], steps: int, epoch: int
+    settings: TrainingConfig,
+    history: History,
+    console: Console,
+    steps: int,
+    batches: int,
+    resume: Path | None,
 ) -> Trainer:
+    callbacks: list[Any] = [history, EpochProgress(console, history)]
+    if settings.ema_decay is not None:
+        history.average = WeightAverage(settings.ema_decay)
+        callbacks.insert(0, history.average)
+    if settings.early_stop is not None:
+        callbacks.append(EarlyStop(settings.early_stop))
+    point = history.folder / RESUME
+    callbacks.append(ResumePoint(point, settings.save_minutes, lambda: history.interrupted))
     try:
         return Trainer(
-            max_epochs=math.ceil(steps / epoch),
+            max_epochs=math.ceil(steps / math.ceil(batches / settings.accumulate)),
             max_steps=steps,
+            accumulate_grad_batches=settings.accumulate,
             accelerator=settings.accelerator,
             devices=1,
             precision=settings.precision,  # type: ignore[arg-type]
             gradient_clip_val=settings.gradient_clip,
-            log_every_n_steps=min(50, epoch),
+            log_every_n_steps=min(50, batches),
             num_sanity_val_steps=0,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            logger=[
-                CSVLogger(folder, name="logs", version="csv"),
-                TensorBoardLogger(folder, name="logs", version="tensorboard"),
-            ],
+            logger=make_loggers(settings.loggers, history.folder, resume),
             callbacks=callbacks,
+            plugins=[WholeFiles()],
         )
     except MisconfigurationException as error:
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -14,6 +15,7 @@ from torch import Tensor
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
+from flt_mol.training.checks import DECAYS
 from flt_mol.training.config import TrainingConfig
 from flt_mol.training.losses import LossConfig, training_loss
 from flt_mol.training.validation import OutputMetrics
@@ -50,6 +52,7 @@ class EnergyTask(LightningModule):
         self.loss_config = LossConfig() if loss is None else loss
         self.splits = splits
         self._validation = OutputMetrics()
+        self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
         """The loss of the batch, its systems shown as the configuration wants them.
@@ -77,13 +80,26 @@ class EnergyTask(LightningModule):
                     f"the loss is {loss.total.item()} on the batch of sids {list(batch.sid)}"
                 )
         for name, part in loss.parts.items():
-            if part.over:
-                self._log(f"train/{name}", part.value, part.over)
-        self._log("train/loss", loss.total.detach(), len(batch))
+            self._add(name, part.value, part.over)
+        self._add("loss", loss.total.detach(), len(batch))
         return loss.total
 
-    def _log(self, name: str, value: Tensor, count: int) -> None:
-        self.log(name, value, on_step=False, on_epoch=True, batch_size=count)
+    def _add(self, name: str, value: Tensor, count: int) -> None:
+        """To the epoch's sums: they belong to the point that a killed run goes on from."""
+        total, over = self._sums.get(name, (value.new_zeros((), dtype=_summed_on(value.device)), 0))
+        self._sums[name] = total + count * value, over + count
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The sums of an epoch under way."""
+        checkpoint["training_sums"] = {k: (float(v), n) for k, (v, n) in self._sums.items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take them up."""
+        sums = checkpoint["training_sums"]
+        self._sums = {
+            name: (torch.tensor(total, dtype=_summed_on(self.device), device=self.device), count)
+            for name, (total, count) in sums.items()
+        }
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:
         """Collect errors; the epoch's end reports them."""
@@ -91,7 +107,11 @@ class EnergyTask(LightningModule):
             self._validation.update(self.model(batch), batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the errors over all systems of the split."""
+        """Log the errors over all systems of the split, and those of the training epoch."""
+        for name, (total, count) in self._sums.items():
+            if count:
+                self.log(f"train/{name}", total / count)
+        self._sums = {}
         metrics = self._validation.compute()
         self._validation = OutputMetrics()
         for name, value in metrics.items():
@@ -124,6 +144,11 @@ class EnergyTask(LightningModule):
         return batch.to(device)
 
 
+def _summed_on(device: torch.device) -> torch.dtype:
+    """Of sums over an epoch; Apple's devices have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @contextmanager
 def _naming(split: str) -> Iterator[None]:
     """Say of which split a bad batch is."""
@@ -136,10 +161,12 @@ def _naming(split: str) -> Iterator[None]:
 def learning_rate_factor(
     total_steps: int, warmup_fraction: float, decay: str, warmup_steps: int | None = None
 ) -> Callable[[int], float]:
-    """Factor of the peak rate at a step: linear warm-up, then "linear" or "cosine" decay to 0.
+    """Factor of the peak rate at a step: linear warm-up over w steps, then decay.
+
+    "linear" and "cosine" lead to 0 at the last step, "inverse-sqrt" is √(w / (step + 1)).
 
     Args:
-        total_steps: at which the rate is 0.
+        total_steps: of the whole training.
         warmup_fraction: share of them that warms up.
         decay: its form.
         warmup_steps: how many warm up, in place of `warmup_fraction`.
@@ -152,14 +179,16 @@ def learning_rate_factor(
         >>> [round(factor(step), 2) for step in (0, 9, 55, 100)]
         [0.1, 1.0, 0.5, 0.0]
     """
-    if decay not in ("linear", "cosine"):
-        raise ValueError(f"training.decay is '{decay}'; known: linear, cosine")
+    if decay not in DECAYS:
+        raise ValueError(f"training.decay is '{decay}'; known: {', '.join(DECAYS)}")
     warmup = round(total_steps * warmup_fraction) if warmup_steps is None else warmup_steps
     warmup = max(1, warmup)
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
+        if decay == "inverse-sqrt":
+            return math.sqrt(warmup / (step + 1))
         done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
         return 1.0 - done if decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
