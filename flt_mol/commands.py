@@ -28,6 +28,8 @@ def run_train(options: argparse.Namespace) -> None:
         console = Console()
         config = load_run_config(options.config, options.overrides)
         result = train(config, name=Path(options.config).stem, console=console)
+        if not result.files:  # another process of this run writes, and tells
+            return
         best = result.best
         console.print(
             f"best epoch {int(best['epoch'])}: {config.data.validation} "

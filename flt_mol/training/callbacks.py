@@ -95,6 +95,8 @@ class History(Callback):
         self.epochs.append(row)
         if self.best is None or row["val/mae"] < self.best["val/mae"]:
             self.best = row
+            if not trainer.is_global_zero:
+                return
             save_checkpoint(self.folder / "best.ckpt", self.weights(pl_module), self.config, row)
 
     def finish(self, model: EnergyModel) -> None:

@@ -81,6 +81,8 @@ _TRAINING: dict[str, Rule] = {
     "num_workers": _UNSIGNED,
     "accelerator": _one_of(ACCELERATORS),
     "precision": _one_of(PRECISIONS),
+    "devices": _SIZE,
+    "nodes": _SIZE,
     "max_steps": ((lambda value: value is None or value >= 1), "null (all epochs), or at least 1"),
     "rotation": _one_of(ROTATIONS),
     "noise": _UNSIGNED,

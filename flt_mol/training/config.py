@@ -62,8 +62,9 @@ class TrainingConfig:
 
     Attributes:
         epochs: passes over the training split.
-        batch_size: systems a step, unless `batch_atoms` is set.
-        batch_atoms: atoms a step at most, for systems of very different sizes; None counts systems.
+        batch_size: systems a step and process, unless `batch_atoms` is set.
+        batch_atoms: atoms a step and process at most, for systems of very different sizes; None
+            counts systems.
         learning_rate: at its peak.
         optimizer: "adamw", or "adam", whose weight decay is an L2 term of the gradient.
         warmup_fraction: share of all steps with linearly rising rate.
@@ -86,6 +87,9 @@ class TrainingConfig:
         num_workers: processes that load data; 0 loads in the main process.
         accelerator: Lightning's: "auto", "cpu", "gpu", "mps".
         precision: Lightning's: "32-true", "bf16-mixed".
+        devices: processes that train together on this machine, each on a device of its own and with
+            batches of its own; see docs/train.md.
+        nodes: machines that train together; torchrun starts their processes.
         max_steps: stop after this many steps; None runs all epochs.
         rotation: training systems are turned and mirrored at random: "none", about "z" (slabs),
             or "full".
@@ -120,6 +124,8 @@ class TrainingConfig:
     num_workers: int = 0
     accelerator: str = "auto"
     precision: str = "32-true"
+    devices: int = 1
+    nodes: int = 1
     max_steps: int | None = None
     rotation: str = "none"
     shift_images: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,10 +69,15 @@ class Part(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What is lowered, () without unit; and the errors that it is made of, by name."""
+    """What is lowered, () without unit; and the errors that it is made of, by name.
+
+    `over` is the number of systems that `total` counts for: with several processes their mean
+    number, since it is the mean of totals that is lowered.
+    """
 
     total: Tensor
     parts: dict[str, Part]
+    over: float
 
 
 def training_loss(
@@ -82,6 +87,7 @@ def training_loss(
     config: LossConfig,
     normalizers: Mapping[str, Normalizer],
     moved: Tensor | None = None,
+    shared: Callable[[Tensor], Tensor] | None = None,
 ) -> Loss:
     """The loss of :class:`LossConfig` on one batch.
 
@@ -95,6 +101,8 @@ def training_loss(
         normalizers: "energy" and, for that output, "energy_initial".
         moved: (B,) bool, systems whose energy before relaxation is not that of the positions that
             were shown; it is left out for them.
+        shared: of several processes: how many systems or atoms (1,) one has → factor (1,) of its
+            mean, see :func:`flt_mol.training.processes.shares`; None for a process alone.
 
     Returns:
         total, and the parts "mae" (eV), "energy_initial_mae" (eV) and "displacement" (Å).
@@ -110,22 +118,31 @@ def training_loss(
         tensor(0.5000)
     """
     per_pass = _of_energies(outputs, "energy", needed(structures, "energy"), None)
-    total = _over_passes(per_pass, config) / normalizers["energy"].std
+    factor: Tensor | float = _factor(len(structures), per_pass, shared)
+    total = factor * _over_passes(per_pass, config) / normalizers["energy"].std
+    over = len(structures) / float(factor)
     parts = {"mae": Part(per_pass[-1].detach(), len(structures))}
     if (weight := auxiliary_weight("energy_initial", config, outputs)) > 0:
         target = needed(structures, "energy_initial")
         shown = None if moved is None else ~moved
         per_pass = _of_energies(outputs, "energy_initial", target, shown)
         spread = normalizers["energy_initial"].std
-        total = total + weight * _over_passes(per_pass, config) / spread
         count = len(structures) if shown is None else int(shown.sum())
+        factor = weight * _factor(count, per_pass, shared)
+        total = total + factor * _over_passes(per_pass, config) / spread
         parts["energy_initial_mae"] = Part(per_pass[-1].detach(), count)
     if auxiliary_weight("displacement", config, outputs) > 0:
         per_pass, count = _of_displacements(outputs, structures)
-        weight = displacement_weight(progress, config)
-        total = total + weight * _over_passes(per_pass, config)
+        factor = displacement_weight(progress, config) * _factor(count, per_pass, shared)
+        total = total + factor * _over_passes(per_pass, config)
         parts["displacement"] = Part(per_pass[-1].detach(), count)
-    return Loss(total, parts)
+    return Loss(total, parts, over)
+
+
+def _factor(count: int, like: Tensor, shared: Callable[[Tensor], Tensor] | None) -> Tensor | float:
+    if shared is None:
+        return 1.0
+    return shared(torch.tensor([count], device=like.device))[0]
 
 
 def auxiliary_weight(

@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 import flt_mol
 from flt_mol.files import temporary_path
+from flt_mol.training.processes import gathered
 
 __all__ = ["RESUME", "ResumePoint", "WholeFiles", "kept_random_states", "random_states"]
 
@@ -83,9 +84,10 @@ class ResumePoint(Callback):
         if last or trainer.should_stop:
             self._after_batch = copy.deepcopy(trainer.fit_loop.state_dict())
             return
+        if trainer.global_step == self._step_before:  # gradients are under way
+            return
         stop = self._asked(trainer)
-        between_steps = trainer.global_step > self._step_before  # else gradients are under way
-        if between_steps and (stop or self._since() >= 60 * self.minutes):
+        if stop or _any(trainer, self._since() >= 60 * self.minutes):
             self._save(trainer)
         if stop and not trainer.received_sigterm:
             raise KeyboardInterrupt
@@ -94,7 +96,7 @@ class ResumePoint(Callback):
         """A point, unless the last one was a moment ago and nothing ends here."""
         stop = self._asked(trainer)
         waited = min(60 * self.minutes, self._took / _SHARE)
-        if stop or trainer.should_stop or self._since() >= waited:
+        if stop or trainer.should_stop or _any(trainer, self._since() >= waited):
             self._save(trainer)
         if stop and not trainer.received_sigterm:
             raise KeyboardInterrupt
@@ -103,10 +105,7 @@ class ResumePoint(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add what Lightning does not save."""
-        states: list[Any] = [random_states()]
-        if trainer.world_size > 1:
-            states *= trainer.world_size
-            torch.distributed.all_gather_object(states, random_states())
+        states = gathered(random_states())
         if self._after_batch is not None:
             # Of a point made after validation Lightning would skip steps, or make an epoch twice.
             checkpoint["loops"]["fit_loop"] = self._after_batch
@@ -136,7 +135,7 @@ class ResumePoint(Callback):
                 )
 
     def _asked(self, trainer: Trainer) -> bool:
-        return self.stop() or trainer.received_sigterm
+        return _any(trainer, self.stop() or trainer.received_sigterm)
 
     def _since(self) -> float:
         return time.monotonic() - self._saved_at
@@ -148,6 +147,13 @@ class ResumePoint(Callback):
         trainer.save_checkpoint(self.path, weights_only=False)
         self._saved_at = time.monotonic()
         self._took = self._saved_at - begun
+
+
+def _any(trainer: Trainer, decision: bool) -> bool:
+    """Whether any process says so: all save, and stop, at the same step."""
+    if trainer.world_size == 1:
+        return decision
+    return bool(trainer.strategy.reduce_boolean_decision(decision, all=False))
 
 
 def random_states() -> dict[str, Any]:

@@ -174,6 +174,8 @@ def split_loader(
     settings: TrainingConfig,
     shuffle: bool = False,
     cutoff: float | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Loader:
     """Batches of a split.
 
@@ -183,6 +185,8 @@ def split_loader(
         settings: sizes of batches, seed, workers.
         shuffle: a new order in each epoch.
         cutoff: Å; batches come with their pairs, which are searched once where they fit.
+        rank: of the process whose batches these are.
+        world_size: processes that share the split.
 
     Raises:
         ValueError: a budget of atoms that is too small.
@@ -199,6 +203,8 @@ def split_loader(
             seed=settings.seed,
             num_workers=settings.num_workers,
             cutoff=cutoff,
+            rank=rank,
+            world_size=world_size,
             pin_memory=settings.accelerator in _PINNED and torch.cuda.is_available(),
         )
     except ValueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,11 @@ from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.checks import DECAYS
 from flt_mol.training.config import TrainingConfig
 from flt_mol.training.losses import LossConfig, training_loss
+from flt_mol.training.processes import gathered, shares
 from flt_mol.training.validation import OutputMetrics
+
+Sums = dict[str, tuple[float, float]]
+"""Name → a sum of errors, over so many."""
 
 
 class EnergyTask(LightningModule):
@@ -52,7 +56,7 @@ class EnergyTask(LightningModule):
         self.loss_config = LossConfig() if loss is None else loss
         self.splits = splits
         self._validation = OutputMetrics()
-        self._sums: dict[str, tuple[Tensor, int]] = {}
+        self._sums: dict[str, tuple[Tensor, float]] = {}
 
     def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
         """The loss of the batch, its systems shown as the configuration wants them.
@@ -74,6 +78,7 @@ class EnergyTask(LightningModule):
                 self.loss_config,
                 self.model.normalizers,
                 moved,
+                shares if self._trainer is not None and self.trainer.world_size > 1 else None,
             )
             if not bool(loss.total.isfinite()):
                 raise ValueError(
@@ -81,21 +86,29 @@ class EnergyTask(LightningModule):
                 )
         for name, part in loss.parts.items():
             self._add(name, part.value, part.over)
-        self._add("loss", loss.total.detach(), len(batch))
+        self._add("loss", loss.total.detach(), loss.over)
         return loss.total
 
-    def _add(self, name: str, value: Tensor, count: int) -> None:
+    def _add(self, name: str, value: Tensor, count: float) -> None:
         """To the epoch's sums: they belong to the point that a killed run goes on from."""
         total, over = self._sums.get(name, (value.new_zeros((), dtype=_summed_on(value.device)), 0))
         self._sums[name] = total + count * value, over + count
 
+    def _plain_sums(self) -> Sums:
+        return {name: (float(total), count) for name, (total, count) in self._sums.items()}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The sums of an epoch under way."""
-        checkpoint["training_sums"] = {k: (float(v), n) for k, (v, n) in self._sums.items()}
+        checkpoint["training_sums"] = gathered(self._plain_sums())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take them up."""
-        sums = checkpoint["training_sums"]
+        every = checkpoint["training_sums"]
+        rank = self.global_rank
+        # Of a run that goes on with other processes, the first one takes all.
+        if len(every) != self.trainer.world_size:
+            every = [_added(every), *[{}] * (self.trainer.world_size - 1)]
+        sums = every[rank]
         self._sums = {
             name: (torch.tensor(total, dtype=_summed_on(self.device), device=self.device), count)
             for name, (total, count) in sums.items()
@@ -108,11 +121,14 @@ class EnergyTask(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the errors over all systems of the split, and those of the training epoch."""
-        for name, (total, count) in self._sums.items():
+        for name, (total, count) in _added(gathered(self._plain_sums())).items():
             if count:
                 self.log(f"train/{name}", total / count)
         self._sums = {}
-        metrics = self._validation.compute()
+        first, *others = gathered(self._validation)
+        for other in others:
+            first.merge(other)
+        metrics = first.compute()
         self._validation = OutputMetrics()
         for name, value in metrics.items():
             self.log(f"val/{name}", value)
@@ -142,6 +158,16 @@ class EnergyTask(LightningModule):
     ) -> Structures:
         """Structures know how to move themselves."""
         return batch.to(device)
+
+
+def _added(every: Iterable[Sums]) -> Sums:
+    """The sums of several processes together."""
+    out: Sums = {}
+    for sums in every:
+        for name, (total, count) in sums.items():
+            before, over = out.get(name, (0.0, 0.0))
+            out[name] = before + total, over + count
+    return out
 
 
 def _summed_on(device: torch.device) -> torch.dtype:

@@ -61,6 +61,18 @@ class OutputMetrics:
         self._unmoved += float(target.double().norm(dim=-1).sum())
         self._atoms += int(free.sum())
 
+    def merge(self, other: OutputMetrics) -> None:
+        """Add what another process found; none of both may have outputs that the other lacks."""
+        for name, of_passes in other._energies.items():
+            found = self._energies.setdefault(name, [EnergyMetrics() for _ in of_passes])
+            for metrics, more in zip(found, of_passes, strict=True):
+                metrics.merge(more)
+        before = self._distances or [0.0] * len(other._distances)
+        more_of = other._distances or [0.0] * len(before)
+        self._distances = [a + b for a, b in zip(before, more_of, strict=True)]
+        self._unmoved += other._unmoved
+        self._atoms += other._atoms
+
     def compute(self) -> dict[str, float]:
         """Means by name, eV and Å.
 
