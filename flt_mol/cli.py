@@ -114,6 +114,15 @@ def _add_train(commands: Any) -> None:
         nargs="*",
         help="Hydra overrides, e.g. training.epochs=5 model=emt_performer_small output=runs/mine",
     )
+    parser.add_argument(
+        "--sweep",
+        action="store_true",
+        help="train every combination of overrides that give several values, "
+        "e.g. training.learning_rate=1e-3,2e-3 training.seed=0,1",
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print all settings as yaml, and train nothing"
+    )
     parser.set_defaults(run=run_train)
 
 

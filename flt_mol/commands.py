@@ -22,11 +22,19 @@ def run_train(options: argparse.Namespace) -> None:
         from rich.console import Console
 
         from flt_mol.training.config import load_run_config
-        from flt_mol.training.run import train
+        from flt_mol.training.run import settings_yaml, train
+        from flt_mol.training.sweep import sweep
 
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         console = Console()
+        if options.sweep:
+            runs = sweep(options.config, options.overrides, console)
+            say("\n".join(f"{run.best['val/mae']:.4f} eV  {run.name}" for run in runs))
+            return
         config = load_run_config(options.config, options.overrides)
+        if options.print_config:
+            say(settings_yaml(config).rstrip())
+            return
         result = train(config, name=Path(options.config).stem, console=console)
         if not result.files:  # another process of this run writes, and tells
             return

@@ -15,7 +15,7 @@ from flt_mol.files import temporary_path
 from flt_mol.outputs import check_folder
 from flt_mol.training.resume import RESUME
 
-__all__ = ["CONFIG", "LAST", "RunFolder", "check_run_folder", "run_folder"]
+__all__ = ["CONFIG", "LAST", "RunFolder", "check_run_folder", "run_folder", "run_yaml"]
 
 CONFIG = "config.yaml"
 LAST = "last.ckpt"
@@ -145,7 +145,7 @@ def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         return [f"its {CONFIG} cannot be read ({type(error).__name__})"]
     there = _flat(content if isinstance(content, dict) else {})
-    here = _flat(yaml.safe_load(_text(settings)))
+    here = _flat(yaml.safe_load(run_yaml(settings)))
     keys = sorted({*there, *here} - {*_FREE})
     missing = object()
     return [
@@ -169,14 +169,15 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _text(settings: Mapping[str, Any]) -> str:
+def run_yaml(settings: Mapping[str, Any]) -> str:
+    """Settings as a yaml file that `flt-mol train` takes."""
     again = {"defaults": ["run_schema", "_self_"], **settings}
     return yaml.safe_dump(again, sort_keys=False, allow_unicode=True)
 
 
 def _write(settings: Mapping[str, Any], path: Path) -> None:
     with temporary_path(path) as temporary:
-        temporary.write_text(_text(settings), encoding="utf-8")
+        temporary.write_text(run_yaml(settings), encoding="utf-8")
 
 
 def _remove(paths: set[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +22,7 @@ from flt_mol.training.checkpoints import load_model
 from flt_mol.training.checks import check_accelerator, check_run
 from flt_mol.training.config import RunConfig, absolute
 from flt_mol.training.fitting import Batches, fit
-from flt_mol.training.folders import check_run_folder, run_folder
+from flt_mol.training.folders import check_run_folder, run_folder, run_yaml
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.resume import RESUME, kept_random_states
 from flt_mol.training.run_data import load_split
@@ -94,6 +95,12 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
 def run_settings(config: RunConfig) -> dict[str, Any]:
     """The run as plain data, without its folder: that means nothing to whoever trains it again."""
     return {k: v for k, v in asdict(config).items() if k != "output"}
+
+
+def settings_yaml(config: RunConfig) -> str:
+    """The run as a yaml file that `flt-mol train` takes."""
+    text = run_yaml(run_settings(config))
+    return text if config.output is None else f"{text}output: {json.dumps(config.output)}\n"
 
 
 def _follow(
