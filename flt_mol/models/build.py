@@ -16,7 +16,7 @@ from flt_mol.nn.transformer import FLTBlock, FLTEncoder
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:
     """The stack of blocks; random numbers are drawn in order of the blocks."""
-    rpe = None if config.rpe is None else _rpe(config.rpe, config.num_heads, generator)
+    rpe = None if config.rpe is None else _rpe(config, config.rpe, generator)
     width = 0 if rpe is None else rpe.num_features
     blocks = [_block(config, index, width, generator) for index in range(config.num_layers)]
     return FLTEncoder(blocks, rpe, config.recycles)
@@ -99,25 +99,27 @@ def _attention(config: EnergyConfig, position_dim: int, generator: torch.Generat
         feature_map=config.feature_map,
         num_features=None if config.feature_map == "elu" else config.num_features,
         position_dim=position_dim,
+        redraw_every=config.redraw_every,
         dropout=config.dropout,
         mode=config.attention,
         generator=generator,
     )
 
 
-def _rpe(config: RPEConfig, num_heads: int, generator: torch.Generator) -> FourierRPE:
+def _rpe(config: EnergyConfig, rpe: RPEConfig, generator: torch.Generator) -> FourierRPE:
     spectrum = GaussianSpectrum(
-        num_heads,
-        config.num_terms,
-        form=config.form,
-        sigma_min=config.sigma_min,
-        sigma_max=config.sigma_max,
+        config.num_heads,
+        rpe.num_terms,
+        form=rpe.form,
+        sigma_min=rpe.sigma_min,
+        sigma_max=rpe.sigma_max,
         generator=generator,
     )
     frequencies = GaussianFrequencies(
-        config.num_frequencies,
-        sigma=(config.frequency_sigma_min, config.frequency_sigma_max),
-        learned_sigma=config.learned_sigma,
+        rpe.num_frequencies,
+        sigma=(rpe.frequency_sigma_min, rpe.frequency_sigma_max),
+        learned_sigma=rpe.learned_sigma,
+        redraw_every=None if rpe.learned_sigma else config.redraw_every,
         generator=generator,
     )
-    return FourierRPE(spectrum, frequencies, split=config.split)
+    return FourierRPE(spectrum, frequencies, split=rpe.split)

@@ -125,6 +125,9 @@ class EnergyConfig:
         recycles: passes of the stack; every pass is read out.
         ffn_dim: hidden width of the feed-forward nets.
         num_features: M, random features per head.
+        redraw_every: training steps after which random features, and sampled frequencies whose σ is
+            not learned, are drawn anew for training; evaluation keeps those that are saved. None
+            never does.
         attention: "linear", "exact" for the quadratic twin with the same parameters, "auto" for the
             faster of the two by size, or "none".
         dropout: probability, on the outputs of attention and feed-forward nets.
@@ -152,6 +155,7 @@ class EnergyConfig:
     recycles: int = 1
     ffn_dim: int = 128
     num_features: int = 64
+    redraw_every: int | None = None
     attention: str = "linear"
     dropout: float = 0.0
     rpe: RPEConfig | None = field(default_factory=RPEConfig)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from flt_mol.models.energy import EnergyConfig, PairConfig, SpectralConfig
+from flt_mol.models.energy import EnergyConfig, PairConfig, RPEConfig, SpectralConfig
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 from flt_mol.training.resume import RESUME
 from flt_mol.training.run import train
@@ -110,6 +110,8 @@ def short_run(folder: Path, systems: int = 40, **training: Any) -> RunConfig:
         num_layers=2,
         ffn_dim=16,
         num_features=8,
+        redraw_every=3,
+        rpe=RPEConfig(learned_sigma=False),
         dropout=0.1,
         spectral=SpectralConfig(num_heads=2),
         pairs=PairConfig(cutoff=4.0, vector_dropout=0.5),

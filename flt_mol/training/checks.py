@@ -102,6 +102,10 @@ _MODEL: dict[str, Rule] = {
     "recycles": _SIZE,
     "ffn_dim": _SIZE,
     "num_features": _SIZE,
+    "redraw_every": (
+        (lambda value: value is None or value >= 1),
+        "null (never), or at least 1",
+    ),
     "attention": _one_of(ATTENTION),
     "dropout": _BELOW_ONE,
     "seed": _SEED,

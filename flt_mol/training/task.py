@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.optim import Optimizer
 
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
@@ -56,6 +57,7 @@ class EnergyTask(LightningModule):
         self.loss_config = LossConfig() if loss is None else loss
         self.splits = splits
         self._validation = OutputMetrics()
+        self._shown: list[int | str] = []
         self._sums: dict[str, tuple[Tensor, float]] = {}
 
     def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
@@ -66,6 +68,7 @@ class EnergyTask(LightningModule):
                 of the batch.
         """
         config = self.training_config
+        self._shown = list(batch.sid)
         with _naming(self.splits[0]):
             batch, moved = move_atoms(batch, config.noise, config.interpolation)
             if config.shift_images:
@@ -113,6 +116,27 @@ class EnergyTask(LightningModule):
             name: (torch.tensor(total, dtype=_summed_on(self.device), device=self.device), count)
             for name, (total, count) in sums.items()
         }
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """The gradient, no longer than allowed; its length before is logged.
+
+        Raises:
+            ValueError: it is not finite, naming the systems.
+        """
+        assert gradient_clip_val is not None
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), float(gradient_clip_val))
+        scaled = self.trainer.precision == "16-mixed"  # which tries too large a scale at times
+        if not scaled and not bool(norm.isfinite()):
+            raise ValueError(
+                f"split '{self.splits[0]}': the gradient is not finite after the batch of sids "
+                f"{self._shown}"
+            )
+        self._add("gradient_norm", norm.detach(), 1)
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:
         """Collect errors; the epoch's end reports them."""

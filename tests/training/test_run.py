@@ -1,6 +1,7 @@
 """Training on tiny and troublesome sets of one's own."""
 
 import csv
+import importlib.util
 import math
 from dataclasses import replace
 
@@ -306,6 +307,9 @@ def test_schedule():
     assert (linear(550), cosine(550)) == (pytest.approx(0.5), pytest.approx(0.5))
     assert cosine(325) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
     assert linear(1000) == cosine(1000) == 0.0
+    slow = learning_rate_factor(1000, 0.1, "inverse-sqrt")
+    assert slow(49) == pytest.approx(0.5)
+    assert [slow(k) for k in (99, 399, 899)] == pytest.approx([1.0, 1 / 2, 1 / 3])
     with pytest.raises(ValueError, match="'exponential'; known: linear, cosine"):
         learning_rate_factor(10, 0.1, "exponential")
 
@@ -325,6 +329,7 @@ def test_all_outputs_on_all_passes(tmp_path):
         "train/mae",
         "train/energy_initial_mae",
         "train/displacement",
+        "train/gradient_norm",
         "val/mae",
         "val/ewt",
         "val/energy_initial_mae",
@@ -645,3 +650,71 @@ def test_warmup_in_steps():
     assert [factor(step) for step in (0, 9, 55, 100)] == pytest.approx([0.1, 1.0, 0.5, 0.0])
     assert learning_rate_factor(100, 0.5, "linear", warmup_steps=0)(0) == 1.0
     assert learning_rate_factor(10, 0.5, "linear", warmup_steps=1000)(9) == pytest.approx(0.01)
+
+
+def test_a_gradient_that_is_not_finite_stops_with_the_sids(tmp_path, monkeypatch):
+    settings = config(tmp_path, [-1.0, 0.0, 2.0])
+
+    def clip(self, *args, **kwargs):
+        next(p for p in self.model.parameters() if p.grad is not None).grad.fill_(math.inf)
+        return clipping(self, *args, **kwargs)
+
+    clipping = EnergyTask.configure_gradient_clipping
+    monkeypatch.setattr(EnergyTask, "configure_gradient_clipping", clip)
+    with pytest.raises(ValueError, match=r"split 'train'.*gradient is not finite.*sids \[.*0.*\]"):
+        train(settings, console=quiet())
+
+
+def test_the_length_of_the_gradient(tmp_path):
+    """One batch an epoch: the first epoch's is that of the initial weights."""
+    settings = config(tmp_path, [-1.0, 0.0, 2.0], epochs=1, gradient_clip=1e-3)
+    result = train(settings, console=quiet())
+    systems = load_split(settings, "train")
+    torch.manual_seed(settings.training.seed)
+    model = build_model(settings, systems).train()
+    batch = Structures.cat(systems)
+    training_loss(model(batch), batch, 0.0, LossConfig(), model.normalizers).total.backward()
+    norm = math.hypot(*(p.grad.norm().item() for p in model.parameters() if p.grad is not None))
+    assert result.best["train/gradient_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:elements never trained on")
+def test_accumulated_batches_make_the_step_of_one(tmp_path):
+    """3 + 3 systems: their mean gradient is that of 6; rounding apart."""
+    weights = []
+    for name, settings in (("a", {"batch_size": 6}), ("b", {"batch_size": 3, "accumulate": 2})):
+        (tmp_path / name).mkdir()
+        energies = [-1.0, 0.5, 2.0, -1.2, 0.4, 2.2]
+        result = train(config(tmp_path / name, energies, **settings), console=quiet())
+        weights.append(torch.load(result.folder / "last.ckpt", weights_only=True)["state_dict"])
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ema_decay", 1.0),
+        ("early_stop", 0),
+        ("accumulate", 0),
+        ("save_minutes", -1.0),
+        ("loggers", ["csv", "csv"]),
+        ("loggers", ["excel"]),
+        ("devices", 0),
+    ],
+)
+def test_settings_of_the_loop_that_cannot_work(tmp_path, key, value):
+    with pytest.raises(ValueError, match=rf"training\.{key} is"):
+        train(config(tmp_path, [-1.0, 0.0], **{key: value}), console=quiet())
+
+
+def test_no_loggers(tmp_path):
+    result = train(config(tmp_path, [-1.0, 0.0, 2.0], loggers=[]), console=quiet())
+    assert not (result.folder / "logs").exists()
+
+
+def test_a_logger_that_is_not_installed(tmp_path):
+    if importlib.util.find_spec("wandb"):
+        pytest.skip("it is installed")
+    with pytest.raises(ValueError, match="pip install wandb"):
+        train(config(tmp_path, [-1.0, 0.0, 2.0], loggers=["wandb"]), console=quiet())
