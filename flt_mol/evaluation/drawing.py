@@ -37,7 +37,7 @@ def system_png(system: Structures) -> bytes:
     positions = system.positions.double().cpu().numpy()
     cell = system.cell[0].double().cpu().numpy()
     corners = np.array([[(a >> i) & 1 for i in range(3)] for a in range(8)]) @ cell
-    figure = plots.new_figure(5.0, 2.7)
+    figure = plots.new_figure(3.8, 2.3)
     axes = figure.subplots(1, 2)
     for axis, (title, plane, depth, towards) in zip(axes, _VIEWS, strict=True):
         order = np.argsort(towards * positions[:, depth], kind="stable")
@@ -46,7 +46,7 @@ def system_png(system: Structures) -> bytes:
         axis.set_title(title, fontsize=9, color=_OUTLINE)
     _name_elements(figure, system)
     written = io.BytesIO()
-    figure.savefig(written, format="png", dpi=110, transparent=True, metadata={"Software": None})
+    figure.savefig(written, format="png", dpi=150, transparent=True, metadata={"Software": None})
     return written.getvalue()
 
 

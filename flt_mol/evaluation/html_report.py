@@ -95,9 +95,11 @@ class _Report:
         """Where the metrics of a split stand in the summary."""
         return (ALL,) if self.shown[split] is self.summary.get(ALL) else ("splits", split)
 
-    def interval(self, *place: Any, digits: int = 4, scale: float = 1) -> Markup:
+    def interval(
+        self, *place: Any, digits: int = 4, scale: float = 1, style: str = "soft"
+    ) -> Markup:
         low, high = (self.number(*place, i, digits=digits, scale=scale) for i in (0, 1))
-        return element("span", "[", low, ", ", high, "]", class_="soft")
+        return element("span", "[", low, ", ", high, "]", class_=style)
 
     def notes(self) -> list[Markup]:
         told = [f"flt_mol {self.summary['flt_mol']}"]
@@ -132,7 +134,8 @@ class _Report:
                 ("me", 4, 1),
             ):
                 value = self.number(*at, name, digits=digits, scale=scale)
-                ends = self.interval(*at, "intervals", name, digits=digits, scale=scale)
+                where = (*at, "intervals", name)
+                ends = self.interval(*where, digits=digits, scale=scale, style="soft below")
                 row.append(Markup(f"{value} {ends}"))
             for name, of in baselines.items():
                 row.append(self.number("baselines", name, split) if split in of else "–")
@@ -227,13 +230,13 @@ class _Report:
                 seen = f"System {about}, seen from above and from the side."
                 content.append(picture(system_png(system), seen))
             numbers = [
-                element("span", f" {what} ", self.number("worst", i, what), " eV")
+                element("span", f"{what} ", self.number("worst", i, what), " eV; ")
                 for what in ("prediction", "target", "error")
             ]
             caption = element("figcaption", element("strong", about), *numbers)
             cards.append(element("figure", *content, caption))
         title = f"The {len(cards)} largest errors"
-        return element("section", element("h2", title), element("div", *cards, class_="grid"))
+        return element("section", element("h2", title), element("div", *cards, class_="grid large"))
 
     def about(self, entry: Mapping[str, Any]) -> str:
         text = f"sid {entry['sid']} of {entry['split']}"

@@ -121,7 +121,8 @@ def _unique(table: EnergyTable, with_split: bool) -> list[Key]:
 def _refuse_difference(
     predicted: EnergyTable, wanted: EnergyTable, of_id: dict[Key, Key], wanted_ids: list[Key]
 ) -> None:
-    missing = [identity for identity in wanted_ids if identity not in of_id]
+    pairs = zip(wanted_ids, wanted.energies, strict=True)
+    missing = [key for identity, key in pairs if identity not in of_id]
     known = set(wanted_ids)
     surplus = [key for identity, key in of_id.items() if identity not in known]
     if not missing and not surplus:

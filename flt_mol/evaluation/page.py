@@ -30,11 +30,15 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-
 th, td { padding: 0.25rem 0.7rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-thead th { vertical-align: bottom; border-bottom: 2px solid var(--line); }
+thead th { vertical-align: bottom; white-space: normal; border-bottom: 2px solid var(--line); }
 tr.all > * { border-top: 2px solid var(--line); font-weight: 600; }
-td .soft { font-weight: 400; }
+td .soft { font-weight: 400; text-align: right; }
+caption { max-width: min(46rem, calc(100vw - 2rem)); }
+figcaption strong { display: block; }
+.below { display: block; }
 .grid { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(16rem, 1fr)); }
-.wide { max-width: 46rem; }
+.grid.large { grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); }
+.wide { max-width: 36rem; }
 figure { margin: 0; padding: 0.6rem; background: var(--card); border-radius: 0.4rem;
   min-width: 0; }
 figure svg, figure img { width: 100%; height: auto; display: block; }

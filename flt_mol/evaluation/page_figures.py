@@ -47,6 +47,7 @@ def histogram_svg(results: Results, split: str) -> str:
     error = results[split].error
     inside = np.abs(error) <= reach
     axis.hist(error[inside], bins=_BINS, range=(-reach, reach), color=plots.BLUE)
+    axis.locator_params(axis="x", nbins=5)
     axis.axvline(0, color=plots.GREY, linewidth=1)
     axis.axvline(float(error.mean()), color=plots.ORANGE, linewidth=1.5, linestyle="--")
     axis.set(xlabel="error: prediction − target (eV)", ylabel="systems", xlim=(-reach, reach))
@@ -63,7 +64,7 @@ def ewt_svg(curves: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         curves: {split: {"thresholds": eV, "fractions"}}.
     """
-    figure, axis = _panel(6.4)
+    figure, axis = _panel(5.0)
     for i, (split, curve) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": _COLOURS[i % 5], "linestyle": _DASHES[i % 5]}
         percent = 100 * np.array(curve["fractions"])

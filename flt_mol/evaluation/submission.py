@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,10 +111,10 @@ def check_submission(
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
         if not zipfile.is_zipfile(path):
-            path.open("rb").close()
+            path.open("rb").close()  # whether it is there at all
             raise ValueError(f"{path} is no .npz file: write it with flt-mol submission make")
         found: dict[str, NDArray[Any]] = {}
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             for name in file.files:
                 try:
                     found[name] = file[name]
@@ -124,7 +125,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
         return found
     except FileNotFoundError as error:
         raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})") from error
-    except (OSError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
