@@ -235,7 +235,7 @@ class _Report:
             ]
             caption = element("figcaption", element("strong", about), *numbers)
             cards.append(element("figure", *content, caption))
-        title = f"The {len(cards)} largest errors"
+        title = f"The {len(cards)} largest error{'s' * (len(cards) > 1)}"
         return element("section", element("h2", title), element("div", *cards, class_="grid large"))
 
     def about(self, entry: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["Markup", "element", "page", "picture", "table"]
+__all__ = ["Markup", "element", "page", "picture", "safe", "table"]
 
 _VOID = {"img", "meta"}
 
@@ -66,15 +66,15 @@ def element(tag: str, *children: str, **attributes: str) -> Markup:
         '<p class="soft">a &lt; b, <b>so</b></p>'
     """
     names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
-    opened = "".join(f' {names[name]}="{_safe(value)}"' for name, value in attributes.items())
+    opened = "".join(f' {names[name]}="{safe(value)}"' for name, value in attributes.items())
     if tag in _VOID:
         return Markup(f"<{tag}{opened}>")
-    inside = "".join(child if isinstance(child, Markup) else _safe(child) for child in children)
+    inside = "".join(child if isinstance(child, Markup) else safe(child) for child in children)
     return Markup(f"<{tag}{opened}>{inside}</{tag}>")
 
 
-def _safe(text: str) -> str:
-    """Escaped, with what cannot be shown or encoded written as an escape."""
+def safe(text: str) -> str:
+    """Text escaped for HTML, with what cannot be shown or encoded written as an escape."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     return escape(shown)
 

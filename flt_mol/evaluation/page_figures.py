@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from flt_mol.evaluation import plots
 from flt_mol.evaluation.collecting import SplitResult
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
+from flt_mol.evaluation.page import safe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,9 @@ def parity_svg(results: Results, split: str) -> str:
     plots.draw_points(axis, results[split], limits, rasterized=True)
     axis.set(xlim=limits, ylim=limits, aspect="equal")
     axis.set(xlabel="target (eV)", ylabel="prediction (eV)")
-    return _svg(figure, f"parity-{split}", f"Predictions against targets of {split}.")
+    return _svg(
+        figure, f"parity-{list(results).index(split)}", f"Predictions against targets of {split}."
+    )
 
 
 def histogram_svg(results: Results, split: str) -> str:
@@ -55,7 +57,9 @@ def histogram_svg(results: Results, split: str) -> str:
     outside = int((~inside).sum())
     if outside:
         axis.set_title(f"{outside} beyond the axis", fontsize=9, color=_TEXT, loc="right")
-    return _svg(figure, f"histogram-{split}", f"Histogram of the errors of {split}.")
+    return _svg(
+        figure, f"histogram-{list(results).index(split)}", f"Histogram of the errors of {split}."
+    )
 
 
 def ewt_svg(curves: Mapping[str, Mapping[str, Any]]) -> str:
@@ -68,7 +72,7 @@ def ewt_svg(curves: Mapping[str, Mapping[str, Any]]) -> str:
     for i, (split, curve) in enumerate(curves.items()):
         style: dict[str, Any] = {"color": _COLOURS[i % 5], "linestyle": _DASHES[i % 5]}
         percent = 100 * np.array(curve["fractions"])
-        axis.plot(curve["thresholds"], percent, label=split, linewidth=1.8, **style)
+        axis.plot(curve["thresholds"], percent, label=plots.label(split), linewidth=1.8, **style)
     axis.axvline(EWT_THRESHOLD, color=plots.GREY, linewidth=1)
     axis.text(EWT_THRESHOLD, 101, f"{EWT_THRESHOLD:g} eV", ha="center", fontsize=9, color=_TEXT)
     axis.set(xscale="log", xlim=(1e-3, 10), ylim=(0, 100))
@@ -100,7 +104,7 @@ def _svg(figure: Figure, name: str, description: str) -> str:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(written, format="svg", metadata=nothing, transparent=True, dpi=130)
-    return _inline(written.getvalue(), re.sub(r"\W", "_", name), description)
+    return _inline(written.getvalue(), name, description)
 
 
 def _inline(svg: str, prefix: str, description: str) -> str:
@@ -110,4 +114,4 @@ def _inline(svg: str, prefix: str, description: str) -> str:
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
     for size in ("width", "height"):
         svg = re.sub(rf'^<svg([^>]*?) {size}="[^"]*"', r"<svg\1", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{safe(description)}"', 1)

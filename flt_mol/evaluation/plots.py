@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from flt_mol.evaluation.collecting import SplitResult
 from flt_mol.files import temporary_path
+from flt_mol.outputs import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ __all__ = [
     "ORANGE",
     "clean",
     "draw_points",
+    "label",
     "learning_curve",
     "limits",
     "new_figure",
@@ -187,7 +189,7 @@ def _draw_parity(axis: Axes, split: str, result: SplitResult, limits: tuple[floa
 
     metrics = result.metrics
     systems = "1 system" if metrics["count"] == 1 else f"{metrics['count']:,d} systems"
-    axis.set_title(f"{split}\nMAE {metrics['mae']:.3f} eV, {systems}", fontsize=11)
+    axis.set_title(f"{label(split)}\nMAE {metrics['mae']:.3f} eV, {systems}", fontsize=11)
     axis.plot(limits, limits, color=GREY, linewidth=1, zorder=1)
     draw_points(axis, result, limits)
     axis.set(xlim=limits, ylim=limits, aspect="equal")
@@ -248,6 +250,17 @@ def draw_points(
             axis.scatter(target[beyond], y, marker=marker, s=26, color=ORANGE, zorder=3)
         text = f"{outside} prediction{'s' * (outside > 1)} beyond the axes"
         axis.text(0.97, 0.03, text, transform=axis.transAxes, ha="right", color=ORANGE, fontsize=8)
+
+
+def label(text: str) -> str:
+    r"""A name as matplotlib shows it: no formulas between $, nothing that cannot be drawn.
+
+    Example:
+        >>> label("val$id$"), label("_mine")
+        ('val\\$id\\$', ' _mine')
+    """
+    text = printable(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # left out of legends otherwise
 
 
 def clean(axis: Axes) -> None:
