@@ -82,6 +82,10 @@ def test_repetitions_of_padded_processes_are_dropped(tmp_path):
         ({"id_ids": np.array(["10", " ", "12"])}, "the id in row 1 is empty"),
         ({"id_ids": np.array(["10", "11"]), "id_energy": np.ones(2)}, "id lacks sid 12"),
         ({"id_ids": np.array(["10", "11", "99"])}, "lacks sid 12 and has sid 99, not of this"),
+        (
+            {"id_ids": np.array(["10", "11", "12", "99"]), "id_energy": np.ones(4)},
+            "id has sid 99, not of this split",
+        ),
         ({"id_ids": np.array(["10", "11", {}], dtype=object)}, "array id_ids cannot be read.*pick"),
     ],
 )
