@@ -1,4 +1,4 @@
-"""The command `flt-mol`: train | evaluate | predict | data …."""
+"""The command `flt-mol`: train | evaluate | predict | submission … | data …."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 import flt_mol
-from flt_mol.commands import run_evaluate, run_predict, run_train
-from flt_mol.data_cli import add_data_commands, count
+from flt_mol.commands import run_predict, run_train
+from flt_mol.data_cli import add_data_commands
+from flt_mol.evaluation_cli import add_evaluate_command, add_running
 from flt_mol.outputs import say
+from flt_mol.submission_commands import add_submission_commands
 
 _PIPE_STATUS = 128 + 13  # signal.SIGPIPE, which not every system has
 
@@ -95,8 +97,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flt_mol {flt_mol.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands)
-    _add_evaluate(commands)
+    add_evaluate_command(commands)
     _add_predict(commands)
+    add_submission_commands(commands)
     data = commands.add_parser("data", help="look at, convert, split, get and check data sets")
     add_data_commands(data.add_subparsers(required=True, metavar="COMMAND"))
     return parser
@@ -126,30 +129,6 @@ def _add_train(commands: Any) -> None:
     parser.set_defaults(run=run_train)
 
 
-def _add_evaluate(commands: Any) -> None:
-    parser = commands.add_parser(
-        "evaluate",
-        help="energy MAE and EwT of a checkpoint",
-        description="Energy MAE and EwT (error below 0.02 eV) of a checkpoint on each split.",
-    )
-    parser.add_argument("checkpoint", help="a .ckpt file, a run's folder, or a shipped model")
-    parser.add_argument(
-        "--data",
-        help="name in datasets/, a folder with dataset.yaml, or a file or folder of records "
-        "(default: what the checkpoint was trained on)",
-    )
-    parser.add_argument(
-        "--split", action="append", help="split of the data set; may be repeated (default: all val)"
-    )
-    parser.add_argument(
-        "--energy", metavar="KEY", help="name of the stored target (default: as in training)"
-    )
-    parser.add_argument("--output", type=Path, help="folder for results (default: beside the run)")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    _add_running(parser)
-    parser.set_defaults(run=run_evaluate)
-
-
 def _add_predict(commands: Any) -> None:
     parser = commands.add_parser(
         "predict",
@@ -161,16 +140,8 @@ def _add_predict(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("predictions.csv"), help=".csv or .json"
     )
-    _add_running(parser)
+    add_running(parser)
     parser.set_defaults(run=run_predict)
-
-
-def _add_running(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch-size", type=count, default=64, help="systems per step")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
-    parser.add_argument(
-        "--skip-bad", action="store_true", help="leave bad records out (default: refuse them)"
-    )
 
 
 if __name__ == "__main__":

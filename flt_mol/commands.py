@@ -6,14 +6,12 @@ import argparse
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flt_mol.data.options import OnError
-from flt_mol.outputs import check_file, check_folder, printable, say, say_files, writing
+from flt_mol.outputs import check_file, printable, say_files, show_then
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -70,55 +68,6 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_evaluate(options: argparse.Namespace) -> None:
-    """`flt-mol evaluate`."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from flt_mol.data.splits import open_splits, skipped_message
-    from flt_mol.evaluation import report
-    from flt_mol.evaluation.plots import parity
-    from flt_mol.evaluation.splits import evaluate_splits
-    from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
-
-    checkpoint = find_checkpoint(options.checkpoint)
-    folder = options.output or _evaluation_folder(checkpoint)
-    check_folder(folder, "--output FOLDER")
-    model = load_model(checkpoint, map_location=options.device)
-    trained_on = read_checkpoint(checkpoint).get("config", {}).get("data", {})
-    on_error: OnError = "skip" if options.skip_bad else "raise"
-    splits, baselines = open_splits(
-        options.data, options.split, trained_on, on_error, options.energy
-    )
-    for data in splits.values():
-        if data.skipped:
-            say(f"flt-mol: {skipped_message(data)}", sys.stderr)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = {split: bar.add_task(split, total=len(data)) for split, data in splits.items()}
-        results = evaluate_splits(
-            model,
-            splits,
-            options.batch_size,
-            progress=lambda split, done, total: bar.update(task[split], completed=done),
-        )
-
-    def write() -> None:
-        with writing(folder):
-            name = str(options.checkpoint)
-            json_file = report.write_json(
-                results, folder / "results.json", baselines, checkpoint=name
-            )
-            csv_file = report.write_csv(results, folder / "predictions.csv")
-            files = (json_file, csv_file, parity(results, folder / "parity.png"))
-        if options.json:
-            print(json_file.read_text(encoding="utf-8"), end="")
-        else:
-            say_files(files)
-
-    _show_then("" if options.json else report.table(results, baselines), write)
-
-
 def run_predict(options: argparse.Namespace) -> None:
     """`flt-mol predict`."""
     from flt_mol.predict import predict_files, write_predictions
@@ -137,23 +86,4 @@ def run_predict(options: argparse.Namespace) -> None:
         write_predictions(predictions, options.output)
         say_files([options.output])
 
-    _show_then("\n".join(lines), write)
-
-
-def _show_then(text: str, write: Callable[[], None]) -> None:
-    """Print the results, so that a full disk does not lose them; a closed pipe loses no file."""
-    try:
-        if text:
-            say(text)
-        sys.stdout.flush()
-    finally:
-        write()
-
-
-def _evaluation_folder(checkpoint: Path) -> Path:
-    """Beside the run; shipped models lie where one should not write."""
-    from flt_mol import resources
-
-    if resources.folder("models") in checkpoint.parents:
-        return Path("runs") / f"{checkpoint.parent.name}-evaluation"
-    return checkpoint.parent / "evaluation"
+    show_then("\n".join(lines), write)

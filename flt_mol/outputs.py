@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -109,3 +109,13 @@ def say_files(files: Sequence[Path]) -> None:
     say("written:")
     for file in files:
         say(f"  {printable(str(file))}")
+
+
+def show_then(text: str, write: Callable[[], None]) -> None:
+    """Print the results, so that a full disk does not lose them; a closed pipe loses no file."""
+    try:
+        if text:
+            say(text)
+        sys.stdout.flush()
+    finally:
+        write()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["EWT_THRESHOLD", "EnergyMetrics", "energies", "ewt", "mae"]
+__all__ = ["EWT_THRESHOLD", "EnergyMetrics", "energies", "ewt", "mae", "median_ae", "metrics_of"]
 
 EWT_THRESHOLD = 0.02
 """eV; an energy is within threshold if its error is strictly smaller."""
@@ -136,6 +136,31 @@ def ewt(prediction: Any, target: Any) -> float:
         0.5
     """
     return _computed(prediction, target)["ewt"]
+
+
+def median_ae(prediction: Any, target: Any) -> float:
+    """Median of |error|, eV, of (B,) or (B, 1) energies: half of the systems are closer.
+
+    Example:
+        >>> median_ae([1.0, 2.0, 9.0], [1.5, 1.9, 1.0])
+        0.5
+    """
+    return metrics_of(prediction, target)["median_ae"]
+
+
+def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> dict[str, float]:
+    """All of :meth:`EnergyMetrics.compute`, and "median_ae", the median of |error|, eV.
+
+    Unlike the others a median is no sum, and needs all systems at once.
+
+    Raises:
+        ValueError: as :class:`EnergyMetrics`.
+    """
+    metrics = EnergyMetrics()
+    metrics.update(prediction, target, sid)
+    computed = metrics.compute()
+    size = np.abs(energies(prediction) - energies(target))
+    return {**computed, "median_ae": float(np.median(size))}
 
 
 def _computed(prediction: Any, target: Any) -> dict[str, float]:

@@ -10,16 +10,28 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.evaluation.splits import SplitResult
+from flt_mol.evaluation.collecting import SplitResult
 from flt_mol.files import temporary_path
+from flt_mol.outputs import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["learning_curve", "parity"]
+__all__ = [
+    "BLUE",
+    "GREY",
+    "ORANGE",
+    "clean",
+    "draw_points",
+    "label",
+    "learning_curve",
+    "limits",
+    "new_figure",
+    "parity",
+]
 
-_BLUE, _ORANGE, _GREY = "#2a6f9e", "#d1622b", "#6b6b6b"
+BLUE, ORANGE, GREY = "#2a6f9e", "#d1622b", "#6b6b6b"
 _MANY = 3000
 """Systems above which single points would hide how many lie on each other."""
 
@@ -54,10 +66,10 @@ def learning_curve(
         (
             "training MAE" if loss.lower().endswith("mae") else "training loss",
             loss_unit,
-            _GREY,
+            GREY,
             *_curve(rows, loss),
         ),
-        ("validation MAE", "eV", _BLUE, *_curve(rows, validation)),
+        ("validation MAE", "eV", BLUE, *_curve(rows, validation)),
     ]
     curves = [curve for curve in curves if len(curve[3])]
     if not curves:
@@ -66,7 +78,7 @@ def learning_curve(
             f"or {validation!r}"
         )
     panels = [curves] if len({unit for _, unit, *_ in curves}) == 1 else [[c] for c in curves]
-    figure = _figure(6.4, 1.0 + 3.2 * len(panels))
+    figure = new_figure(6.4, 1.0 + 3.2 * len(panels))
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         _draw_curves(axis, panel)
@@ -99,7 +111,7 @@ def _draw_curves(axis: Axes, curves: list[Any]) -> None:
                 linestyle="none",
                 marker="*",
                 markersize=13,
-                color=_ORANGE,
+                color=ORANGE,
                 label=f"best: {values[best]:.4g} eV at epoch {epochs[best]:g}",
             )
     kinds = dict.fromkeys(label.split()[-1] for label, *_ in curves)
@@ -110,7 +122,7 @@ def _draw_curves(axis: Axes, curves: list[Any]) -> None:
     if last - first < 1:  # a single epoch
         axis.set_xlim(first - 0.5, last + 0.5)
     axis.legend(frameon=False)
-    _clean(axis)
+    clean(axis)
 
 
 def _scale(axis: Axes, values: NDArray[Any]) -> None:
@@ -144,11 +156,11 @@ def parity(results: Mapping[str, SplitResult], path: str | Path) -> Path:
         raise ValueError("nothing to plot: no split was evaluated")
     columns = math.ceil(math.sqrt(len(results)))
     lines = math.ceil(len(results) / columns)
-    figure = _figure(0.6 + 3.6 * columns, 0.4 + 4.1 * lines, "compressed")
+    figure = new_figure(0.6 + 3.6 * columns, 0.4 + 4.1 * lines, "compressed")
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    limits = _limits(list(results.values()))
+    shared = limits(list(results.values()))
     for axis, (split, result) in zip(axes.flat, results.items(), strict=False):
-        _draw_parity(axis, split, result, limits)
+        _draw_parity(axis, split, result, shared)
     for axis in axes.flat[len(results) :]:
         axis.set_axis_off()
     for column in range(columns):
@@ -160,7 +172,8 @@ def parity(results: Mapping[str, SplitResult], path: str | Path) -> Path:
     return _save(figure, path)
 
 
-def _limits(results: list[SplitResult]) -> tuple[float, float]:
+def limits(results: list[SplitResult]) -> tuple[float, float]:
+    """Both axes of parity plots, eV: the targets' range, and predictions up to a quarter beyond."""
     target = np.concatenate([result.target for result in results])
     prediction = np.concatenate([result.prediction for result in results])
     low, high = float(target.min()), float(target.max())
@@ -176,16 +189,26 @@ def _draw_parity(axis: Axes, split: str, result: SplitResult, limits: tuple[floa
 
     metrics = result.metrics
     systems = "1 system" if metrics["count"] == 1 else f"{metrics['count']:,d} systems"
-    axis.set_title(f"{split}\nMAE {metrics['mae']:.3f} eV, {systems}", fontsize=11)
-    axis.plot(limits, limits, color=_GREY, linewidth=1, zorder=1)
-    _draw_points(axis, result, limits)
+    axis.set_title(f"{label(split)}\nMAE {metrics['mae']:.3f} eV, {systems}", fontsize=11)
+    axis.plot(limits, limits, color=GREY, linewidth=1, zorder=1)
+    draw_points(axis, result, limits)
     axis.set(xlim=limits, ylim=limits, aspect="equal")
     for direction in (axis.xaxis, axis.yaxis):
         direction.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-    _clean(axis)
+    clean(axis)
 
 
-def _draw_points(axis: Axes, result: SplitResult, limits: tuple[float, float]) -> None:
+def draw_points(
+    axis: Axes, result: SplitResult, limits: tuple[float, float], rasterized: bool = False
+) -> None:
+    """One point a system, or a density where they are many; triangles for those beyond `limits`.
+
+    Args:
+        axis: to draw on.
+        result: of a split.
+        limits: of both axes, eV.
+        rasterized: whether an SVG holds the points as a picture, which keeps it small.
+    """
     low, high = limits
     target, prediction = result.target, result.prediction
     inside = (prediction >= low) & (prediction <= high)
@@ -199,19 +222,21 @@ def _draw_points(axis: Axes, result: SplitResult, limits: tuple[float, float]) -
             mincnt=1,
             cmap="viridis",
             linewidths=0.1,
+            rasterized=rasterized,
             zorder=2,
         )
         text = "brighter: more systems (log)"
-        axis.text(0.03, 0.9, text, transform=axis.transAxes, color=_GREY, fontsize=8)
+        axis.text(0.03, 0.9, text, transform=axis.transAxes, color=GREY, fontsize=8)
     else:
         alpha = min(0.7, 12 / math.sqrt(len(target)))
         axis.scatter(
             target[inside],
             prediction[inside],
             s=10,
-            color=_BLUE,
+            color=BLUE,
             alpha=alpha,
             linewidths=0,
+            rasterized=rasterized,
             zorder=2,
         )
     outside = int((~inside).sum())
@@ -222,19 +247,36 @@ def _draw_points(axis: Axes, result: SplitResult, limits: tuple[float, float]) -
             (prediction < low, "v", low + inset),
         ):
             y = np.full(int(beyond.sum()), rim)
-            axis.scatter(target[beyond], y, marker=marker, s=26, color=_ORANGE, zorder=3)
+            axis.scatter(target[beyond], y, marker=marker, s=26, color=ORANGE, zorder=3)
         text = f"{outside} prediction{'s' * (outside > 1)} beyond the axes"
-        axis.text(0.97, 0.03, text, transform=axis.transAxes, ha="right", color=_ORANGE, fontsize=8)
+        axis.text(0.97, 0.03, text, transform=axis.transAxes, ha="right", color=ORANGE, fontsize=8)
 
 
-def _clean(axis: Axes) -> None:
+def label(text: str) -> str:
+    r"""A name as matplotlib shows it: no formulas between $, nothing that cannot be drawn.
+
+    Example:
+        >>> label("val$id$"), label("_mine")
+        ('val\\$id\\$', ' _mine')
+    """
+    text = printable(text).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # left out of legends otherwise
+
+
+def clean(axis: Axes) -> None:
+    """A faint grid, and no frame above and to the right."""
     axis.grid(True, which="major", linewidth=0.5, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _figure(
+def new_figure(
     width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained"
 ) -> Figure:
+    """An empty figure, in inches, that pyplot knows nothing of.
+
+    Raises:
+        ImportError: no matplotlib.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

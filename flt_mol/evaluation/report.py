@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flt_mol.evaluation.splits import SplitResult
+from flt_mol.evaluation.collecting import SplitResult
+from flt_mol.evaluation.summary import ALL
+from flt_mol.evaluation.systems import COLUMNS
 from flt_mol.files import temporary_path
 
 if TYPE_CHECKING:
@@ -17,43 +19,46 @@ if TYPE_CHECKING:
 __all__ = ["maes", "rich_table", "table", "table_rows", "write_csv", "write_json"]
 
 Results = Mapping[str, SplitResult]
-Baselines = Mapping[str, Mapping[str, float]]
+Summary = Mapping[str, Any]
 
 
 def maes(results: Results) -> dict[str, float]:
-    """{split: MAE in eV}: what the tables take for each baseline."""
+    """{split: MAE in eV}: what a summary takes for each baseline."""
     return {split: result.metrics["mae"] for split, result in results.items()}
 
 
-def table_rows(results: Results, baselines: Baselines | None = None) -> list[list[str]]:
-    """Heading and one row a split: split, systems, MAE (eV), EwT (%), then each baseline's MAE.
+def table_rows(summary: Summary) -> list[list[str]]:
+    """Heading, one row a split, and one for all splits where there are several.
+
+    Columns: split, systems, MAE (eV) and EwT (%) with their 95 % intervals, RMSE (eV), median of
+    |error| (eV), then each baseline's MAE (eV); "-" where a split lacks it.
 
     Args:
-        results: {split: result}, as given by `evaluate_splits`.
-        baselines: {baseline: {split: MAE in eV}}, such as
-            ``{"constant": maes(...), "composition": maes(...)}``. Each adds its MAE and the
-            ratio MAE of the model / MAE of the baseline: below 1, the model is better. A split
-            that a baseline lacks shows "-".
+        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
     """
-    baselines = baselines or {}
-    heading = ["split", "systems", "MAE (eV)", "EwT (%)"]
-    for name in baselines:
-        heading += [f"{name} (eV)", f"MAE/{name}"]
-    rows = [heading]
-    for split, result in results.items():
-        m = result.metrics
-        row = [split, f"{m['count']:d}", f"{m['mae']:.4f}", f"{100 * m['ewt']:.2f}"]
-        for values in baselines.values():
-            value = values.get(split)
-            row.append("-" if value is None else f"{value:.4f}")
-            row.append(f"{m['mae'] / value:.3f}" if value else "-")
+    level = f"{100 * summary['intervals']['level']:g} %"
+    baselines = summary["baselines"]
+    rows = [["split", "systems", f"MAE (eV, {level})", f"EwT (%, {level})", "RMSE", "median"]]
+    rows[0] += list(baselines)
+    for split, m in shown_splits(summary).items():
+        (low, high), (least, most) = m["intervals"]["mae"], m["intervals"]["ewt"]
+        row = [split, f"{m['count']:d}", f"{m['mae']:.4f} [{low:.4f}, {high:.4f}]"]
+        row.append(f"{100 * m['ewt']:.2f} [{100 * least:.2f}, {100 * most:.2f}]")
+        row += [f"{m['rmse']:.4f}", f"{m['median_ae']:.4f}"]
+        row += [f"{of[split]:.4f}" if split in of else "-" for of in baselines.values()]
         rows.append(row)
     return rows
 
 
-def table(results: Results, baselines: Baselines | None = None) -> str:
+def shown_splits(summary: Summary) -> dict[str, Mapping[str, Any]]:
+    """{split: metrics}, all splits together last where a summary has that."""
+    together = {ALL: summary[ALL]} if ALL in summary else {}
+    return {**summary["splits"], **together}
+
+
+def table(summary: Summary) -> str:
     """:func:`table_rows` as aligned plain text, without a newline at its end."""
-    rows = table_rows(results, baselines)
+    rows = table_rows(summary)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -63,62 +68,45 @@ def table(results: Results, baselines: Baselines | None = None) -> str:
     return "\n".join(lines)
 
 
-def rich_table(results: Results, baselines: Baselines | None = None) -> Table:
+def rich_table(summary: Summary) -> Table:
     """:func:`table_rows` for a rich console."""
     from rich.table import Table
+    from rich.text import Text
 
-    heading, *rows = table_rows(results, baselines)
+    heading, *rows = table_rows(summary)
     made = Table()
     for column in heading:
         made.add_column(column, justify="left" if column == "split" else "right")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))  # what is in brackets is no markup
     return made
 
 
-def write_json(
-    results: Results,
-    path: str | Path,
-    baselines: Baselines | None = None,
-    **further: Any,
-) -> Path:
-    """Write metrics, paths and elements never trained on of each split; give the path back.
-
-    The file holds ``{"units": …, **further, "splits": {split: {"count": …, "mae": …, "ewt": …,
-    "rmse": …, "me": …, "path": …, "unseen": […]}}, "baselines": {baseline: {split: MAE}}}``.
-    Energies are in eV, `ewt` is a fraction.
-
-    Args:
-        results: {split: result}, as given by `evaluate_splits`.
-        path: where to write.
-        baselines: {baseline: {split: MAE in eV}}, as for :func:`table_rows`.
-        **further: more plain values, such as the checkpoint's name.
-    """
-    content = {
-        "units": {"mae": "eV", "rmse": "eV", "me": "eV", "ewt": "fraction"},
-        **further,
-        "splits": {
-            split: {**result.metrics, "path": result.path, "unseen": list(result.unseen)}
-            for split, result in results.items()
-        },
-        "baselines": {name: dict(values) for name, values in (baselines or {}).items()},
-    }
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+def write_json(summary: Summary, path: str | Path) -> Path:
+    """Write a summary of :func:`~flt_mol.evaluation.summary.summarise`; give the path back."""
+    text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
     with temporary_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)
 
 
 def write_csv(results: Results, path: str | Path) -> Path:
-    """Write every prediction, columns split,sid,energy,target (eV); give the path back.
+    """Write every prediction; give the path back.
 
-    Numbers are written so that reading gives the same float64 back.
+    Columns are split, sid, energy, target (eV), and those of natoms, adsorbate, elements and facet
+    that some split has. Numbers are written so that reading gives the same float64 back.
     """
-    with temporary_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as f:
+    names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
+    with (
+        temporary_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as f,
+    ):
         writer = csv.writer(f, lineterminator="\n")
-        writer.writerow(["split", "sid", "energy", "target"])
+        writer.writerow(["split", "sid", "energy", "target", *names])
         for split, result in results.items():
-            columns = (result.prediction.tolist(), result.target.tolist())
-            for sid, energy, target in zip(result.sid, *columns, strict=True):
-                writer.writerow([split, sid, repr(energy), repr(target)])
+            nothing = (None,) * len(result.sid)
+            further = [result.columns.get(name, nothing) for name in names]
+            energies = (map(repr, result.prediction.tolist()), map(repr, result.target.tolist()))
+            for sid, energy, target, *rest in zip(result.sid, *energies, *further, strict=True):
+                writer.writerow([split, sid, energy, target, *rest])
     return Path(path)

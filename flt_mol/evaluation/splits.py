@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
+from flt_mol.evaluation.collecting import Found, SplitResult, energies_of
 from flt_mol.evaluation.elements import check_elements, warn_unseen
-from flt_mol.evaluation.metrics import EnergyMetrics, energies
 from flt_mol.modes import evaluating
 from flt_mol.structures import Structures
 
@@ -24,37 +24,11 @@ __all__ = [
     "evaluate_splits",
     "evaluating",
     "predict_batch",
+    "unfixed_message",
 ]
 
 Model = Callable[[Structures], Any]
 """An `nn.Module` or a function: Structures → {"energy": (B,)} or (B,), eV."""
-
-
-@dataclass(frozen=True, eq=False)
-class SplitResult:
-    """Predictions and targets of the S systems of one split.
-
-    Args:
-        sid: S names, as stored.
-        prediction: (S,) float64, eV.
-        target: (S,) float64, eV.
-        metrics: `count`, `mae`, `ewt`, `rmse`, `me`; see
-            :class:`~flt_mol.evaluation.metrics.EnergyMetrics`.
-        path: where the split was read from, empty if unknown.
-        unseen: symbols of its elements that the model was never trained on.
-    """
-
-    sid: tuple[int | str, ...]
-    prediction: NDArray[np.float64]
-    target: NDArray[np.float64]
-    metrics: Mapping[str, float]
-    path: str = ""
-    unseen: tuple[str, ...] = ()
-
-    @property
-    def error(self) -> NDArray[np.float64]:
-        """(S,) float64, prediction − target, eV."""
-        return self.prediction - self.target
 
 
 def evaluate_model(
@@ -63,6 +37,7 @@ def evaluate_model(
     batch_size: int = 64,
     *,
     progress: Callable[[int, int | None], None] | None = None,
+    keep_worst: int = 0,
 ) -> SplitResult:
     """Predict every system of one split and compare with its targets.
 
@@ -73,16 +48,20 @@ def evaluate_model(
             Structures, or any iterable of them.
         batch_size: systems per call.
         progress: called with (systems done, systems in all or None) after each batch.
+        keep_worst: of how many systems with the largest |error| structures are kept.
 
     Raises:
         ValueError: 'this split has no targets', naming the path; no systems; a prediction or
             target that is not finite, naming the sid.
 
     Warns:
-        UserWarning: elements that the model was never trained on, naming them.
+        UserWarning: elements that the model was never trained on, naming them; no fixed atom,
+            where the model moves free ones.
     """
-    result = _evaluate(model, source, batch_size, progress)
+    result = _evaluate(model, source, batch_size, progress, keep_worst)
     warn_unseen(result.unseen)
+    if result.unfixed:
+        warnings.warn(unfixed_message([result.path or "this split"]), UserWarning, stacklevel=2)
     return result
 
 
@@ -92,6 +71,7 @@ def evaluate_splits(
     batch_size: int = 64,
     *,
     progress: Callable[[str, int, int | None], None] | None = None,
+    keep_worst: int = 0,
 ) -> dict[str, SplitResult]:
     """:func:`evaluate_model` on every split of {name: source}; one warning for all.
 
@@ -100,6 +80,7 @@ def evaluate_splits(
         sources: {split: data set, loader or iterable of Structures}.
         batch_size: systems per call.
         progress: called with (split, systems done, systems in all or None) after each batch.
+        keep_worst: as for :func:`evaluate_model`, of each split.
     """
     results = {}
     for split, source in sources.items():
@@ -108,9 +89,20 @@ def evaluate_splits(
             if progress is not None:
                 progress(split, done, total)
 
-        results[split] = _evaluate(model, source, batch_size, report)
+        results[split] = _evaluate(model, source, batch_size, report, keep_worst)
     warn_unseen({symbol for result in results.values() for symbol in result.unseen})
+    unfixed = [split for split, result in results.items() if result.unfixed]
+    if unfixed:
+        warnings.warn(unfixed_message(unfixed), UserWarning, stacklevel=2)
     return results
+
+
+def unfixed_message(splits: list[str]) -> str:
+    """The warning about splits without a fixed atom under a model that moves free ones."""
+    return (
+        f"no atom is fixed in {', '.join(splits)}, and this model moves free atoms: it takes the "
+        "slab's lower layers for free, too. Store `fixed` (in ASE: FixAtoms) as in training"
+    )
 
 
 def predict_batch(model: Model, batch: Structures) -> NDArray[np.float64]:
@@ -121,11 +113,7 @@ def predict_batch(model: Model, batch: Structures) -> NDArray[np.float64]:
     Raises:
         ValueError: the model did not give one energy per system.
     """
-    output = model(batch.to(_device(model)))
-    values = energies(output["energy"] if isinstance(output, Mapping) else output, "predictions")
-    if len(values) != len(batch):
-        raise ValueError(f"the model gave {len(values)} energies for {len(batch)} systems")
-    return values
+    return energies_of(model(batch.to(_device(model))), batch)
 
 
 def _device(model: Any) -> torch.device:
@@ -140,33 +128,20 @@ def _evaluate(
     source: Any,
     batch_size: int,
     progress: Callable[[int, int | None], None] | None,
+    keep_worst: int,
 ) -> SplitResult:
     path = _path(source)
     total = _total(source)
-    metrics = EnergyMetrics()
-    sids: list[int | str] = []
-    predictions, targets = [], []
-    elements: set[int] = set()
+    device = _device(model)
+    found = Found(keep_worst)
     with evaluating(model), torch.inference_mode():
         for batch in _batches(source, batch_size, path):
-            prediction, target = predict_batch(model, batch), energies(batch.energy, "targets")
-            metrics.update(prediction, target, sid=batch.sid)
-            sids += batch.sid
-            predictions.append(prediction)
-            targets.append(target)
-            elements.update(batch.atomic_numbers.tolist())
+            found.add(model(batch.to(device)), batch)
             if progress is not None:
-                progress(metrics.count, total)
-    if not sids:
+                progress(len(found.sids), total)
+    if not found.sids:
         raise ValueError(f"no systems to evaluate in {path or 'this split'}")
-    return SplitResult(
-        sid=tuple(sids),
-        prediction=np.concatenate(predictions),
-        target=np.concatenate(targets),
-        metrics=metrics.compute(),
-        path=path,
-        unseen=tuple(check_elements(model, elements)),
-    )
+    return found.result(model, path)
 
 
 def _batches(source: Any, batch_size: int, path: str) -> Iterator[Structures]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from flt_mol.displacements import relaxed_displacement
 from flt_mol.evaluation.metrics import EnergyMetrics
 from flt_mol.structures import Structures
 from flt_mol.training.losses import distances, needed, passes
-from flt_mol.training.targets import relaxed_displacement
 
 __all__ = ["OutputMetrics"]
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flt_mol.evaluation.metrics import EnergyMetrics, energies, ewt, mae
+from flt_mol.evaluation.metrics import EnergyMetrics, energies, ewt, mae, metrics_of
 
 REAL = os.environ.get("FLT_MOL_TEST_DATA")
 FINITE = st.floats(-10, 10, allow_nan=False, width=32)
@@ -177,3 +177,43 @@ def test_medians_of_the_oc20_validation_splits():
     }
     assert sum(values["count"] for values in got.values()) == 99_854
     assert round(100 * got["val_id"]["ewt"], 2) == 0.71
+
+
+SHAPES = st.sampled_from([(-1,), (-1, 1)])
+
+
+@given(st.lists(st.tuples(FINITE, FINITE), min_size=2, max_size=30), SHAPES, SHAPES, st.data())
+def test_columns_never_broadcast_and_batches_change_nothing(pairs, first, second, data):
+    prediction, target = (np.array(v) for v in zip(*pairs, strict=True))
+    want = metrics_of(prediction, target)
+    error = prediction - target
+    assert want["mae"] == pytest.approx(math.fsum(abs(error)) / len(error), rel=1e-12)
+    assert want["ewt"] == sum(abs(e) < 0.02 for e in error) / len(error)
+    assert want["median_ae"] == pytest.approx(np.percentile(abs(error), 50), rel=1e-12)
+    got = metrics_of(torch.tensor(prediction).reshape(first), target.reshape(second))
+    assert got == want
+    with pytest.raises(ValueError, match="expected"):
+        metrics_of(prediction[None], target.reshape(second))
+    order = data.draw(st.permutations(range(len(pairs))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(pairs)), max_size=4)))
+    parts = EnergyMetrics()
+    for rows in np.split(np.array(order), cuts):
+        parts.update(prediction[rows].reshape(first), target[rows].reshape(second))
+    assert parts.compute() == pytest.approx(
+        {name: value for name, value in want.items() if name != "median_ae"}, rel=1e-9, abs=1e-12
+    )
+    shuffled = metrics_of(prediction[order], target[order])
+    assert shuffled["median_ae"] == want["median_ae"]
+
+
+def test_numbers_are_those_of_fairchem_core():
+    """Written for `fairchem-core` 1.10 and 2.x, whose Evaluator has the task "is2re"."""
+    module = pytest.importorskip("fairchem.core.modules.evaluator")
+    rng = np.random.default_rng(0)
+    target = torch.tensor(rng.normal(size=500))
+    prediction = target + torch.tensor(rng.normal(0, 0.05, 500))
+    theirs = module.Evaluator(task="is2re").eval({"energy": prediction}, {"energy": target})
+    ours = metrics_of(prediction, target)
+    assert ours["mae"] == pytest.approx(theirs["energy_mae"]["metric"], rel=1e-6)
+    assert ours["rmse"] ** 2 == pytest.approx(theirs["energy_mse"]["metric"], rel=1e-6)
+    assert ours["ewt"] == pytest.approx(theirs["energy_within_threshold"]["metric"], rel=1e-6)

@@ -1,5 +1,4 @@
 import csv
-import json
 import subprocess
 import sys
 
@@ -9,8 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from flt_mol.evaluation import report
-from flt_mol.evaluation.report import maes, table, table_rows, write_csv, write_json
+from flt_mol.evaluation.report import maes, write_csv
 from flt_mol.evaluation.splits import (
     SplitResult,
     check_elements,
@@ -201,77 +199,43 @@ def test_splits_and_their_progress(items):
     assert maes(results) == {split: result.metrics["mae"] for split, result in results.items()}
 
 
-def result(count=4, mae=0.5, ewt=0.25):
-    metrics = {"count": count, "mae": mae, "ewt": ewt, "rmse": 1.0, "me": -0.1}
-    return SplitResult(
-        (1, "b"), np.array([0.1, 2.0]), np.array([1 / 3, 2.0]), metrics, "p", ("Fe",)
-    )
-
-
-RESULTS = {"val_id": result(), "val_ood_both": result(12345, 1.23456, 0.0071)}
-
-
-def test_table():
-    baselines = {"constant": {"val_id": 1.0, "val_ood_both": 1.0}, "composition": {"val_id": 0.4}}
-    assert table_rows(RESULTS)[0] == ["split", "systems", "MAE (eV)", "EwT (%)"]
-    assert table_rows(RESULTS, baselines)[1:] == [
-        ["val_id", "4", "0.5000", "25.00", "1.0000", "0.500", "0.4000", "1.250"],
-        ["val_ood_both", "12345", "1.2346", "0.71", "1.0000", "1.235", "-", "-"],
-    ]
-    assert table(RESULTS).splitlines() == [
-        "split         systems  MAE (eV)  EwT (%)",
-        "------------  -------  --------  -------",
-        "val_id              4    0.5000    25.00",
-        "val_ood_both    12345    1.2346     0.71",
-    ]
-
-
-def test_rich_table():
-    from rich.console import Console
-
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(report.rich_table(RESULTS, {"constant": {"val_id": 1.0}}))
-    assert "constant (eV)" in capture.get()
-    assert "1.2346" in capture.get()
-
-
-def test_json(tmp_path):
-    path = write_json(
-        RESULTS, tmp_path / "new" / "r.json", {"constant": {"val_id": 1.0}}, model="m"
-    )
-    content = json.loads(path.read_text())
-    assert content["model"] == "m"
-    assert content["splits"]["val_id"] == {
-        "count": 4, "mae": 0.5, "ewt": 0.25, "rmse": 1.0, "me": -0.1, "path": "p", "unseen": ["Fe"],
-    }  # fmt: skip
-    assert content["baselines"] == {"constant": {"val_id": 1.0}}
-    assert content["units"]["mae"] == "eV"
-
-
-def test_csv_reads_back_exactly(tmp_path):
-    path = write_csv(RESULTS, tmp_path / "p.csv")
+def test_csv_reads_back_exactly(tmp_path, items):
+    results = evaluate_splits(Fake(), {"val_id": items, "b": items[:1]})
+    path = write_csv(results, tmp_path / "p.csv")
     with path.open(newline="") as f:
         rows = list(csv.DictReader(f))
-    assert list(rows[0]) == ["split", "sid", "energy", "target"]
-    assert [(row["split"], row["sid"]) for row in rows[:3]] == [
-        ("val_id", "1"),
-        ("val_id", "b"),
-        ("val_ood_both", "1"),
+    assert list(rows[0]) == ["split", "sid", "energy", "target", "natoms", "elements"]
+    assert [(row["split"], row["sid"]) for row in rows[2:]] == [
+        ("val_id", "slab-3"),
+        ("val_id", "14"),
+        ("b", "11"),
     ]
-    assert float(rows[0]["target"]) == 1 / 3
+    assert float(rows[0]["energy"]) == results["val_id"].prediction[0]
+    assert rows[1]["elements"] == "C O"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "r.json"
+    path = tmp_path / "r.csv"
     path.write_text("old")
-    with pytest.raises(TypeError):
-        write_json(RESULTS, path, model=object())
     bad = SplitResult((1, 2), np.array([0.1]), np.array([0.2]), {}, "")
     with pytest.raises(ValueError, match="zip"):
         write_csv({"val": bad}, path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_the_worst_systems_are_kept(items, batch_size):
+    result = evaluate_model(Fake(), items, batch_size, keep_worst=2)
+    assert [structure.sid[0] for structure in result.worst] == [12, "slab-3"]
+    assert evaluate_model(Fake(), items).worst == ()
+    assert len(evaluate_model(Fake(), items, keep_worst=20).worst) == 4
+
+
+def test_columns_and_median(items):
+    result = evaluate_model(Fake(), items, 3)
+    assert result.columns == {"natoms": (2, 2, 1, 0), "elements": ("C H", "C O", "Cu", None)}
+    assert result.metrics["median_ae"] == pytest.approx((0.1 + 0.02) / 2, abs=1e-6)
 
 
 def test_importing_evaluation_loads_nothing_heavy():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flt_mol import Structures, testing
+from flt_mol.displacements import relaxed_displacement
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
-from flt_mol.training.targets import relaxed_displacement
 
 
 def systems():

@@ -1,0 +1,140 @@
+"""What `flt-mol evaluate` does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flt_mol.outputs import check_folder, say, say_files, show_then, writing
+
+if TYPE_CHECKING:
+    from flt_mol.data.options import OnError
+    from flt_mol.evaluation import SplitResult
+
+
+def run_evaluate(options: argparse.Namespace) -> None:
+    """`flt-mol evaluate`.
+
+    Raises:
+        ValueError: options that do not go together, or whatever cannot be evaluated.
+    """
+    if (options.checkpoint is None) == (options.predictions is None):
+        raise ValueError("give either a checkpoint, or --predictions FILE")
+    if options.predictions is None:
+        if options.targets is not None:
+            raise ValueError("--targets goes with --predictions; the targets of a model's are data")
+        _evaluate_checkpoint(options)
+    else:
+        if options.data is not None or options.energy is not None:
+            raise ValueError("--data and --energy go with a checkpoint; give --targets FILE")
+        _evaluate_predictions(options)
+
+
+def _evaluate_predictions(options: argparse.Namespace) -> None:
+    from flt_mol.evaluation.matching import median_baseline, score_files
+    from flt_mol.evaluation.summary import summarise
+
+    if options.output is not None:
+        check_folder(options.output, "--output FOLDER")
+    results = score_files(options.predictions, options.targets, options.split)
+    baselines = {"own median": median_baseline(results)}
+    named = {"predictions": str(options.predictions)}
+    if options.targets is not None:
+        named["targets"] = str(options.targets)
+    _show_and_write(options, options.output, summarise(results, baselines, **named), results)
+
+
+def _evaluate_checkpoint(options: argparse.Namespace) -> None:
+    from flt_mol.data.splits import open_splits, skipped_message
+    from flt_mol.evaluation.summary import summarise
+    from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
+
+    checkpoint = find_checkpoint(options.checkpoint)
+    folder = options.output or _evaluation_folder(checkpoint)
+    check_folder(folder, "--output FOLDER")
+    model = load_model(checkpoint, map_location=options.device)
+    trained_on = read_checkpoint(checkpoint).get("config", {}).get("data", {})
+    on_error: OnError = "skip" if options.skip_bad else "raise"
+    splits, baselines = open_splits(
+        options.data, options.split, trained_on, on_error, options.energy
+    )
+    left_out = {}
+    for split, data in splits.items():
+        if data.skipped:
+            left_out[split] = len(data.skipped)
+            say(f"flt-mol: {skipped_message(data)}", sys.stderr)
+    results = _run_model(model, splits, options.batch_size)
+    further: dict[str, Any] = {"left_out": left_out} if left_out else {}
+    summary = summarise(results, baselines, checkpoint=str(options.checkpoint), **further)
+    _show_and_write(options, folder, summary, results)
+
+
+def _run_model(model: Any, splits: Mapping[str, Any], batch_size: int) -> dict[str, SplitResult]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from flt_mol.evaluation.splits import evaluate_splits
+    from flt_mol.evaluation.summary import WORST
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = {split: bar.add_task(split, total=len(data)) for split, data in splits.items()}
+        return evaluate_splits(
+            model,
+            splits,
+            batch_size,
+            progress=lambda split, done, total: bar.update(task[split], completed=done),
+            keep_worst=WORST,
+        )
+
+
+def _show_and_write(
+    options: argparse.Namespace,
+    folder: Path | None,
+    summary: Mapping[str, Any],
+    results: Mapping[str, SplitResult],
+) -> None:
+    """The table, or JSON; and the files, where there is a folder for them."""
+    from flt_mol.evaluation import report
+
+    text = json.dumps(summary, indent=1) if options.json else report.table(summary)
+
+    def write() -> None:
+        if folder is None:
+            return
+        with writing(folder):
+            files = _write_files(folder, summary, results, not options.no_report)
+        if not options.json:
+            say_files(files)
+
+    show_then(text, write)
+
+
+def _write_files(
+    folder: Path, summary: Mapping[str, Any], results: Mapping[str, SplitResult], page: bool
+) -> list[Path]:
+    from flt_mol.evaluation import report
+    from flt_mol.evaluation.html_report import write_html
+    from flt_mol.evaluation.plots import parity
+
+    files = [
+        report.write_json(summary, folder / "results.json"),
+        report.write_csv(results, folder / "predictions.csv"),
+        parity(results, folder / "parity.png"),
+    ]
+    if page:
+        files.append(write_html(summary, results, folder / "report.html"))
+    return files
+
+
+def _evaluation_folder(checkpoint: Path) -> Path:
+    """Beside the run; shipped models lie where one should not write."""
+    from flt_mol import resources
+
+    if resources.folder("models") in checkpoint.parents:
+        return Path("runs") / f"{checkpoint.parent.name}-evaluation"
+    return checkpoint.parent / "evaluation"
