@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flt_mol.outputs import check_file, printable, say_files, show_then
+from flt_mol.outputs import check_file, printable, say, say_files, show_then
 
 
 def run_train(options: argparse.Namespace) -> None:
