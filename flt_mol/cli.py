@@ -17,6 +17,7 @@ import flt_mol
 from flt_mol.commands import run_evaluate, run_predict, run_train
 from flt_mol.data_cli import add_data_commands, count
 from flt_mol.outputs import say
+from flt_mol.predict_cli import add_predict_options
 
 _PIPE_STATUS = 128 + 13  # signal.SIGPIPE, which not every system has
 
@@ -148,10 +149,7 @@ def _add_predict(commands: Any) -> None:
         description="Energies (eV) of all structures in FILES: LMDB, and whatever ASE reads.",
     )
     parser.add_argument("checkpoint", help="a .ckpt file, a run's folder, or a shipped model")
-    parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("predictions.csv"), help=".csv or .json"
-    )
+    add_predict_options(parser)
     _add_running(parser)
     parser.set_defaults(run=run_predict)
 

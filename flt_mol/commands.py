@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.options import OnError
-from flt_mol.outputs import check_file, check_folder, printable, say, say_files, writing
+from flt_mol.outputs import check_file, check_folder, say, say_files, writing
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -111,23 +111,24 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 def run_predict(options: argparse.Namespace) -> None:
     """`flt-mol predict`."""
-    from flt_mol.predict import predict_files, write_predictions
-    from flt_mol.training.checkpoints import load_model
+    from flt_mol.predict_cli import lines, tagger
+    from flt_mol.prediction.files import StructureFiles, predict_files
+    from flt_mol.prediction.members import load_members
+    from flt_mol.prediction.table import SUFFIXES, write_predictions
 
-    check_file(options.output, (".csv", ".json"), "-o FILE")
-    model = load_model(options.checkpoint, map_location=options.device)
-    predictions = predict_files(model, options.files, options.batch_size, skip_bad=options.skip_bad)
-    names = [printable(p.name) for p in predictions]
-    width = max(map(len, names))
-    lines = [
-        f"{name:<{width}}  {p.energy:12.6f} eV" for name, p in zip(names, predictions, strict=True)
-    ]
+    check_file(options.output, SUFFIXES, "-o FILE")
+    prepare = tagger(options)
+    several = [options.checkpoint, *options.ensemble]
+    members = load_members(several if options.ensemble else options.checkpoint, options.device)
+    files = StructureFiles(options.files, skip_bad=options.skip_bad, prepare=prepare)
+    predictions = predict_files(members, files, options.batch_size)
+    text = "\n".join(lines(predictions, prepare))
 
     def write() -> None:
-        write_predictions(predictions, options.output)
+        write_predictions(predictions, options.output, files)
         say_files([options.output])
 
-    _show_then("\n".join(lines), write)
+    _show_then(text, write)
 
 
 def _show_then(text: str, write: Callable[[], None]) -> None:
