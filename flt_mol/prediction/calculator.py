@@ -66,10 +66,11 @@ class FLTCalculator(Calculator):
         self._spread: float | None = None
         if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
             self.implemented_properties = ["energy", "forces"]
-        names = [name for name, model in self._members if not _given(checkpoint, model)]
-        # What ASE's databases and trajectories note beside the results.
-        known = {"checkpoint": names if self._members.ensemble else names[0]} if names else {}
-        super().__init__(**known)  # type: ignore[no-untyped-call]
+        # ASE's databases note parameters beside the results; modules have no name to note.
+        given = checkpoint if self._members.ensemble else [checkpoint]
+        names = [str(one) for one in given if isinstance(one, str | Path)]
+        noted = {"checkpoint": names if self._members.ensemble else names[0]} if names else {}
+        super().__init__(**noted)  # type: ignore[no-untyped-call]
 
     @property
     def spread(self) -> float | None:
@@ -146,12 +147,6 @@ def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
     if not np.isfinite(forces).all():
         raise ValueError(f"the model gives forces that are not finite for {structure.sid[0]}")
     return np.asarray(forces)
-
-
-def _given(checkpoint: Any, model: nn.Module) -> bool:
-    """Whether it came as a module, which has no name to note."""
-    given = checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint]
-    return any(one is model for one in given if not isinstance(one, str | Path))
 
 
 def _refusal(name: str) -> str:

@@ -24,7 +24,7 @@ class Frame:
     """A slab in one piece, with its vacuum above.
 
     Args:
-        positions: (N, 3), Å, moved by lattice vectors so that no vacuum lies between them.
+        positions: (N, 3), Å, moved by lattice vectors into one cell without vacuum in between.
         height: (N,), Å, along the normal of the surface.
         cell: (3, 3), Å, rows are the lattice vectors, a stand-in for one that is zero.
         axis: which lattice vector leads out of the surface, 0 to 2.
@@ -100,9 +100,11 @@ def _vacuum_axis(gaps: dict[int, tuple[float, float]], periodic: NDArray[np.bool
     return empty[0]
 
 
-def _gap(atoms: Atoms, cell: NDArray[np.float64], axis: int, periodic: bool) -> tuple[float, float]:
+def _gap(
+    atoms: Atoms, cell: NDArray[np.float64], axis: int, periodic: bool
+) -> tuple[float, float]:
     """Width of the widest gap along an axis, Å, and the fraction of the cell where it ends."""
-    fractions = np.linalg.solve(cell.T, atoms.positions.T)[axis]
+    fractions = _fractions(atoms, cell)[:, axis]
     if not periodic:
         return np.inf, float(fractions.min())
     places = np.sort(fractions % 1.0)
@@ -112,12 +114,16 @@ def _gap(atoms: Atoms, cell: NDArray[np.float64], axis: int, periodic: bool) -> 
     return float(gaps[widest] * plane_distances(cell)[axis]), start
 
 
+def _fractions(atoms: Atoms, cell: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.linalg.solve(cell.T, atoms.positions.T).T)
+
+
 def _unwrapped(atoms: Atoms, cell: NDArray[np.float64], axis: int, start: float) -> Frame:
-    fractions = np.linalg.solve(cell.T, atoms.positions.T)[axis]
-    shift = np.zeros(len(fractions))
-    if atoms.pbc[axis]:
-        # What lies at the very start may be there by rounding only.
-        shift = -np.floor(fractions - start + 1e-9)
-    positions = atoms.positions + shift[:, None] * cell[axis]
-    height = (fractions + shift) * plane_distances(cell)[axis]
-    return Frame(positions, height, cell, axis)
+    """Every atom in one cell that begins where the vacuum ends; open directions as they are."""
+    fractions = _fractions(atoms, cell)
+    origin = np.zeros(3)
+    origin[axis] = start
+    # What lies at the very start may be there by rounding only.
+    steps = np.where(atoms.pbc, np.floor(fractions - origin + 1e-9), 0.0)
+    height = (fractions - steps)[:, axis] * plane_distances(cell)[axis]
+    return Frame(atoms.positions - steps @ cell, height, cell, axis)
