@@ -100,9 +100,7 @@ def _vacuum_axis(gaps: dict[int, tuple[float, float]], periodic: NDArray[np.bool
     return empty[0]
 
 
-def _gap(
-    atoms: Atoms, cell: NDArray[np.float64], axis: int, periodic: bool
-) -> tuple[float, float]:
+def _gap(atoms: Atoms, cell: NDArray[np.float64], axis: int, periodic: bool) -> tuple[float, float]:
     """Width of the widest gap along an axis, Å, and the fraction of the cell where it ends."""
     fractions = _fractions(atoms, cell)[:, axis]
     if not periodic:

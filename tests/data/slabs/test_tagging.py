@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import add_adsorbate, bulk, fcc111, fcc211, molecule
+from ase.build import bulk, fcc111, fcc211, molecule
 from ase.constraints import FixAtoms
+from slabs import platinum
 
 from flt_mol.data import from_ase, open_dataset, tag_slab, to_ase
 from flt_mol.data.catalog import recipe
 from flt_mol.data.slabs import tag_structures
 from flt_mol.data.slabs.coordination import OPEN, coordination
 from flt_mol.structures import Structures
-from slabs import platinum
 
 TOP_LAYER = [0] * 8 + [1] * 4 + [2] * 2
 
@@ -20,8 +20,8 @@ def oxide():
     """Four layers of rock salt with CO upright on a metal atom."""
     atoms = bulk("MgO", "rocksalt", a=4.2, cubic=True).repeat((1, 1, 2))
     atoms.center(vacuum=8.0, axis=2)
-    metal = max((a for a in atoms if a.symbol == "Mg"), key=lambda a: a.z).position
-    return atoms + Atoms("CO", positions=[metal + [0, 0, 2.4], metal + [0, 0, 3.55]])
+    x, y, z = max((a for a in atoms if a.symbol == "Mg"), key=lambda a: a.z).position
+    return atoms + Atoms("CO", positions=[[x, y, z + 2.4], [x, y, z + 3.55]])
 
 
 def test_top_layer_and_adsorbate_are_found_and_the_atoms_left_alone():
@@ -106,8 +106,8 @@ def stepped():
     atoms = fcc211("Pt", (3, 2, 4), vacuum=8.0)
     atoms.set_tags(0)
     atoms.pbc = True
-    top = atoms.positions[atoms.positions[:, 2].argmax()]
-    return atoms + Atoms("O", positions=[top + [0, 0, 1.6]])
+    x, y, z = atoms.positions[atoms.positions[:, 2].argmax()]
+    return atoms + Atoms("O", positions=[[x, y, z + 1.6]])
 
 
 def test_steps_are_surface_down_to_the_foot_of_the_terrace():
