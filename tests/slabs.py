@@ -16,6 +16,7 @@ class ByHand(nn.Module):
         self.calls = 0
 
     def forward(self, structures):
+        assert not self.training
         self.calls += 1
         values = (structures.atomic_numbers + 100 * structures.tags).double()
         total = torch.zeros(len(structures), dtype=torch.float64)

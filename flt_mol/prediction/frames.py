@@ -71,7 +71,7 @@ def _frame(
     # Positions as they are stored: structures are float32, and moved to the origin if far away.
     fields = {name: record.get(name) for name in _GEOMETRY}
     fields |= {"tags": structure.tags, "fixed": structure.fixed}
-    plain = replace(structure, info={}, energy=None, energy_initial=None, positions_relaxed=None)
+    plain = replace(structure, info={})
     kept = {
         name: value
         for name, (value,) in structure.info.items()

@@ -145,6 +145,8 @@ def test_ensembles():
     assert atoms.calc.spread is None
     assert atoms.get_potential_energy() == 2 * PLATINUM
     assert atoms.calc.spread == pytest.approx(2**0.5 * PLATINUM)
+    atoms.calc.reset()
+    assert atoms.calc.spread is None
     names = ["emt_small", "emt_performer_small"]
     assert FLTCalculator(names).parameters == {"checkpoint": names}
     assert FLTCalculator(["emt_small", ByHand()]).parameters == {"checkpoint": ["emt_small"]}

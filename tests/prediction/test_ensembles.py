@@ -118,6 +118,15 @@ def test_tags_are_warned_of_once_for_all_members():
     assert len(caught) == 1
 
 
+def test_narrow_cells_are_warned_of_where_one_member_does_not_see_images():
+    narrow, members = platinum() * (1, 1, 1), [ByHand(), ByHand(2.0)]
+    narrow.set_cell(narrow.cell.array * 0.5)
+    predict(narrow, members)
+    members[1].sees_images = False
+    with pytest.warns(UserWarning, match=r"narrower than 4 Å in 1 of 1"):
+        predict(narrow, members)
+
+
 def test_members_that_fail_are_named():
     with pytest.raises(ValueError, match=r"inf eV for structure 0 \(member 1\)"):
         predict(platinum(), [ByHand(), ByHand(torch.inf)])

@@ -19,7 +19,6 @@ __all__ = ["Adsorbate", "adsorbate_atoms"]
 Adsorbate = str | Iterable[int] | None
 _GUESSED = ("H", "C", "N", "O")
 _DEPTH = 2.0  # Å below the highest atom of the slab: in hollows and on lower terraces
-_ABOVE = 0.5  # Å above the middle of the slab
 _GAP = 0.5  # Å that atoms of the adsorbate are above those of its elements in the slab
 _BOND = 1.2  # times the sum of covalent radii
 _MEND = 'name the atoms: adsorbate="CO" or adsorbate=[12, 13], or adsorbate="none" for none'
@@ -95,9 +94,7 @@ def _guessed(atoms: Atoms, frame: Frame) -> tuple[Rows, Frame]:
 
 
 def _on_top(rows: Rows, frame: Frame) -> bool:
-    slab, lowest = np.delete(frame.height, rows), frame.height[rows].min()
-    middle = (slab.max() + slab.min()) / 2
-    return bool(lowest > max(slab.max() - _DEPTH, middle + _ABOVE))
+    return bool(frame.height[rows].min() > np.delete(frame.height, rows).max() - _DEPTH)
 
 
 def _of_formula(atoms: Atoms, formula: str, frame: Frame) -> Rows:

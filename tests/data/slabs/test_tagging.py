@@ -11,6 +11,7 @@ from flt_mol.data import from_ase, open_dataset, tag_slab, to_ase
 from flt_mol.data.catalog import recipe
 from flt_mol.data.slabs import tag_structures
 from flt_mol.data.slabs.coordination import OPEN, coordination
+from flt_mol.data.slabs.frame import slab_frame
 from flt_mol.structures import Structures
 
 TOP_LAYER = [0] * 8 + [1] * 4 + [2] * 2
@@ -143,6 +144,32 @@ def test_a_formula_finds_its_molecule_on_an_oxide():
     assert np.flatnonzero(tag_slab(lone, "O").get_tags() == 2).tolist() == [len(atoms) - 2]
     with pytest.raises(ValueError, match="no separate O3, and 8 O in all"):
         tag_slab(atoms[:-2], "O3")
+
+
+def test_a_named_adsorbate_tells_which_face_is_up():
+    atoms = platinum(tags=False)
+    atoms.positions[:, 2] *= -1
+    for adsorbate in ("CO", [12, 13]):
+        for surface in ("oc20", 1):
+            tags = tag_slab(atoms, adsorbate, surface=surface).get_tags()
+            assert tags.tolist() == TOP_LAYER
+
+
+def test_elements_within_a_layer_are_no_adsorbate():
+    layer = Atoms("MgO", positions=[[0, 0, 8], [2.1, 2.1, 8]], cell=[4.2, 4.2, 20], pbc=True)
+    with pytest.raises(ValueError, match="cannot be guessed"):
+        tag_slab(layer)
+
+
+def test_the_slant_of_a_cell():
+    """Distance of planes over length: cos 60° of a vector that leans by 60°."""
+    cell = np.array([[3.0, 0, 0], [0, 4.0, 0], [20 * 3**0.5, 0, 20.0]])
+    for axis, order in ((2, [0, 1, 2]), (0, [2, 0, 1]), (1, [1, 2, 0])):
+        atoms = Atoms("Pt2", positions=[[0, 0, 5], [0, 0, 7]], cell=cell[order], pbc=True)
+        frame = slab_frame(atoms)
+        assert frame.axis == axis
+        assert frame.slant == pytest.approx(0.5)
+        assert np.ptp(frame.height) == pytest.approx(2.0)
 
 
 def test_two_molecules_are_not_chosen_between():
