@@ -8,7 +8,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from flt_mol.commands import run_predict, run_train
 from flt_mol.data_cli import add_data_commands
 from flt_mol.evaluation_cli import add_evaluate_command, add_running
 from flt_mol.outputs import say
+from flt_mol.predict_cli import add_predict_options
 from flt_mol.submission_commands import add_submission_commands
 
 _PIPE_STATUS = 128 + 13  # signal.SIGPIPE, which not every system has
@@ -136,10 +136,7 @@ def _add_predict(commands: Any) -> None:
         description="Energies (eV) of all structures in FILES: LMDB, and whatever ASE reads.",
     )
     parser.add_argument("checkpoint", help="a .ckpt file, a run's folder, or a shipped model")
-    parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("predictions.csv"), help=".csv or .json"
-    )
+    add_predict_options(parser)
     add_running(parser)
     parser.set_defaults(run=run_predict)
 

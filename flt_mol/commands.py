@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flt_mol.outputs import check_file, printable, say, say_files, show_then
+from flt_mol.outputs import check_file, say, say_files, show_then
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -70,20 +70,21 @@ def _terminable() -> Iterator[None]:
 
 def run_predict(options: argparse.Namespace) -> None:
     """`flt-mol predict`."""
-    from flt_mol.predict import predict_files, write_predictions
-    from flt_mol.training.checkpoints import load_model
+    from flt_mol.predict_cli import lines, tagger
+    from flt_mol.prediction.files import StructureFiles, predict_files
+    from flt_mol.prediction.members import load_members
+    from flt_mol.prediction.table import SUFFIXES, write_predictions
 
-    check_file(options.output, (".csv", ".json"), "-o FILE")
-    model = load_model(options.checkpoint, map_location=options.device)
-    predictions = predict_files(model, options.files, options.batch_size, skip_bad=options.skip_bad)
-    names = [printable(p.name) for p in predictions]
-    width = max(map(len, names))
-    lines = [
-        f"{name:<{width}}  {p.energy:12.6f} eV" for name, p in zip(names, predictions, strict=True)
-    ]
+    check_file(options.output, SUFFIXES, "-o FILE")
+    prepare = tagger(options)
+    several = [options.checkpoint, *options.ensemble]
+    members = load_members(several if options.ensemble else options.checkpoint, options.device)
+    files = StructureFiles(options.files, skip_bad=options.skip_bad, prepare=prepare)
+    predictions = predict_files(members, files, options.batch_size)
+    text = "\n".join(lines(predictions, prepare))
 
     def write() -> None:
-        write_predictions(predictions, options.output)
+        write_predictions(predictions, options.output, files)
         say_files([options.output])
 
-    show_then("\n".join(lines), write)
+    show_then(text, write)

@@ -21,6 +21,7 @@ from flt_mol.data.memory import MemoryDataset
 from flt_mol.data.open import open_dataset
 from flt_mol.data.options import ReadOptions
 from flt_mol.data.pyg import from_pyg
+from flt_mol.data.slabs import tag_slab
 
 __all__ = [
     "AseDataset",
@@ -44,6 +45,7 @@ __all__ = [
     "make_loader",
     "open_dataset",
     "split",
+    "tag_slab",
     "target_statistics",
     "to_ase",
 ]

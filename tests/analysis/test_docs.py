@@ -1,12 +1,15 @@
 """What the pages show does what they say, and their pictures and links exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch_geometric.data")  # here: its import gives warnings of its own
 import torch
+
+from flt_mol.cli import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -20,15 +23,31 @@ def _quick_compiler(monkeypatch):
     torch._dynamo.reset()
 
 
+COMMANDS_TOO = {"predict"}  # pages whose commands work on what their Python blocks have written
+
+
 @pytest.mark.usefixtures("_quick_compiler")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_runs_and_prints_what_it_says(page, capsys):
+def test_every_block_runs_and_prints_what_it_says(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text("utf-8")
     with torch.random.fork_rng(devices=[]):
         names = {"__name__": page.stem}
-        for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL):
-            exec(compile(block, page.name, "exec"), names)
-            promised = re.findall(r"^print\(.*\)  # (.*)$", block, flags=re.MULTILINE)
-            assert capsys.readouterr().out.splitlines() == promised
+        for kind, block in re.findall(r"```(python|bash)\n(.*?)```", text, flags=re.DOTALL):
+            if kind == "python":
+                exec(compile(block, page.name, "exec"), names)
+                promised = re.findall(r"^print\(.*\)  # (.*)$", block, flags=re.MULTILINE)
+                assert capsys.readouterr().out.splitlines() == promised
+            elif page.stem in COMMANDS_TOO:
+                run_commands(block)
+                capsys.readouterr()
+
+
+def run_commands(block):
+    for line in block.splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "flt-mol", line
+        assert main(arguments) == 0, line
 
 
 def test_there_are_pages_with_blocks():

@@ -13,7 +13,14 @@ from flt_mol.data.aselmdb.rows import disagreement
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["ALSO", "AtomsRecord", "atoms_record", "layer_note", "occupancy_note"]
+__all__ = [
+    "ALSO",
+    "AtomsRecord",
+    "atoms_record",
+    "fixed_atoms",
+    "layer_note",
+    "occupancy_note",
+]
 
 # Other names under which targets were written.
 ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}
@@ -60,7 +67,7 @@ def atoms_record(atoms: Any) -> AtomsRecord:
         "cell": np.asarray(atoms.get_cell()),
         "pbc": np.asarray(atoms.get_pbc()),
         "tags": np.asarray(atoms.get_tags()),
-        "fixed": _fixed(atoms),
+        "fixed": fixed_atoms(atoms),
         "natoms": len(atoms),
     }
     record = AtomsRecord(fields, _conflicts(atoms.info))
@@ -133,7 +140,7 @@ def _plain(fields: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _fixed(atoms: Atoms) -> NDArray[np.bool_]:
+def fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
     """(N,), the atoms that constraints hold in all three directions."""
     from ase.constraints import FixAtoms, FixCartesian, FixScaled
 

@@ -1,0 +1,124 @@
+"""What `flt-mol predict` takes besides a checkpoint, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flt_mol.outputs import printable
+from flt_mol.structures import Structures
+
+if TYPE_CHECKING:
+    from flt_mol.prediction.table import Prediction
+
+__all__ = ["Tagger", "add_predict_options", "lines", "tagger"]
+
+
+def add_predict_options(parser: argparse.ArgumentParser) -> None:
+    """Files, output, ensemble, and tagging."""
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("predictions.csv"),
+        help=".csv, .json, or .extxyz for the structures with energy_predicted (eV)",
+    )
+    parser.add_argument(
+        "--ensemble",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CHECKPOINT",
+        help="further members: energies are the mean, with the spread (standard deviation, eV)",
+    )
+    parser.add_argument(
+        "--tag-slab",
+        action="store_true",
+        help="tag structures whose tags are all 0, as POSCAR and cif leave them",
+    )
+    parser.add_argument(
+        "--adsorbate",
+        type=_adsorbate,
+        metavar="WHAT",
+        help="with --tag-slab: a formula (CO), atoms counted from 0 (12,13), or none "
+        "(default: H, C, N and O on top of the slab)",
+    )
+    parser.add_argument(
+        "--surface",
+        type=_surface,
+        metavar="RULE",
+        help="with --tag-slab: oc20 (default), half of the layers, as emt_adsorption has it, or a "
+        "number of layers",
+    )
+
+
+class Tagger:
+    """Tags slabs, and keeps what to show of them.
+
+    Args:
+        adsorbate: as of `flt_mol.data.tag_slab`.
+        surface: as of `flt_mol.data.tag_slab`.
+    """
+
+    def __init__(self, adsorbate: str | list[int] | None, surface: str | int) -> None:
+        self.adsorbate = adsorbate
+        self.surface = surface
+        self.shown: list[str] = []
+
+    def __call__(self, structures: Structures) -> Structures:
+        """The structures with tags."""
+        from flt_mol.data.slabs import tag_structures
+
+        tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
+        self.shown += [_counts(one) for one in tagged]
+        return tagged
+
+
+def tagger(options: argparse.Namespace) -> Tagger | None:
+    """What tags the structures; None where that was not asked for.
+
+    Raises:
+        ValueError: --adsorbate or --surface without --tag-slab.
+    """
+    if options.tag_slab:
+        return Tagger(options.adsorbate, options.surface or "oc20")
+    for name in ("adsorbate", "surface"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} says how to tag: give --tag-slab, too")
+    return None
+
+
+def lines(predictions: Sequence[Prediction], prepared: Tagger | None) -> Iterator[str]:
+    """A line for each structure."""
+    names = [printable(p.name) for p in predictions]
+    width = max(map(len, names), default=0)
+    notes = [""] * len(names) if prepared is None else [f"  {text}" for text in prepared.shown]
+    for name, p, note in zip(names, predictions, notes, strict=True):
+        spread = "" if p.spread is None else f" ± {p.spread:.6f}"
+        yield f"{name:<{width}}  {p.energy:12.6f}{spread} eV{note}"
+
+
+def _counts(one: Structures) -> str:
+    from ase.formula import Formula
+    from ase.symbols import Symbols
+
+    below, surface, adsorbate = (int((one.tags == tag).sum()) for tag in range(3))
+    there = Symbols(one.atomic_numbers[one.tags == 2].cpu().numpy())
+    formula = Formula(str(there)).format("hill") if adsorbate else "none"
+    return f"below {below}, surface {surface}, adsorbate {formula}"
+
+
+def _adsorbate(text: str) -> str | list[int]:
+    numbers = text.split(",")
+    return [int(n) for n in numbers] if all(n.strip().isdecimal() for n in numbers) else text
+
+
+def _surface(text: str) -> str | int:
+    if text in ("oc20", "half"):
+        return text
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not oc20, half or a number of layers")

@@ -1,0 +1,1 @@
+"""Energies of new structures; import from `flt_mol.predict`."""

@@ -1,0 +1,166 @@
+"""The ASE calculator."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
+from numpy.typing import NDArray
+from torch import nn
+
+from flt_mol.data.ase.records import fixed_atoms
+from flt_mol.modes import evaluating
+from flt_mol.prediction.energies import member_energies, structures_of
+from flt_mol.prediction.members import EnsembleEnergies, load_members
+from flt_mol.structures import Structures
+
+__all__ = ["FLTCalculator"]
+
+
+class FLTCalculator(Calculator):
+    """Energies of a trained model for ASE: ``atoms.calc = FLTCalculator("emt_small")``.
+
+    ``atoms.get_potential_energy()`` is what the model was trained to give, in eV: of the IS2RE
+    models the **adsorption energy after relaxation**, of the structure as it is before. It hardly
+    changes while a structure relaxes, and its gradient is no force. So forces, and with them
+    relaxations and dynamics, are refused, unless the model says that it was trained on them
+    (`trained_on_forces`); no shipped model was. Stress always is.
+
+    Tags count as positions do: set them first (`flt_mol.data.tag_slab`). An energy is kept until
+    positions, numbers, cell, pbc, tags or fixed atoms change. Warnings, as of
+    :func:`flt_mol.predict.predict`, come once per calculator and kind.
+
+    Args:
+        checkpoint: a checkpoint, the name of a shipped model, or a module; a list or tuple of them
+            is an ensemble, whose energy is the mean and which has a :attr:`spread`.
+        device: where models of checkpoints go (cpu if not given); modules stay where they are.
+
+    Raises:
+        ValueError: as :func:`flt_mol.predict.predict`.
+
+    Example:
+        >>> from ase.build import add_adsorbate, fcc111
+        >>> from flt_mol.data import tag_slab
+        >>> slab = fcc111("Pt", (2, 2, 3), vacuum=7.0)
+        >>> add_adsorbate(slab, "O", 1.3, "fcc")
+        >>> slab = tag_slab(slab, surface="half")
+        >>> slab.calc = FLTCalculator("emt_small")
+        >>> -3 < slab.get_potential_energy() < 0
+        True
+    """
+
+    implemented_properties = ["energy"]  # noqa: RUF012 (ASE's own name and kind)
+    # Of what ASE compares, what no energy here depends on.
+    ignored_changes = {"initial_charges", "initial_magmoms"}  # noqa: RUF012
+
+    def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
+        self._members = load_members(checkpoint, device)
+        self._warned: set[str] = set()
+        self._spread: float | None = None
+        if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
+            self.implemented_properties = ["energy", "forces"]
+        # ASE's databases note parameters beside the results; modules have no name to note.
+        given = checkpoint if self._members.ensemble else [checkpoint]
+        names = [str(one) for one in given if isinstance(one, str | Path)]
+        noted = {"checkpoint": names if self._members.ensemble else names[0]} if names else {}
+        super().__init__(**noted)  # type: ignore[no-untyped-call]
+
+    @property
+    def spread(self) -> float | None:
+        """Of an ensemble, the standard deviation of its energies (ddof = 1), eV.
+
+        Of the last calculation; None where there was none, or no ensemble.
+        """
+        return self._spread if self.results else None
+
+    def get_property(
+        self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
+    ) -> Any:
+        """As of ASE; properties that there are none of are refused with the reason.
+
+        Raises:
+            PropertyNotImplementedError: anything but the energy; forces too, of models that were
+                not trained on them.
+        """
+        if name not in self.implemented_properties:
+            raise PropertyNotImplementedError(_refusal(name))
+        return super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
+
+    def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
+        """What has changed since the last calculation, tags and fixed atoms too."""
+        changes: list[str] = list(super().check_state(atoms, tol))  # type: ignore[no-untyped-call]
+        if self.atoms is not None:
+            if not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
+                changes.append("tags")
+            if not np.array_equal(fixed_atoms(self.atoms), fixed_atoms(atoms)):
+                changes.append("fixed")
+        return changes
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: Any = ("energy",),
+        system_changes: Any = all_changes,
+    ) -> None:
+        """Fill `results`; called by ASE."""
+        super().calculate(atoms, properties, system_changes)  # type: ignore[no-untyped-call]
+        if self.atoms is None:
+            raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
+        notes: dict[str, str] = {}
+        structure = structures_of(self.atoms, str(self.atoms.symbols), notes)
+        energies, messages = member_energies(self._members, [structure], 1)
+        for kind, text in {**notes, **messages}.items():
+            if kind not in self._warned:
+                self._warned.add(kind)
+                warnings.warn(text, UserWarning, stacklevel=2)
+        found = EnsembleEnergies(energies)
+        self.results = {"energy": float(found.mean[0])}
+        self._spread = float(found.spread[0]) if self._members.ensemble else None
+        if "forces" in self.implemented_properties and "forces" in properties:
+            self.results["forces"] = self._forces(structure)
+
+    def _forces(self, structure: Structures) -> NDArray[np.float64]:
+        """(N, 3), eV/Å: −∂E/∂r, of an ensemble the mean."""
+        with ExitStack() as stack:
+            for model in self._members.models:
+                stack.enter_context(evaluating(model))
+            found = [_forces(model, structure) for model in self._members.models]
+        return np.asarray(np.mean(found, axis=0))
+
+
+def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
+    tensors = (*model.parameters(), *model.buffers())
+    moved = structure.to(tensors[0].device) if tensors else structure
+    positions = moved.positions.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        output = model(replace(moved, positions=positions))
+        energy = output["energy"] if isinstance(output, dict) else output
+        (gradient,) = torch.autograd.grad(energy.sum(), positions)
+    forces = -gradient.detach().to("cpu", torch.float64).numpy()
+    if not np.isfinite(forces).all():
+        raise ValueError(f"the model gives forces that are not finite for {structure.sid[0]}")
+    return np.asarray(forces)
+
+
+def _refusal(name: str) -> str:
+    if name == "forces":
+        return (
+            "this model was not trained on forces: its energy is that of the relaxed structure, "
+            "whatever the positions now, and the gradient of it is no force. Relax with DFT or a "
+            "force field; energies need no relaxation here"
+        )
+    if name in ("stress", "stresses"):
+        return (
+            f"this model gives no {name}: its energy is that of adsorption, after relaxation in a "
+            "fixed cell, and its derivative by the cell means nothing"
+        )
+    if name == "free_energy":
+        return "this model gives no free_energy: leave force_consistent out"
+    return f"FLTCalculator gives the energy, no {name}"

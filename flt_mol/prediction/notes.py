@@ -1,0 +1,86 @@
+"""What the predicted structures were like, for one warning of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from flt_mol.data.cells import heights
+from flt_mol.evaluation.elements import check_elements, unseen_message
+from flt_mol.prediction.members import Members
+from flt_mol.structures import Structures
+
+__all__ = ["SUMMED_UP", "Seen"]
+
+SUMMED_UP = {"tags", "cell"}
+"""Kinds of the loaders' notes that :class:`Seen` sums up."""
+_NARROW = 4.0  # Å; the narrowest slabs of the shipped data set are wider
+
+
+@dataclass
+class Seen:
+    """Systems counted and named by what deserves a warning."""
+
+    count: int = 0
+    untagged: list[int | str] = field(default_factory=list)
+    without_cell: list[int | str] = field(default_factory=list)
+    narrow: list[int | str] = field(default_factory=list)
+    elements: set[int] = field(default_factory=set)
+
+    def add(self, batch: Structures) -> None:
+        """Look at the systems of a batch."""
+        tags, system, cell = batch.tags.cpu(), batch.system.cpu(), batch.cell.cpu()
+        tagged = torch.zeros(len(batch), dtype=torch.bool)
+        tagged[system[tags != 0]] = True
+        no_cell = ~cell.flatten(1).any(dim=1)
+        for b in torch.nonzero(~tagged & (batch.natoms.cpu() > 0)).flatten().tolist():
+            self.untagged.append(batch.sid[b])
+        for b in torch.nonzero(no_cell).flatten().tolist():
+            self.without_cell.append(batch.sid[b])
+        for sid, vectors, periodic in zip(batch.sid, cell.numpy(), batch.pbc.cpu(), strict=True):
+            if periodic.any() and heights(vectors[periodic.numpy()]).min() < _NARROW:
+                self.narrow.append(sid)
+        self.count += len(batch)
+        self.elements.update(batch.atomic_numbers.tolist())
+
+    def messages(self, members: Members) -> Iterator[tuple[str, str]]:
+        """Warnings for these models, kind and text; that of elements is a kind by itself."""
+        if self.untagged:
+            yield (
+                "tags",
+                f"all tags are 0 in {self._some(self.untagged)}: the model takes every atom for "
+                "one below the surface. Set tags (0 below the surface, 1 surface, 2 adsorbate), "
+                "in ASE with atoms.set_tags(...) or flt_mol.data.tag_slab(atoms), in the command "
+                "with --tag-slab; .traj and .extxyz keep them",
+            )
+        if self.without_cell:
+            yield (
+                "cell",
+                f"no cell in {self._some(self.without_cell)}: taken as not periodic. .traj and "
+                ".extxyz keep the cell and pbc",
+            )
+        if self.narrow and not all(getattr(model, "sees_images", True) for _, model in members):
+            yield (
+                "narrow",
+                f"cells narrower than {_NARROW:g} Å in {self._some(self.narrow)}: this model does "
+                "not see periodic images, so a supercell would get another energy per atom; "
+                "repeat them, as in the data that it was trained on",
+            )
+        yield from self._unseen(members)
+
+    def _unseen(self, members: Members) -> Iterator[tuple[str, str]]:
+        unseen = {label: check_elements(model, self.elements) for label, model in members}
+        symbols = list(dict.fromkeys(s for found in unseen.values() for s in found))
+        if not symbols:
+            return
+        text = unseen_message(symbols)
+        if any(found != symbols for found in unseen.values()):
+            told = "; ".join(f"{k}: {', '.join(found)}" for k, found in unseen.items() if found)
+            text = f"{text} (by member: {told})"
+        yield f"elements {', '.join(symbols)}", text
+
+    def _some(self, sids: list[int | str]) -> str:
+        named = ", ".join(str(sid) for sid in sids[:3]) + (", …" if len(sids) > 3 else "")
+        return f"{len(sids)} of {self.count} structures ({named})"

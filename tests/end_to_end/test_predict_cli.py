@@ -1,0 +1,114 @@
+"""`flt-mol predict`: tags, ensembles and outputs through the command line."""
+
+import csv
+
+import ase.io
+import pytest
+from slabs import platinum
+
+from flt_mol import FLTCalculator, predict
+from flt_mol.cli import main
+from flt_mol.data import tag_slab
+
+TAG = ["--tag-slab", "--surface", "half"]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bare = platinum(tags=False)
+    ase.io.write("POSCAR", bare, format="vasp")
+    ase.io.write("slab.cif", bare)
+    ase.io.write("slab.xyz", bare, format="xyz")
+    ase.io.write("slab.extxyz", platinum())
+    return tmp_path
+
+
+@pytest.mark.usefixtures("place")
+def test_files_without_tags_get_the_energies_of_tagged_ones(capsys):
+    files = ["POSCAR", "slab.cif", "slab.extxyz"]
+    assert main(["predict", "emt_small", *files, *TAG, "-o", "out.extxyz"]) == 0
+    shown, err = capsys.readouterr()
+    assert err == ""
+    first, _, third, *_ = shown.splitlines()
+    assert first.endswith("eV  below 4, surface 8, adsorbate CO")
+    assert third.endswith("eV  below 8, surface 4, adsorbate CO")
+    frames = ase.io.read("out.extxyz", ":")
+    for frame in frames:
+        energy = frame.info["energy_predicted"]
+        assert predict(frame, "emt_small")[0] == pytest.approx(energy, abs=1e-5)
+        assert FLTCalculator("emt_small").get_potential_energy(frame) == pytest.approx(energy)
+    expected = predict(tag_slab(platinum(tags=False), surface="half"), "emt_small")[0]
+    assert frames[0].info["energy_predicted"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["POSCAR", "--adsorbate", "CO"], "--adsorbate says how to tag: give --tag-slab, too"),
+        (["POSCAR", "--surface", "1"], "--surface says how to tag"),
+        (["POSCAR", "--tag-slab", "--adsorbate", "NO"], "POSCAR: COPt12 has no NO"),
+        (["POSCAR", "--tag-slab", "--adsorbate", "12,99"], "is to have [99]"),
+        (["slab.xyz", "--tag-slab"], "slab.xyz: COPt12 is no slab"),
+        (["POSCAR", "-o", "out.vasp"], "use a name ending in .csv or .json or .extxyz"),
+        (["POSCAR", "--ensemble", "missing"], "no checkpoint at 'missing'"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments, message, capsys):
+    assert main(["predict", "emt_small", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("flt-mol: error: ")
+    assert message in err
+
+
+@pytest.mark.usefixtures("place")
+def test_a_rule_that_is_none(capsys):
+    for rule in ("top", "0"):
+        with pytest.raises(SystemExit):
+            main(["predict", "emt_small", "POSCAR", "--tag-slab", "--surface", rule])
+        assert f"'{rule}' is not oc20, half or a number of layers" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("adsorbate", ["CO", "12,13", "none"])
+def test_ways_to_name_the_adsorbate(adsorbate, capsys):
+    ase.io.write("bare.traj", platinum(tags=False))
+    more = ["--tag-slab", "--adsorbate", adsorbate]
+    assert main(["predict", "emt_small", "bare.traj", *more]) == 0
+    shown = capsys.readouterr().out.splitlines()[0]
+    assert shown.endswith("adsorbate none" if adsorbate == "none" else "adsorbate CO")
+
+
+@pytest.mark.usefixtures("place")
+def test_slabs_that_cannot_be_tagged_are_left_out_on_request(capsys):
+    arguments = ["predict", "emt_small", "slab.xyz", "POSCAR", *TAG, "--skip-bad", "-o", "o.extxyz"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert "left out 1 structures" in captured.err
+    assert "slab.xyz: COPt12 is no slab" in captured.err
+    assert captured.out.startswith("POSCAR  ")
+    assert len(ase.io.read("o.extxyz", ":")) == 1
+
+
+@pytest.mark.usefixtures("place")
+def test_ensembles(capsys):
+    more = ["--ensemble", "emt_performer_small", "-o", "o.csv"]
+    assert main(["predict", "emt_small", "slab.extxyz", *more]) == 0
+    assert " ± " in capsys.readouterr().out
+    with open("o.csv", newline="") as f:
+        (row,) = csv.DictReader(f)
+    found = predict(platinum(), ["emt_small", "emt_performer_small"])
+    assert float(row["energy"]) == pytest.approx(found.mean[0], abs=1e-5)
+    assert float(row["spread"]) == pytest.approx(found.spread[0], abs=1e-5)
+
+
+@pytest.mark.usefixtures("place")
+def test_warnings_come_once(capsys):
+    files = ["POSCAR", "slab.cif", "slab.xyz", "slab.extxyz"]
+    more = ["--ensemble", "emt_performer_small", "--batch-size", "1"]
+    assert main(["predict", "emt_small", *files, *more]) == 0
+    err = capsys.readouterr().err
+    assert err.count("warning") == 2
+    assert "all tags are 0 in 3 of 4 structures (POSCAR, slab.cif, slab.xyz)" in err
+    assert "no cell in 1 of 4 structures (slab.xyz)" in err
