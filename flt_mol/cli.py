@@ -1,4 +1,4 @@
-"""The command `flt-mol`: train | evaluate | predict | data …."""
+"""The command `flt-mol`: train | evaluate | predict | export | data …."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ import torch
 import flt_mol
 from flt_mol.commands import run_evaluate, run_predict, run_train
 from flt_mol.data_cli import add_data_commands, count
+from flt_mol.export_cli import add_export
 from flt_mol.outputs import say
 
+CHECKPOINT = "a .ckpt or .safetensors file, the folder of a run or an export, or a shipped model"
 _PIPE_STATUS = 128 + 13  # signal.SIGPIPE, which not every system has
 
 
@@ -97,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_evaluate(commands)
     _add_predict(commands)
+    add_export(commands)
     data = commands.add_parser("data", help="look at, convert, split, get and check data sets")
     add_data_commands(data.add_subparsers(required=True, metavar="COMMAND"))
     return parser
@@ -123,7 +126,7 @@ def _add_evaluate(commands: Any) -> None:
         help="energy MAE and EwT of a checkpoint",
         description="Energy MAE and EwT (error below 0.02 eV) of a checkpoint on each split.",
     )
-    parser.add_argument("checkpoint", help="a .ckpt file, a run's folder, or a shipped model")
+    parser.add_argument("checkpoint", help=CHECKPOINT)
     parser.add_argument(
         "--data",
         help="name in datasets/, a folder with dataset.yaml, or a file or folder of records "
@@ -147,7 +150,7 @@ def _add_predict(commands: Any) -> None:
         help="energies of structures in files",
         description="Energies (eV) of all structures in FILES: LMDB, and whatever ASE reads.",
     )
-    parser.add_argument("checkpoint", help="a .ckpt file, a run's folder, or a shipped model")
+    parser.add_argument("checkpoint", help=CHECKPOINT)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("predictions.csv"), help=".csv or .json"
