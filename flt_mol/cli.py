@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Interrupted by Ctrl-C the status is 130, by SIGTERM in training 143.
     """
-    options = build_parser().parse_args(arguments)
+    options = _parse(arguments)
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("default")
@@ -54,6 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             return _fail(error, "terminated", 128 + signal.SIGTERM)
     return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Overrides may come after options, too, which argparse would leave over."""
+    parser = build_parser()
+    options, late = parser.parse_known_args(arguments)
+    if late and (not hasattr(options, "overrides") or any(text.startswith("-") for text in late)):
+        parser.error(f"unrecognized arguments: {' '.join(late)}")
+    if late:
+        options.overrides = [*options.overrides, *late]
+    return options
 
 
 def _fail(error: BaseException, text: str, status: int) -> int:
@@ -116,6 +127,11 @@ def _add_train(commands: Any) -> None:
         "overrides",
         nargs="*",
         help="Hydra overrides, e.g. training.epochs=5 model=emt_performer_small output=runs/mine",
+    )
+    parser.add_argument(
+        "--finetune",
+        metavar="CHECKPOINT",
+        help=f"start from its weights, with its model: {CHECKPOINT}",
     )
     parser.set_defaults(run=run_train)
 

@@ -26,7 +26,8 @@ def run_train(options: argparse.Namespace) -> None:
 
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         console = Console()
-        config = load_run_config(options.config, options.overrides)
+        start = [] if options.finetune is None else [f"finetune.checkpoint={options.finetune}"]
+        config = load_run_config(options.config, [*start, *options.overrides])
         result = train(config, name=Path(options.config).stem, console=console)
         best = result.best
         console.print(

@@ -24,6 +24,7 @@ __all__ = [
     "checkpoint_config",
     "find_checkpoint",
     "load_model",
+    "misfits",
     "read_checkpoint",
     "read_weights",
     "save_checkpoint",
@@ -122,7 +123,7 @@ def load_model(
     device = find_device(map_location)
     path, weights = read_weights(name_or_path, averaged)
     model = _build(path, weights)
-    problems = _differences(model.state_dict(), weights)
+    problems = misfits(model.state_dict(), weights)
     if problems:
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))
     model.load_state_dict(weights)
@@ -207,7 +208,13 @@ def _at_most(some: int | None, blocks: int) -> int:
     return blocks if some is None else min(some, blocks)
 
 
-def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """What keeps weights `found` from being those `expected`, a line for each name.
+
+    Example:
+        >>> misfits({"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.zeros(3)})
+        ['missing: b', 'wrong shape: a is (3,), expected (2,)']
+    """
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
     for key, value in expected.items():

@@ -27,8 +27,11 @@ from flt_mol.training.callbacks import EpochProgress, History
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.checks import check_accelerator, check_run
 from flt_mol.training.config import RunConfig, TrainingConfig, absolute
+from flt_mol.training.finetune_settings import absolute_start
 from flt_mol.training.folders import check_run_folder, run_folder
-from flt_mol.training.run_data import load_split, split_loader
+from flt_mol.training.held_out import load_splits, write_sids
+from flt_mol.training.run_data import split_loader
+from flt_mol.training.starting import start_from
 from flt_mol.training.task import EnergyTask
 
 
@@ -64,15 +67,15 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     check_run(config)
     check_accelerator(config.training.accelerator)
     check_run_folder(config.output)
-    config = replace(config, data=absolute(config.data, Path.cwd()))
-    training, validation = (
-        load_split(config, split) for split in (config.data.train, config.data.validation)
-    )
+    here = Path.cwd()
+    start = absolute_start(config.finetune, here)
+    config = replace(config, data=absolute(config.data, here), finetune=start)
+    training, validation = load_splits(config)
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         torch.manual_seed(config.training.seed)
-        model = build_model(config, training)
+        model = build_model(config, training, console)
         with run_folder(config.output, name) as folder:
             return _run(folder, name, config, model, training, validation, console)
 
@@ -91,6 +94,8 @@ def _run(
     again = {"defaults": ["run_schema", "_self_"], **plain}
     text = yaml.safe_dump(again, sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(text, encoding="utf-8")
+    if config.data.validation_fraction is not None:
+        write_sids(folder / "held_out.csv", validation)
     history = History(folder, {"name": name, **plain})
     _fit(model, config, training, validation, history, console)
     assert history.best is not None
@@ -102,8 +107,13 @@ def _run(
     return TrainingResult(folder, folder / "best.ckpt", history.best, files)
 
 
-def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyModel:
+def build_model(
+    config: RunConfig, training: Sequence[Structures], console: Console | None = None
+) -> EnergyModel:
     """The model with its normalisers fitted, and the elements it will have seen.
+
+    With ``finetune.checkpoint`` it begins as :func:`~flt_mol.training.starting.start_from` says,
+    and frozen parameters need no gradient; `console` is told.
 
     Its seed is ``model.seed + training.seed``, and `model.config` says so; what else is drawn comes
     from torch's global generator, which :func:`train` seeds with ``training.seed``. So runs of
@@ -115,6 +125,11 @@ def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyMode
     workers = 0 if isinstance(training, list) else config.training.num_workers
     initial = model.normalizer_initial
     statistics = target_statistics(training, workers, initial=initial is not None)
+    if config.finetune.checkpoint is not None:
+        start = start_from(model, config.finetune, training, statistics)
+        if console is not None:
+            console.print(str(start), highlight=False, markup=False, soft_wrap=True)
+        return model
     model.normalizer.fit(statistics.energies)
     if initial is not None and statistics.energies_initial is not None:
         initial.fit(statistics.energies_initial)
