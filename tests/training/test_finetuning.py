@@ -355,31 +355,29 @@ def ase_atoms(system):
 
 @pytest.fixture(scope="module")
 def adsorbates():
-    """Systems with adsorbates that emt_small was never trained on: 20 to train on, and 200."""
+    """Systems with adsorbates that emt_small was never trained on: 20 to train on, and 120."""
     split = recipe("emt_adsorption").open("val_ood_ads")
-    order = np.random.default_rng(0).permutation(len(split))[:220].tolist()
+    order = np.random.default_rng(0).permutation(len(split))[:140].tolist()
     return [split[i] for i in order[:20]], [split[i] for i in order[20:]]
 
 
 def test_twenty_structures_beat_the_checkpoint_and_a_model_from_scratch(adsorbates, tmp_path):
     training, others = adsorbates
-    write(tmp_path / "train.extxyz", [ase_atoms(s) for s in training])
-    settings = {"epochs": 15, "console": QUIET}
-    tuned = finetune("emt_small", tmp_path / "train.extxyz", output=tmp_path / "a", **settings)
-    before, after = (
+    file = tmp_path / "train.extxyz"
+    write(file, [ase_atoms(s) for s in training])
+    tuned = finetune("emt_small", file, output=tmp_path / "tuned", console=QUIET)
+    rates = replace(load_run_config("finetune").training, learning_rate=2e-3)
+    data = DataConfig(paths={"train": str(file)}, validation="val", validation_fraction=0.2)
+    model = load_run_config("emt_small").model
+    fresh = RunConfig(data=data, model=model, training=rates, output=str(tmp_path / "fresh"))
+    scratch = train(fresh, console=QUIET)
+    before, after, without = (
         evaluate_model(load_model(name), others).metrics["mae"]
-        for name in ("emt_small", tuned.folder)
+        for name in ("emt_small", tuned.folder, scratch.folder)
     )
-    fresh = load_run_config("emt_small", [f"output={tmp_path / 'b'}"])
-    data = DataConfig(
-        paths={"train": str(tmp_path / "train.extxyz")}, validation_fraction=0.2, validation="val"
-    )
-    rates = load_run_config("finetune").training
-    fresh = replace(fresh, data=data, training=replace(rates, epochs=15, learning_rate=2e-3))
-    from_scratch = evaluate_model(load_model(train(fresh, console=QUIET).folder), others)
     assert before > 0.3  # the card says 0.312
     assert after < 0.7 * before
-    assert after < 0.7 * from_scratch.metrics["mae"]
+    assert after < 0.7 * without
 
 
 def test_the_command(adsorbates, tmp_path, capsys, monkeypatch):
