@@ -24,7 +24,7 @@ def _few_words():
 
 
 def run_commands(block):
-    for line in block.splitlines():
+    for line in block.replace("\\\n", " ").splitlines():
         program, *arguments = shlex.split(line, comments=True)
         assert program == "flt-mol"
         assert main(arguments) == 0, line

@@ -160,3 +160,10 @@ def test_a_model_at_the_top_does_not_take_weights_from_below():
     assert torch.equal(found["head.tag_weight"], expected)
     assert not [key for key in found if key.startswith("ema.")]
     assert torch.equal(model_weights(weights)["head.tag_weight"], expected + 1)
+
+
+def test_counters_are_dropped_where_no_configuration_shows_the_model():
+    one = torch.ones(1)
+    assert list(strip_prefixes({"n_averaged": one, "module.a": one, "module.n_averaged": one})) == [
+        "a"
+    ]
