@@ -1,4 +1,4 @@
-"""The command `flt-mol`: train | evaluate | predict | submission … | data …."""
+"""The command `flt-mol`: train | evaluate | predict | export | submission … | data …."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import torch
 import flt_mol
 from flt_mol.commands import run_predict, run_train
 from flt_mol.data_cli import add_data_commands
-from flt_mol.evaluation_cli import add_evaluate_command, add_running
+from flt_mol.evaluation_cli import CHECKPOINT, add_evaluate_command, add_running
+from flt_mol.export_cli import add_export
 from flt_mol.outputs import say
 from flt_mol.predict_cli import add_predict_options
 from flt_mol.submission_commands import add_submission_commands
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Interrupted by Ctrl-C the status is 130, by SIGTERM in training 143.
     """
-    options = build_parser().parse_args(arguments)
+    options = _parse(arguments)
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("default")
@@ -54,6 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             return _fail(error, "terminated", 128 + signal.SIGTERM)
     return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Overrides may come after options, too, which argparse would leave over."""
+    parser = build_parser()
+    options, late = parser.parse_known_args(arguments)
+    if late and (not hasattr(options, "overrides") or any(text.startswith("-") for text in late)):
+        parser.error(f"unrecognized arguments: {' '.join(late)}")
+    if late:
+        options.overrides = [*options.overrides, *late]
+    return options
 
 
 def _fail(error: BaseException, text: str, status: int) -> int:
@@ -99,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     add_evaluate_command(commands)
     _add_predict(commands)
+    add_export(commands)
     add_submission_commands(commands)
     data = commands.add_parser("data", help="look at, convert, split, get and check data sets")
     add_data_commands(data.add_subparsers(required=True, metavar="COMMAND"))
@@ -118,6 +131,11 @@ def _add_train(commands: Any) -> None:
         help="Hydra overrides, e.g. training.epochs=5 model=emt_performer_small output=runs/mine",
     )
     parser.add_argument(
+        "--finetune",
+        metavar="CHECKPOINT",
+        help=f"start from its weights, with its model: {CHECKPOINT}",
+    )
+    parser.add_argument(
         "--sweep",
         action="store_true",
         help="train every combination of overrides that give several values, "
@@ -135,7 +153,7 @@ def _add_predict(commands: Any) -> None:
         help="energies of structures in files",
         description="Energies (eV) of all structures in FILES: LMDB, and whatever ASE reads.",
     )
-    parser.add_argument("checkpoint", help="a .ckpt file, a run's folder, or a shipped model")
+    parser.add_argument("checkpoint", help=CHECKPOINT)
     add_predict_options(parser)
     add_running(parser)
     parser.set_defaults(run=run_predict)

@@ -25,11 +25,13 @@ def run_train(options: argparse.Namespace) -> None:
 
         logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         console = Console()
+        start = [] if options.finetune is None else [f"finetune.checkpoint={options.finetune}"]
+        overrides = [*start, *options.overrides]
         if options.sweep:
-            runs = sweep(options.config, options.overrides, console)
+            runs = sweep(options.config, overrides, console)
             say("\n".join(f"{run.best['val/mae']:.4f} eV  {run.name}" for run in runs))
             return
-        config = load_run_config(options.config, options.overrides)
+        config = load_run_config(options.config, overrides)
         if options.print_config:
             say(settings_yaml(config).rstrip())
             return

@@ -12,6 +12,9 @@ from flt_mol.data_cli import count
 __all__ = ["add_evaluate_command", "add_running"]
 
 
+CHECKPOINT = "a .ckpt or .safetensors file, the folder of a run or an export, or a shipped model"
+
+
 def add_evaluate_command(commands: Any) -> None:
     """Add it to the subparsers of `flt-mol`; it sets ``run``."""
     parser = commands.add_parser(
@@ -21,9 +24,7 @@ def add_evaluate_command(commands: Any) -> None:
         "intervals, on each split: of a checkpoint, or of predictions that some program wrote. "
         "Writes results.json, predictions.csv, parity.png and report.html.",
     )
-    parser.add_argument(
-        "checkpoint", nargs="?", help="a .ckpt file, a run's folder, or a shipped model"
-    )
+    parser.add_argument("checkpoint", nargs="?", help=CHECKPOINT)
     parser.add_argument(
         "--predictions",
         type=Path,

@@ -27,3 +27,23 @@ def test_an_error_leaves_the_file_before(tmp_path):
         fail()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_durable_files_are_on_the_disk_before_their_name(tmp_path, monkeypatch):
+    path, order = tmp_path / "a.txt", []
+    real_sync, real_replace = os.fsync, type(path).replace
+
+    def sync(descriptor):
+        order.append(("sync", os.path.samestat(os.fstat(descriptor), os.stat(tmp_path))))
+        real_sync(descriptor)
+
+    def replace(self, target):
+        order.append(("rename", False))
+        real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(type(path), "replace", replace)
+    with temporary_path(path, durable=True) as temporary:
+        temporary.write_text("whole")
+    assert order == [("sync", False), ("rename", False), ("sync", True)]
+    assert path.read_text() == "whole"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -204,7 +205,9 @@ def _known(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(schema)}
     unknown = sorted(set(values) - names)
     if unknown:
+        near = difflib.get_close_matches(str(unknown[0]), names, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
         raise ValueError(
-            f"unknown model setting {', '.join(unknown)}; known: {', '.join(sorted(names))}"
+            f"unknown model setting {', '.join(unknown)}; {meant}known: {', '.join(sorted(names))}"
         )
     return dict(values)

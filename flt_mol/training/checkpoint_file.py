@@ -14,32 +14,87 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flt_mol.models.energy import CONFIG_KEY
+from flt_mol.training.pretrained_file import read_pretrained
+from flt_mol.training.weight_names import model_weights
+
+FORMAT = "flt_mol.checkpoint"
+FORMAT_VERSION = 1
+
 _STATE_DICTS = ("state_dict", "model_state_dict", "model")
+_AVERAGED = ("ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "ema")
+_RAW = ("raw_state_dict", "current_model_state")  # the second is Lightning's
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint file, on CPU; a bare state dict is put under ``state_dict``.
+def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
+    """The content of a checkpoint file, on CPU, the model's weights by name in ``state_dict``.
 
-    A ``config`` that is no mapping is left out, and so is its part ``data`` where that does not
-    say plainly what a run was trained on.
+    Weights are found under the names that tools give them, or bare, and wrappers' names are taken
+    off (:func:`~flt_mol.training.weight_names.model_weights`). A ``config`` that is no mapping is
+    left out, and so is its part ``data`` where that does not say plainly what a run was trained on.
+
+    Args:
+        path: a file; of a folder that `save_pretrained` wrote, its ``model.safetensors``.
+        averaged: whether averaged weights (EMA) are taken where the file has both.
 
     Raises:
-        ValueError: damaged, cut short, not readable as a checkpoint, or asking for more than
-            tensors and plain data; the message names the file.
+        ValueError: damaged, cut short, not readable as a checkpoint, of a later format, or asking
+            for more than tensors and plain data; the message names the file.
     """
     path = Path(path)
-    _refuse_damaged(path)
-    content = _load(path)
+    if path.suffix.lower() == ".safetensors":
+        content: Any = read_pretrained(path)
+    else:
+        _refuse_damaged(path)
+        content = _load(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
-    for key in _STATE_DICTS:
-        if isinstance(content.get(key), Mapping):
-            whole = {**content, "state_dict": _weights(path, content[key])}
-            return _with_plain_config(whole)
+    _refuse_later(path, content)
+    found = _find_weights(path, content, averaged)
     if content and all(isinstance(value, Tensor) for value in content.values()):
-        return {"state_dict": _weights(path, content)}
-    keys = ", ".join(map(str, list(content)[:20]))
-    raise ValueError(f"{path}: no 'state_dict' in it (keys: {keys})")
+        return {"state_dict": found}
+    return _with_plain_config({**content, "state_dict": found})
+
+
+def _refuse_later(path: Path, content: Mapping[str, Any]) -> None:
+    version = content.get("format_version")
+    if content.get("format") == FORMAT and isinstance(version, int) and version > FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: written by flt_mol {content.get('flt_mol_version')} in format {version}, and "
+            f"this version reads up to {FORMAT_VERSION}: install that version or a later one"
+        )
+
+
+def _find_weights(path: Path, content: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
+    """The weights meant. An average that leaves out what is not averaged has it from the others."""
+    try:
+        raw = _mapping(content, _STATE_DICTS)
+        if not averaged:
+            training = content.get("training_state")
+            before = _mapping(content, _RAW) or _mapping(
+                training if isinstance(training, Mapping) else {}, _RAW
+            )
+            raw = raw if before is None else before
+        found = {} if raw is None else model_weights(_weights(path, raw), averaged)
+        average = _mapping(content, _AVERAGED)
+        if average is not None and (averaged or not found):
+            average = _mapping(average, (*_STATE_DICTS, "module")) or average
+            if average and all(isinstance(value, Tensor) for value in average.values()):
+                over = model_weights(_weights(path, average))
+                found = over if CONFIG_KEY in over else {**found, **over}
+        if not found and content and all(isinstance(x, Tensor) for x in content.values()):
+            found = model_weights(_weights(path, content), averaged)
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if str(path) in text else f"{path}: {text}") from None
+    if not found:
+        keys = ", ".join(map(str, list(content)[:20]))
+        raise ValueError(f"{path}: no 'state_dict' in it (keys: {keys})")
+    return found
+
+
+def _mapping(content: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[Any, Any] | None:
+    return next((content[key] for key in keys if isinstance(content.get(key), Mapping)), None)
 
 
 def _refuse_damaged(path: Path) -> None:

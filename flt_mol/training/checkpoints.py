@@ -14,17 +14,25 @@ from flt_mol import resources
 from flt_mol.files import temporary_path
 from flt_mol.models.energy import CONFIG_KEY, EnergyConfig, EnergyModel
 from flt_mol.nn.feature_map import current_names
-from flt_mol.training.checkpoint_file import read_checkpoint
+from flt_mol.training.checkpoint_file import FORMAT, FORMAT_VERSION, read_checkpoint
 from flt_mol.training.checks import check_model
 from flt_mol.training.devices import find_device
+from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
+from flt_mol.training.weight_names import strip_prefixes
 
-__all__ = ["find_checkpoint", "load_model", "read_checkpoint", "save_checkpoint", "strip_prefixes"]
+__all__ = [
+    "checkpoint_config",
+    "find_checkpoint",
+    "load_model",
+    "misfits",
+    "read_checkpoint",
+    "read_weights",
+    "save_checkpoint",
+    "strip_prefixes",
+]
 
-FORMAT = "flt_mol.checkpoint"
-FORMAT_VERSION = 1
 RELEASED_WEIGHTS = "weights.ckpt"
-_PREFIXES = ("module.", "_orig_mod.", "model.", "ema.")
-_AVERAGED = "n_averaged"
+_IN_FOLDERS = ("best.ckpt", RELEASED_WEIGHTS, WEIGHTS_FILE)
 
 
 def save_checkpoint(
@@ -32,14 +40,23 @@ def save_checkpoint(
     model: EnergyModel,
     config: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
+    training_state: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `model` with the run's plain `config` and `metrics` to `path`.
 
     The file holds a dict of tensors and plain data (``torch.load(weights_only=True)`` reads it).
-    It is written to a temporary name beside `path`, then renamed.
+    It is written to a temporary name beside `path`, brought to the disk, then renamed.
+
+    Args:
+        path: missing folders are made.
+        model: with the weights to predict with, averaged ones where a run averages.
+        config: plain data.
+        metrics: by name.
+        training_state: tensors and plain data to go on training with, which `load_model` does not
+            look at, but for a ``"raw_state_dict"`` of weights that were not averaged.
     """
     path = Path(path)
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "flt_mol_version": flt_mol.__version__,
@@ -50,33 +67,45 @@ def save_checkpoint(
         "elements_seen": model.elements_seen.nonzero().flatten().tolist(),
         "state_dict": {k: v.detach().cpu().clone() for k, v in model.state_dict().items()},
     }
-    with temporary_path(path) as temporary:
+    if training_state is not None:
+        content["training_state"] = dict(training_state)
+    with temporary_path(path, durable=True) as temporary:
         torch.save(content, temporary)
     return path
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
-    """A checkpoint file by path, by run folder (its best.ckpt), or by the name of a shipped model.
+    """A checkpoint file by path, by folder, or by the name of a shipped model.
+
+    Folders are those of runs (their best.ckpt) and those that `save_pretrained` wrote (their
+    model.safetensors).
 
     Raises:
         ValueError: none of these, naming the shipped models that have weights.
     """
     path = Path(name_or_path)
     if path.is_file():
-        return path
-    if (path / "best.ckpt").is_file():
-        return path / "best.ckpt"
+        return path.with_name(WEIGHTS_FILE) if path.name == CONFIG_FILE else path
+    for name in _IN_FOLDERS:
+        if (path / name).is_file():
+            return path / name
+    if (path / CONFIG_FILE).is_file():
+        raise ValueError(f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it")
     models = resources.folder("models")
     shipped = sorted(file.parent.name for file in models.glob(f"*/{RELEASED_WEIGHTS}"))
     if str(name_or_path) in shipped:
         return models / str(name_or_path) / RELEASED_WEIGHTS
     raise ValueError(
-        f"no checkpoint at '{name_or_path}': give a .ckpt file, the folder of a run, "
-        f"or a shipped model ({', '.join(shipped) or 'none has weights'})"
+        f"no checkpoint at '{name_or_path}': give a .ckpt file, the folder of a run, one that "
+        f"save_pretrained wrote, or a shipped model ({', '.join(shipped) or 'none has weights'})"
     )
 
 
-def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu") -> EnergyModel:
+def load_model(
+    name_or_path: str | Path,
+    map_location: str | torch.device = "cpu",
+    averaged: bool = True,
+) -> EnergyModel:
     """The trained model of a checkpoint, in eval mode.
 
     Prefixes left by DDP, torch.compile, weight averaging and wrappers are stripped; weights of any
@@ -85,26 +114,43 @@ def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu
     Args:
         name_or_path: see `find_checkpoint`.
         map_location: where the model goes.
+        averaged: whether averaged weights (EMA) are taken where the file has both.
 
     Raises:
         ValueError: no such device here; no or no whole checkpoint; missing, extra or wrongly
             shaped or typed keys, listed.
     """
     device = find_device(map_location)
-    path = find_checkpoint(name_or_path)
-    weights = strip_prefixes(read_checkpoint(path)["state_dict"])
-    renamed = current_names(weights)
-    weights = {renamed.get(key, key): value for key, value in weights.items()}
+    path, weights = read_weights(name_or_path, averaged)
     model = _build(path, weights)
-    problems = _differences(model.state_dict(), weights)
+    problems = misfits(model.state_dict(), weights)
     if problems:
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))
     model.load_state_dict(weights)
     return model.eval().to(device)
 
 
-def _build(path: Path, weights: Mapping[str, Tensor]) -> EnergyModel:
-    """The model that the weights describe, its own weights not loaded yet."""
+def read_weights(name_or_path: str | Path, averaged: bool = True) -> tuple[Path, dict[str, Tensor]]:
+    """The file of a checkpoint and the weights in it, on CPU, by the names they have today.
+
+    Args, Raises: as of `load_model`, but whether they fit is not looked at.
+    """
+    path = find_checkpoint(name_or_path)
+    weights: dict[str, Tensor] = read_checkpoint(path, averaged)["state_dict"]
+    renamed = current_names(weights)
+    return path, {renamed.get(key, key): value for key, value in weights.items()}
+
+
+def checkpoint_config(name_or_path: str | Path) -> EnergyConfig:
+    """The settings of a checkpoint's model.
+
+    Raises:
+        ValueError: no or no whole checkpoint, or settings that are not usable.
+    """
+    return _settings(*read_weights(name_or_path))
+
+
+def _settings(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
     try:
         text = weights.get(CONFIG_KEY)
         if text is not None and (text.dim() != 1 or text.is_complex()):
@@ -112,11 +158,24 @@ def _build(path: Path, weights: Mapping[str, Tensor]) -> EnergyModel:
         config = EnergyModel.config_of(weights)
         check_model(config)
         _refuse_oversized(config, weights)
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+        raise _not_usable(path, error) from error
+    return config
+
+
+def _build(path: Path, weights: Mapping[str, Tensor]) -> EnergyModel:
+    """The model that the weights describe, its own weights not loaded yet."""
+    config = _settings(path, weights)
+    try:
         with torch.random.fork_rng(devices=[]):
             return EnergyModel(config)
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
-        reason = error if isinstance(error, ValueError) else "it is garbled"
-        raise ValueError(f"{path}: its model configuration is not usable: {reason}") from error
+        raise _not_usable(path, error) from error
+
+
+def _not_usable(path: Path, error: Exception) -> ValueError:
+    reason = error if isinstance(error, ValueError) else "it is garbled"
+    return ValueError(f"{path}: its model configuration is not usable: {reason}")
 
 
 def _refuse_oversized(config: EnergyConfig, weights: Mapping[str, Tensor]) -> None:
@@ -149,24 +208,13 @@ def _at_most(some: int | None, blocks: int) -> int:
     return blocks if some is None else min(some, blocks)
 
 
-def strip_prefixes(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop wrappers' prefixes that every key carries, however often, and AveragedModel's counter.
+def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """What keeps weights `found` from being those `expected`, a line for each name.
 
     Example:
-        >>> list(strip_prefixes({"module._orig_mod.head.bias": torch.zeros(1)}))
-        ['head.bias']
+        >>> misfits({"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.zeros(3)})
+        ['missing: b', 'wrong shape: a is (3,), expected (2,)']
     """
-    out = dict(weights)
-    while out:
-        named = [key for key in out if key != _AVERAGED]
-        shared = [p for p in _PREFIXES if named and all(key.startswith(p) for key in named)]
-        if not shared:
-            break
-        out = {key.removeprefix(shared[0]): out[key] for key in named}
-    return out
-
-
-def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
     for key, value in expected.items():

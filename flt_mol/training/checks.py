@@ -13,6 +13,7 @@ from flt_mol.models.checks import check_parts
 from flt_mol.models.config import ATTENTION, EnergyConfig, RPEConfig
 from flt_mol.nn.spectrum import FORMS
 from flt_mol.training.augmentation import ROTATIONS
+from flt_mol.training.finetune_config import check_finetune, check_held_out
 from flt_mol.training.losses import (
     AUXILIARY,
     DISPLACEMENT_DECAYS,
@@ -132,6 +133,8 @@ def check_run(config: Any) -> None:
     check_training(config.training)
     check_model(config.model)
     check_loss(config.loss, config.model.outputs, config.model.recycles)
+    check_finetune(config.finetune)
+    check_held_out(config.data)
     _check_moves(config)
     seed = config.model.seed + config.training.seed
     if not _SEED[0](seed):

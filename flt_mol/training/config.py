@@ -19,6 +19,8 @@ from flt_mol.data.catalog import known_name
 from flt_mol.models.energy import EnergyConfig
 from flt_mol.training.checks import check_run
 from flt_mol.training.explaining import explain, unknown
+from flt_mol.training.finetune_config import FinetuneConfig
+from flt_mol.training.finetune_settings import START, compose_from, find_start, starting_model
 from flt_mol.training.losses import LossConfig
 from flt_mol.training.overrides import PATHS, check_overrides, split_paths
 from flt_mol.training.parts import null_part, set_parts, split_parts
@@ -36,6 +38,8 @@ class DataConfig:
         evaluation: splits reported at the end and by `flt-mol evaluate`.
         paths: split → path of a file, overrides or stands for the data set's own; relative paths
             are taken from the configuration file's folder.
+        validation_fraction: share of the training split that is held out, at random by
+            `training.seed`, and takes the place of `validation`; None trains on all of it.
         skip_bad: whether training leaves bad records out, with a warning, or refuses them; bad are
             also those that lack a target which the model's outputs or the training settings need.
         energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.
@@ -50,6 +54,7 @@ class DataConfig:
         default_factory=lambda: ["val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"]
     )
     paths: dict[str, str] = field(default_factory=dict)
+    validation_fraction: float | None = None
     skip_bad: bool = False
     energy: str = "y_relaxed"
     energy_initial: str = "y_init"
@@ -144,6 +149,7 @@ class RunConfig:
         model: see EnergyConfig.
         training: see TrainingConfig.
         loss: see LossConfig.
+        finetune: see FinetuneConfig.
         output: folder for checkpoints, logs and plots; None makes `runs/NAME`, numbered when taken.
     """
 
@@ -151,6 +157,7 @@ class RunConfig:
     model: EnergyConfig = field(default_factory=EnergyConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     output: str | None = None
 
 
@@ -168,18 +175,23 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     """
     file = find_run(name_or_path)
     refuse_bad_yaml(file)
-    _register()
     try:
         rest, typed = split_paths(overrides)
         check_overrides(rest)
+        start = find_start(file, typed)
+        model = None if start is None else starting_model(start, rest)
+        _register(model)
         rest, parts = split_parts(rest)
         with initialize_config_dir(config_dir=str(file.parent), version_base="1.3"):
-            composed = _compose(file.stem, rest)
+            composed = _compose(file.stem, rest, of_checkpoint=model is not None)
         set_parts(composed, parts)
         _refuse_unknown(composed)
         config = OmegaConf.to_object(composed)
         if not isinstance(config, RunConfig):
             raise ValueError("its defaults must begin with 'run_schema'")
+        if start is None and START not in typed and config.finetune.checkpoint is not None:
+            raise ValueError(f"give {START} in the file itself, or as {START}=PATH")
+        config.finetune.checkpoint = start
         config.data = absolute(config.data, file.parent)
         _set_paths(config, typed)
         check_run(config)
@@ -188,8 +200,10 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     return config
 
 
-def _compose(name: str, overrides: list[str]) -> DictConfig:
+def _compose(name: str, overrides: list[str], of_checkpoint: bool) -> DictConfig:
     try:
+        if of_checkpoint:
+            return compose_from(name, overrides)
         return compose(config_name=name, overrides=overrides)
     except AssertionError:  # omegaconf's, of a setting inside of what is null
         raise ValueError(null_part(overrides)) from None
@@ -213,17 +227,21 @@ def _set_paths(config: RunConfig, typed: Mapping[str, str | None]) -> None:
             config.output = value
         elif key == "data.name":
             config.data.name = value
-        else:
+        elif key != START:
             if not value:
                 raise ValueError(f"{key} is empty, expected a file or folder of records")
             config.data.paths[key.removeprefix(PATHS)] = value
     config.data = absolute(config.data, Path.cwd())
 
 
-def _register() -> None:
-    """Tell Hydra the schema, and the data sets and models as groups to choose from."""
+def _register(model: EnergyConfig | None) -> None:
+    """Tell Hydra the schema, and the data sets and models as groups to choose from.
+
+    Args:
+        model: of a checkpoint, whose settings are then those of a run that names no others.
+    """
     store = ConfigStore.instance()
-    store.store(name="run_schema", node=RunConfig)
+    store.store(name="run_schema", node=RunConfig if model is None else RunConfig(model=model))
     for file in sorted(resources.folder("models").glob("*/model.yaml")):
         store.store(group="model", name=file.parent.name, node=_read_model(file))
     for file in sorted(resources.folder("datasets").glob("*/dataset.yaml")):

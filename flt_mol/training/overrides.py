@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Sweep
 from hydra.errors import HydraException
 
 PATHS = "data.paths."
-_KEYS = ("output", "data.name")
+_KEYS = ("output", "data.name", "finetune.checkpoint")
 _TOKENS = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[{}\[\](),:]|[^{}\[\](),:'"]+""")
 
 

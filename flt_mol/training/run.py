@@ -21,11 +21,13 @@ from flt_mol.training.callbacks import History
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.checks import check_accelerator, check_run
 from flt_mol.training.config import RunConfig, absolute
+from flt_mol.training.finetune_settings import absolute_start
 from flt_mol.training.fitting import Batches, fit
 from flt_mol.training.folders import check_run_folder, run_folder, run_yaml
+from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.resume import RESUME, kept_random_states
-from flt_mol.training.run_data import load_split
+from flt_mol.training.starting import start_from
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,22 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     check_run(config)
     check_accelerator(config.training.accelerator)
     world = world_of(config.training.devices, config.training.nodes)
-    config = replace(config, data=absolute(config.data, Path.cwd()))
+    here = Path.cwd()
+    start = absolute_start(config.finetune, here)
+    config = replace(config, data=absolute(config.data, here), finetune=start)
     settings = run_settings(config)
     if world.is_first:
         check_run_folder(config.output, settings)
     else:
         console = Console(quiet=True)
-    training, validation = (
-        load_split(config, split) for split in (config.data.train, config.data.validation)
-    )
+    training, validation = load_splits(config)
     with torch.random.fork_rng(), kept_random_states(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
         # What is logged at ends of epochs is of all processes by then.
         warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
         torch.manual_seed(config.training.seed)
-        model = build_model(config, training)
+        model = build_model(config, training, console)
         if not world.is_first:  # the same initial weights, other dropout
             torch.manual_seed(world.seed(config.training.seed))
         batches = Batches(config, training, validation, model.cutoff, world)
@@ -87,6 +89,8 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             return _follow(config, name, model, batches, console)
         with run_folder(config.output, name, settings) as folder:
             history = History(folder.path, {"name": name, **settings})
+            if config.data.validation_fraction is not None:
+                write_sids(folder.path / "held_out.csv", validation)
             with shown_folder(folder.path, world):
                 fit(model, config, batches, history, console, folder.resume)
             return _finish(history, config, model, validation)
@@ -130,8 +134,13 @@ def _finish(
     return TrainingResult(folder, folder / "best.ckpt", history.best, tuple(files))
 
 
-def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyModel:
+def build_model(
+    config: RunConfig, training: Sequence[Structures], console: Console | None = None
+) -> EnergyModel:
     """The model with its normalisers fitted, and the elements it will have seen.
+
+    With ``finetune.checkpoint`` it begins as :func:`~flt_mol.training.starting.start_from` says,
+    and frozen parameters need no gradient; `console` is told.
 
     Its seed is ``model.seed + training.seed``, and `model.config` says so; what else is drawn comes
     from torch's global generator, which :func:`train` seeds with ``training.seed``. So runs of
@@ -143,6 +152,11 @@ def build_model(config: RunConfig, training: Sequence[Structures]) -> EnergyMode
     workers = 0 if isinstance(training, list) else config.training.num_workers
     initial = model.normalizer_initial
     statistics = target_statistics(training, workers, initial=initial is not None)
+    if config.finetune.checkpoint is not None:
+        start = start_from(model, config.finetune, training, statistics)
+        if console is not None:
+            console.print(str(start), highlight=False, markup=False, soft_wrap=True)
+        return model
     model.normalizer.fit(statistics.energies)
     if initial is not None and statistics.energies_initial is not None:
         initial.fit(statistics.energies_initial)

@@ -35,7 +35,13 @@ def split_path(data: DataConfig, split: str) -> Path:
     if split in data.paths:
         return Path(data.paths[split])
     if data.name is None:
-        raise ValueError(f"no file for split '{split}': set data.paths.{split} or data.name")
+        mend = f"set data.paths.{split} or data.name"
+        if split == data.validation:
+            mend += (
+                "; to hold out a part of the training split, set data.validation_fraction=0.1, or "
+                "make files of it with flt-mol data split"
+            )
+        raise ValueError(f"no file for split '{split}': {mend}")
     return Path(recipe(data.name).path(split))
 
 
@@ -84,6 +90,13 @@ class _Chosen(Subset[Structures]):
     def natoms(self) -> NDArray[np.int64]:
         """Atoms of each system (len,)."""
         return np.asarray(cast(Any, self.dataset).natoms()[self.indices], np.int64)
+
+
+def chosen(systems: Any, indices: list[int]) -> Any:
+    """Some systems of what :func:`load_split` gave, as it gives them."""
+    if isinstance(systems, list):
+        return [systems[i] for i in indices]
+    return _Chosen(systems, indices, [])
 
 
 class _Need(NamedTuple):

@@ -18,6 +18,7 @@ from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.checks import DECAYS
 from flt_mol.training.config import TrainingConfig
+from flt_mol.training.freezing import trainable
 from flt_mol.training.losses import LossConfig, training_loss
 from flt_mol.training.processes import gathered, shares
 from flt_mol.training.validation import OutputMetrics
@@ -162,7 +163,7 @@ class EnergyTask(LightningModule):
         config = self.training_config
         kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         optimizer = kind(
-            self.model.parameters(),
+            trainable(self.model),
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.eps,

@@ -322,3 +322,16 @@ def test_devices_that_are_not_there(device, tmp_path):
 def test_checkpoints_have_the_checksums_that_are_compared(saved):
     with zipfile.ZipFile(saved) as archive:
         assert all(entry.CRC for entry in archive.infolist() if entry.file_size)
+
+
+def test_a_later_format_says_so(saved):
+    torch.save({**read_checkpoint(saved), "format_version": 2, "flt_mol_version": "9.1"}, saved)
+    with pytest.raises(ValueError, match=r"good.ckpt: written by flt_mol 9.1 in format 2.*install"):
+        load_model(saved)
+
+
+def test_checkpoints_are_brought_to_the_disk(model, tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    save_checkpoint(tmp_path / "a.ckpt", model, {})
+    assert len(synced) == 2

@@ -1,0 +1,64 @@
+"""Fine-tuning in one call: a checkpoint and a file of structures with energies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flt_mol.training.config import TrainingConfig, known_keys, load_run_config
+from flt_mol.training.explaining import unknown
+from flt_mol.training.run import TrainingResult, train
+
+__all__ = ["finetune"]
+
+
+def finetune(
+    checkpoint: str | Path,
+    structures: str | Path,
+    validation: str | Path | None = None,
+    *,
+    freeze: Sequence[str] = (),
+    normalizer: str = "refit",
+    energy: str = "y_relaxed",
+    validation_fraction: float = 0.2,
+    output: str | Path | None = None,
+    console: Console | None = None,
+    **training: Any,
+) -> TrainingResult:
+    """Train a checkpoint's model further on structures of one's own; `configs/finetune.yaml`.
+
+    Args:
+        checkpoint: a file, the folder of a run or an export, or a shipped model.
+        structures: a file or folder of records with energies, as
+            :func:`flt_mol.data.open_dataset` reads them.
+        validation: another one, by which the epoch is chosen; None holds some structures out.
+        freeze: see :class:`~flt_mol.training.finetune_config.FinetuneConfig`.
+        normalizer: see there, too.
+        energy: name of the stored target, eV; "calculator" for the energy that ASE's files hold.
+        validation_fraction: share that is held out where there is no `validation`.
+        output: folder of the run; None makes ``runs/finetune``, numbered when taken.
+        console: where progress goes.
+        **training: settings of :class:`~flt_mol.training.config.TrainingConfig`, as ``epochs=50``.
+
+    Raises:
+        ValueError: as of :func:`flt_mol.training.run.train`, or an unknown setting.
+    """
+    for key in training:
+        if f"training.{key}" not in known_keys():
+            raise ValueError(unknown(f"training.{key}", known_keys()))
+    paths = [f"finetune.checkpoint={checkpoint}", f"data.paths.train={structures}"]
+    if validation is not None:
+        paths += ["data.validation_fraction=null", f"data.paths.val={validation}"]
+    config = load_run_config("finetune", paths)
+    data = replace(config.data, energy=energy)
+    if validation is None:
+        data = replace(data, validation_fraction=validation_fraction)
+    settings: TrainingConfig = replace(config.training, **training)
+    start = replace(config.finetune, freeze=list(freeze), normalizer=normalizer)
+    config = replace(config, data=data, training=settings, finetune=start)
+    config = replace(config, output=None if output is None else str(output))
+    return train(config, "finetune", console)
