@@ -13,7 +13,8 @@ from flt_mol.cli import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-IN_A_FOLDER = ("finetune", "checkpoints")  # run in order, with their commands: test_finetuning_docs
+# Run in order, with their commands, in tests/training/test_pages.py.
+IN_A_FOLDER = ("train", "finetune", "checkpoints")
 
 
 @pytest.fixture
