@@ -1,0 +1,108 @@
+r"""Our attention as the global half of PyG's GPS layer.
+
+Needs torch_geometric (``pip install 'flt_mol[pyg]'``); nothing else in flt_mol imports this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn import GPSConv
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.typing import Adj
+
+from flt_mol.nn import FLTAttention
+
+__all__ = ["FLTGPSConv"]
+
+
+class FLTGPSConv(GPSConv):  # type: ignore[misc]
+    r"""PyG's `GPSConv` with `FLTAttention`: message passing + attention at linear cost, then a net.
+
+    y = Norm₁(x + Conv(x)) + Norm₂(x + Attention(x)); out = Norm₃(y + MLP(y)), of Rampášek et al.,
+    "Recipe for a general, powerful, scalable graph transformer", NeurIPS 2022. `GPSConv` itself
+    leaves any attention but its own two out of its forward pass without a word, makes a dense batch
+    for these, and knows no positions; here rows stay packed, and an RPE gets positions.
+
+    Args:
+        channels: C, width of the features.
+        conv: a message-passing layer C → C, or None.
+        attention: of width C; its RPE, if it has one, needs `positions` in every call.
+        dropout: on the outputs of both halves and in the net.
+        options: further arguments of `GPSConv`: act, act_kwargs, norm, norm_kwargs.
+
+    Raises:
+        ValueError: attention of another width, or none of ours, or an option of PyG's attention.
+
+    Example:
+        >>> layer = FLTGPSConv(16, None, FLTAttention(16, 4))
+        >>> layer(torch.randn(5, 16), None, batch=torch.tensor([0, 0, 0, 1, 1])).shape
+        torch.Size([5, 16])
+    """
+
+    attn: FLTAttention
+
+    def __init__(
+        self,
+        channels: int,
+        conv: MessagePassing | None,
+        attention: FLTAttention,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        if not isinstance(attention, FLTAttention):
+            raise ValueError(f"attention is a {type(attention).__name__}, expected an FLTAttention")
+        if attention.embed_dim != channels:
+            raise ValueError(
+                f"attention has width {attention.embed_dim}, expected that of the layer, {channels}"
+            )
+        for name in ("heads", "attn_type", "attn_kwargs"):
+            if name in options:
+                raise ValueError(f"{name} is of PyG's own attention; set it in `attention`")
+        super().__init__(channels, conv, heads=1, dropout=dropout, **options)
+        self.attn = attention
+        self.heads = attention.num_heads
+        self.attn_type = "flt"
+
+    def reset_parameters(self) -> None:
+        """Draw the weights of all parts anew but those of attention, which draws its own."""
+        for part in (self.conv, *self.mlp, self.norm1, self.norm2, self.norm3):
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj,
+        batch: Tensor | None = None,
+        positions: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The layer's output (N, C).
+
+        Args:
+            x: (N, C) features.
+            edge_index: of the message-passing layer.
+            batch: (N,) index of each row's graph, in any order; None is one graph.
+            positions: (N, 3), Å, for attention with an RPE.
+            kwargs: further arguments of the message-passing layer.
+        """
+        out = self._added(self.attn(x, positions, system=batch), x, self.norm2, batch)
+        if self.conv is not None:
+            local = self.conv(x, edge_index, **kwargs)
+            out = self._added(local, x, self.norm1, batch) + out
+        out = out + self.mlp(out)
+        return self._normed(out, self.norm3, batch)
+
+    def _added(
+        self, part: Tensor, x: Tensor, norm: nn.Module | None, batch: Tensor | None
+    ) -> Tensor:
+        dropped = nn.functional.dropout(part, self.dropout, self.training)
+        return self._normed(x + dropped, norm, batch)
+
+    def _normed(self, x: Tensor, norm: nn.Module | None, batch: Tensor | None) -> Tensor:
+        if norm is None:
+            return x
+        out: Tensor = norm(x, batch=batch) if self.norm_with_batch else norm(x)
+        return out
