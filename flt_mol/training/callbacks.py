@@ -99,6 +99,11 @@ class History(Callback):
                 return
             save_checkpoint(self.folder / "best.ckpt", self.weights(pl_module), self.config, row)
 
+    def begin(self, model: EnergyModel, row: dict[str, float]) -> None:
+        """The weights before the first step, with their errors, are the best so far."""
+        self.best = row
+        save_checkpoint(self.folder / "best.ckpt", model, self.config, row)
+
     def finish(self, model: EnergyModel) -> None:
         """Keep the final weights too: the sign that the run is done."""
         save_checkpoint(self.folder / LAST, model, self.config, self.epochs[-1])

@@ -91,9 +91,20 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             history = History(folder.path, {"name": name, **settings})
             if config.data.validation_fraction is not None:
                 write_sids(folder.path / "held_out.csv", validation)
+            if config.finetune.checkpoint is not None and folder.resume is None:
+                _begin(history, config, model, validation, console)
             with shown_folder(folder.path, world):
                 fit(model, config, batches, history, console, folder.resume)
             return _finish(history, config, model, validation)
+
+
+def _begin(
+    history: History, config: RunConfig, model: EnergyModel, validation: Any, console: Console
+) -> None:
+    """What a fine-tuning starts from is a candidate for the best: few structures may not help."""
+    metrics = evaluate_splits(model, {"start": validation})["start"].metrics
+    history.begin(model, {"epoch": 0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]})
+    console.print(f"epoch    0  MAE val {metrics['mae']:.3f} eV, of what it starts from")
 
 
 def run_settings(config: RunConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -183,6 +184,22 @@ def test_frozen_weights_do_not_move(tmp_path):
         assert torch.equal(value, old[name]) == still, name
 
 
+def test_what_it_starts_from_is_kept_where_training_makes_it_worse(tmp_path):
+    path = checkpoint(tmp_path)
+    settings = {"epochs": 2, "batch_size": 3, "learning_rate": 0.5}
+    config = run_config(tmp_path, path, settings)
+    result = train(config, console=QUIET)
+    best, last = (load_model(result.folder / f"{name}.ckpt") for name in ("best", "last"))
+    assert result.best["epoch"] == 0
+    _, validation = load_splits(config)
+    found = evaluate_model(best, validation).metrics
+    assert found["mae"] == pytest.approx(result.best["val/mae"])
+    assert found["mae"] < evaluate_model(last, validation).metrics["mae"]
+    start = load_model(path)
+    weights = dict(best.named_parameters())
+    assert all(torch.equal(weights[name], p) for name, p in start.named_parameters())
+
+
 def test_a_run_says_what_it_started_from_and_can_be_made_again(tmp_path, monkeypatch):
     path = checkpoint(tmp_path)
     console = Console(record=True, width=400)
@@ -208,7 +225,7 @@ def test_fewer_systems_than_a_batch(tmp_path):
         result = finetune(
             path, file, output=tmp_path / f"run{count}", console=QUIET, epochs=1, batch_size=32
         )
-        assert np.isfinite(result.best["train/mae"])
+        assert np.isfinite(result.best["val/mae"])
     with pytest.raises(ValueError, match="has 1 systems, and data.validation_fraction=0.2 leaves"):
         finetune(path, slabs(tmp_path / "1.extxyz", 1), console=QUIET)
 
@@ -391,7 +408,7 @@ def test_the_command(adsorbates, tmp_path, capsys, monkeypatch):
     assert main(["train", "finetune", "--finetune", "emt_small", *arguments, "output=run"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "parameters frozen" in out
-    assert "best epoch 1: val MAE" in out
+    assert re.search(r"epoch 0 MAE val .*best epoch [01]: val MAE", out)
     assert main(["evaluate", "run", "--data", "train.extxyz"]) == 0
     assert load_model("run").config == load_model("emt_small").config
 
