@@ -642,8 +642,8 @@ def claimed(ours=(0.06, 0.05), schnet=(0.07, 0.06), exact=(0.08, 0.12), seeds=5,
     ]
 
 
-MEASURED = "- Verdict with the exact attention that the bounds come from: "
-STRONGEST = "- Verdict with the strongest exact attention: "
+MEASURED = "- Verdict with the exact attention that the bounds were set by: "
+STRONGEST = "- Verdict with the strongest exact attention measured: "
 
 
 def verdict(rows):
@@ -690,7 +690,7 @@ def test_a_stronger_row_of_exact_attention_has_a_verdict_of_its_own(name):
     (text,) = failing(rows)
     full = {"graphormer": "graphormer", "gaussian": "exact_gaussian"}[name]
     assert text.endswith(
-        "relaxed energy: at most 0.85 × the strongest exact attention on val_id: "
+        "relaxed energy: at most 0.85 × the strongest exact attention measured on val_id: "
         f"0.984 (0.0600 ± 0.0000 against 0.0610 ± 0.0000 of '{full}'; 100 weights against 100)"
     )
     texts = [finding.text for finding in findings(rows)]
