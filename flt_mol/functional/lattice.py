@@ -21,7 +21,6 @@ from flt_mol.functional._shortest_vectors import (
 )
 from flt_mol.functional.packed import (
     first_per_system,
-    max_per_system,
     spread,
     system_index,
     system_sizes,
@@ -219,15 +218,16 @@ def check_vectors(
     Raises:
         ValueError: as :func:`reciprocal_vectors`.
     """
+    if positions.numel():
+        # No vector of a chosen cell is longer than all given ones and the atoms from end to end.
+        # What is not finite is not small, either.
+        extent = torch.linalg.vector_norm(positions.amax(0) - positions.amin(0))
+        given = (torch.linalg.vector_norm(cell, dim=-1) * pbc).sum(-1).amax()
+        if (2 * k_max * (float(extent + given) + padding) + 1) ** 3 < 0.99 * MOST_CANDIDATES:
+            return
     limits = Limits(k_max, padding, shrink_vacuum, max_vectors)
     _check(cell, pbc, positions, ptr, limits)
-    x, periodic = positions.detach().double(), pbc.to(cell.dtype)
-    # No vector of a chosen cell is longer than all given ones and the atoms from end to end.
-    extent = (max_per_system(x, ptr) + max_per_system(-x, ptr)).clamp(min=0.0)
-    lengths = torch.linalg.vector_norm(cell.detach(), dim=-1) * periodic
-    longest = torch.linalg.vector_norm(extent, dim=-1) + lengths.sum(-1).double() + padding
-    if bool(((2 * k_max * longest + 1) ** 3 > MOST_CANDIDATES).any()):
-        _chosen_cells(cell, pbc, positions, ptr, limits)
+    _chosen_cells(cell, pbc, positions, ptr, limits)
 
 
 def _check(cell: Tensor, pbc: Tensor, positions: Tensor, ptr: Tensor, limits: Limits) -> None:
