@@ -143,8 +143,9 @@ class EnergyModel(nn.Module):
             ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
 
         Raises:
-            ValueError: something that is not `Structures`, or cells that are singular along
-                periodic axes.
+            ValueError: something that is not `Structures`; cells that are singular along periodic
+                axes, positions that are not finite, or a system too large for the spectral filters
+                (`models.limits.check_systems` tells before), by its sid.
         """
         if not isinstance(structures, Structures):
             raise ValueError(
