@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flt_mol.functional.packed import sum_per_system
 from flt_mol.models.build import build_encoder
-from flt_mol.models.checks import check_parts
+from flt_mol.models.checks import check_model
 from flt_mol.models.config import (
     EnergyConfig,
     ImageConfig,
@@ -21,6 +21,7 @@ from flt_mol.models.config import (
     SpectralConfig,
 )
 from flt_mol.models.geometry import Geometry
+from flt_mol.models.idle import without_idle
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.models.passes import Passes
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
@@ -59,6 +60,9 @@ class EnergyModel(nn.Module):
     Args:
         config: hyper-parameters.
 
+    Raises:
+        ValueError: settings that cannot work, as of `flt_mol.models.checks.check_model`.
+
     Attributes:
         cutoff: Å, of the neighbour pairs it needs; batches that carry such pairs
             (`Structures.with_pairs`) spare it the search. None for models without.
@@ -79,8 +83,9 @@ class EnergyModel(nn.Module):
 
     def __init__(self, config: EnergyConfig | None = None) -> None:
         super().__init__()
-        self.config = config = config if config is not None else EnergyConfig()
-        check_parts(config)
+        config = EnergyConfig() if config is None else config
+        check_model(config)
+        self.config = config
         generator = torch.Generator().manual_seed(config.seed)
         self.embedding = AtomEmbedding(config.embed_dim)
         self.encoder = build_encoder(config, generator)
@@ -238,7 +243,7 @@ class EnergyModel(nn.Module):
         if CONFIG_KEY not in state_dict:
             raise ValueError(f"these weights carry no model configuration ('{CONFIG_KEY}')")
         text = bytes(state_dict[CONFIG_KEY].to(torch.uint8).tolist()).decode()
-        return EnergyConfig.from_dict(json.loads(text))
+        return without_idle(EnergyConfig.from_dict(json.loads(text)))
 
 
 def _displacement_head(config: EnergyConfig, generator: torch.Generator) -> DisplacementHead | None:
