@@ -20,6 +20,7 @@ __all__ = [
     "check_settings",
     "check_whole",
     "is_kind",
+    "kind_name",
     "one_of",
 ]
 
@@ -67,9 +68,9 @@ def check_settings(config: Any, rules: Mapping[str, Rule], prefix: str) -> None:
     """
     for key, kind in get_type_hints(type(config)).items():
         value = getattr(config, key)
-        kinds = (kind,) if get_origin(kind) is list else get_args(kind) or (kind,)
+        kinds = (kind,) if get_origin(kind) in (list, dict) else get_args(kind) or (kind,)
         if kinds[0] in (int, float, str, bool) and not any(is_kind(value, k) for k in kinds):
-            raise ValueError(f"{prefix}{key} is {value!r}, expected {_name(kinds)}")
+            raise ValueError(f"{prefix}{key} is {value!r}, expected {kind_name(kinds)}")
         fits, expected = rules.get(key, (None, ""))
         infinite = isinstance(value, float) and not math.isfinite(value)
         if infinite or (fits is not None and not fits(value)):
@@ -89,7 +90,13 @@ def is_kind(value: Any, kind: type) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def _name(kinds: tuple[type, ...]) -> str:
+def kind_name(kinds: tuple[type, ...]) -> str:
+    """Kinds in words.
+
+    Example:
+        >>> kind_name((int, type(None)))
+        'a whole number or null'
+    """
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     return " or ".join(words.get(kind, "null") for kind in kinds)
 

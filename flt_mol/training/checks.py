@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, cast, get_type_hints
@@ -103,6 +105,7 @@ def check_run(config: Any) -> None:
         if is_dataclass(kind) and not isinstance(part, cast(type, kind)):
             name = getattr(kind, "__name__", "")
             raise ValueError(f"{key} is a {type(part).__name__}, expected a {name}: {name}(…)")
+    check_data(config.data)
     check_training(config.training)
     check_model(config.model)
     check_loss(config.loss, config.model.outputs, config.model.recycles)
@@ -115,6 +118,33 @@ def check_run(config: Any) -> None:
             f"model.seed and training.seed add up to {seed}, expected {SEED[1]}: the sum draws "
             "the initial weights"
         )
+
+
+def check_data(config: Any) -> None:
+    """Refuse a DataConfig that cannot work.
+
+    Raises:
+        ValueError: a value of another type, with its key and what is expected.
+
+    Warns:
+        UserWarning: a path that nothing reads, under a name much like that of a split that is read
+            from the data set: a slip of the pen would train or validate on something else.
+    """
+    check_settings(config, {}, "data.")
+    if not isinstance(config.evaluation, list) or not all(
+        is_kind(x, str) for x in config.evaluation
+    ):
+        raise ValueError(f"data.evaluation is {config.evaluation!r}, expected a list of splits")
+    read = [config.train] if config.validation_fraction else [config.train, config.validation]
+    idle = [name for name in config.paths if name not in (*read, *config.evaluation)]
+    for split in read if config.name is not None else []:
+        near = [] if split in config.paths else difflib.get_close_matches(split, idle, n=1)
+        if near:
+            warnings.warn(
+                f"data.paths.{near[0]} is not read: '{split}' of {config.name} is; "
+                f"did you mean data.paths.{split}?",
+                stacklevel=3,
+            )
 
 
 def check_training(config: Any) -> None:
