@@ -24,7 +24,8 @@ from flt_mol.models.geometry import Geometry
 from flt_mol.models.idle import without_idle
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.models.passes import Passes
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
+from flt_mol.nn._pair_checks import check_elements
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
 from flt_mol.nn.heads import DisplacementHead, EnergyHead
 from flt_mol.structures import Structures
 
@@ -148,8 +149,9 @@ class EnergyModel(nn.Module):
             ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
 
         Raises:
-            ValueError: something that is not `Structures`, or cells that are singular along
-                periodic axes.
+            ValueError: something that is not `Structures`, an atom whose number is not 1 to 118 or
+                whose tag not 0 to 2, naming its sid, or cells that are singular along periodic
+                axes.
         """
         if not isinstance(structures, Structures):
             raise ValueError(
@@ -172,7 +174,8 @@ class EnergyModel(nn.Module):
         """Energies (B,) float32 eV; the arguments are the fields of `Structures`.
 
         Raises:
-            ValueError: a model that looks at cells or pairs: it needs `Structures`.
+            ValueError: a model that looks at cells or pairs: it needs `Structures`; or atoms that
+                are none.
         """
         config = self.config
         if self.cutoff is not None or config.spectral is not None or len(config.outputs) > 1:
@@ -190,7 +193,7 @@ class EnergyModel(nn.Module):
         """Run the stack; collect what every pass reads out."""
         passes = Passes(self.config.outputs, self.normalizer, self.normalizer_initial)
         positions = structures.positions
-        start = self.embedding(structures.atomic_numbers, structures.tags)
+        start = self._embedded(structures)
         x, geometry = self.geometry(structures, positions, self.encoder, start)
         surroundings = x
         for index in range(self.config.recycles):
@@ -206,6 +209,17 @@ class EnergyModel(nn.Module):
             passes.read(self.head(x, structures.tags, structures.ptr), step, self.config.feedback)
         passes.features = x
         return passes
+
+    def _embedded(self, structures: Structures) -> Tensor:
+        try:
+            x: Tensor = self.embedding(structures.atomic_numbers, structures.tags)
+        except AtomError as error:
+            b = int(structures.system[error.row])
+            row = error.row - int(structures.ptr[b])
+            raise ValueError(
+                f"sid {structures.sid[b]}: atom {row} (counted from 0) has {error.reason}"
+            ) from None
+        return x
 
     @property
     def normalizers(self) -> dict[str, Normalizer]:
@@ -227,10 +241,17 @@ class EnergyModel(nn.Module):
         self.mark_seen(structures.atomic_numbers)
 
     def mark_seen(self, atomic_numbers: Tensor | Iterable[int]) -> None:
-        """Note elements as trained on; predictions for others deserve a warning."""
+        """Note elements as trained on; predictions for others deserve a warning.
+
+        Raises:
+            ValueError: atomic numbers that are not 1 to 118.
+        """
         numbers = torch.as_tensor(
             atomic_numbers if isinstance(atomic_numbers, Tensor) else list(atomic_numbers)
         )
+        if not numbers.numel():
+            return
+        check_elements(numbers)
         self.elements_seen[numbers.to(self.elements_seen.device, torch.int64)] = True
 
     @staticmethod
