@@ -95,7 +95,7 @@ ROWS: dict[str, Row] = {
     "exact_gaussian": _row(
         "exact softmax, image keys, additive Gaussian RPE",
         attention="exact",
-        images={**_IMAGES, "mask": "gaussian", "pair_types": False},
+        images={**_IMAGES, "mask": "gaussian", "pair_types": False, "density": False},
     ),
     "exact_images": _row(
         "exact softmax, image keys, Gaussians with centres (3D-Graphormer's bias)",
