@@ -484,7 +484,8 @@ def test_every_row_of_ours_can_be_built_and_says_both_energies():
 
 OTHER = {
     "embed_dim": 16, "num_heads": 4, "num_layers": 2, "recycles": 2, "ffn_dim": 12,
-    "num_features": 6, "attention": "exact", "dropout": 0.1, "rpe": {"num_frequencies": 3},
+    "num_features": 6, "redraw_every": 2, "attention": "exact", "dropout": 0.1,
+    "rpe": {"num_frequencies": 3},
     "seed": 5, "far_scale": 0.5, "far_blocks": 1, "feature_map": "relu",
     "spectral": {"k_max": 0.3}, "pairs": None, "images": {"cutoff": 3.0}, "readout": "sum",
     "head_norm": False, "outputs": ["energy", "displacement"], "feedback": "positions",
