@@ -494,7 +494,7 @@ OTHER = {
 
 @pytest.mark.parametrize("name", list(EnergyConfig.__dataclass_fields__))
 def test_a_row_may_set_any_key_of_a_model(name):
-    more = {"outputs": OTHER["outputs"]} if name == "feedback" else {}
+    more = {"outputs": OTHER["outputs"], "recycles": 2} if name == "feedback" else {}
     if name == "images":  # they are for exact attention
         more = {"attention": "exact", "pairs": None}
     row = replace(TINY, config={**TINY.config, **more, name: OTHER[name]})
