@@ -16,8 +16,8 @@ MODELS = sorted(path.parent for path in resources.folder("models").glob("*/weigh
 every_model = pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 
 
-def test_both_models_have_weights():
-    assert [folder.name for folder in MODELS] == ["emt_performer_small", "emt_small"]
+def test_models_with_weights():
+    assert [folder.name for folder in MODELS] == ["emt_performer_small", "emt_small", "flt-small"]
 
 
 @every_model
