@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flt_mol.functional._boundaries import boundaries, stored_flat
 from flt_mol.functional._common import at_least_float32
 from flt_mol.functional.packed import first_per_system, spread, system_index, system_sizes
 from flt_mol.functional.virtual_cells import rows_times, virtual_cells
@@ -44,8 +45,8 @@ class ReciprocalVectors(NamedTuple):
 
 
 def reciprocal_vectors(
-    cell: Tensor,
-    pbc: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
     positions: Tensor,
     ptr: Tensor,
     *,
@@ -79,7 +80,8 @@ def reciprocal_vectors(
     what f is beyond `padding`). K depends on the data: call this outside compiled regions.
 
     Args:
-        cell: (B, 3, 3), Å, rows are lattice vectors; anything where a direction is open.
+        cell: (B, 3, 3), Å, rows are lattice vectors; anything where a direction is open. None, with
+            `pbc` None, where all are.
         pbc: (B, 3) bool.
         positions: (N, 3), Å.
         ptr: (B + 1,), first atom of each system.
@@ -108,6 +110,7 @@ def reciprocal_vectors(
         >>> lattice.integers.tolist()
         [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
     """
+    cell, pbc = boundaries(cell, pbc, positions, ptr)
     _check(cell, pbc, positions, ptr, k_max, padding, max_vectors)
     host = [x.detach().to("cpu", torch.float64) for x in (cell, positions)]
     host_ptr = ptr.to("cpu", torch.int64)
@@ -164,7 +167,10 @@ def _check(
     systems = len(system_sizes(ptr, positions.shape[0]))
     for name, value, shape in (("cell", cell, (systems, 3, 3)), ("pbc", pbc, (systems, 3))):
         if tuple(value.shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, expected {shape}"
+                f"{stored_flat(value, shape)}"
+            )
     if pbc.dtype != torch.bool:
         raise ValueError(f"pbc has dtype {pbc.dtype}, expected torch.bool")
     for name, number in (("k_max", k_max), ("padding", padding)):
