@@ -196,6 +196,7 @@ class EpochProgress(Callback):
             status += f"  initial {row['val/energy_initial_mae']:.3f} eV"
         if "val/displacement" in row:
             status += f"  displacement {row['val/displacement']:.3f} Å"
+            status += f" (unmoved {row['val/displacement_unmoved']:.3f})"
         if self._progress is not None:
             self._progress.update(self._task, completed=row["epoch"], status=status)
             return
