@@ -203,7 +203,7 @@ class EpochProgress(Callback):
         total = self._total(trainer)
         stride = max(1, total // self.PLAIN_LINES)
         if row["epoch"] % stride == 0 or row["epoch"] in (1, total):
-            self.console.print(f"epoch {int(row['epoch']):>4}/{total}  {status}")
+            self.console.print(f"epoch {int(row['epoch']):>4}/{total}  {status}", soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""

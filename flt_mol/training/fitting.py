@@ -79,7 +79,8 @@ def fit(
     console.print(
         f"{counted(len(batches.training), 'system')} to train on, {len(batches.validation):,} to "
         f"validate, {sum(p.numel() for p in model.parameters()):,} parameters, "
-        f"{counted(steps, 'step')}{ends}"
+        f"{counted(steps, 'step')}{ends}",
+        soft_wrap=True,
     )
     if resume is not None:
         console.print(f"going on with the run in {history.folder}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flt_mol.models.energy import EnergyModel
+from flt_mol.outputs import counted
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.checks import DECAYS
@@ -148,10 +149,11 @@ class EnergyTask(LightningModule):
             weights = "the weights have grown too large"
         else:
             weights = "the weights themselves are no longer finite"
+        rate = self.training_config.learning_rate
         return (
-            f", after {self.global_step} steps that went well: if these systems are sound, "
-            f"{weights}: lower training.learning_rate, {self.training_config.learning_rate:g}, or "
-            "warm up for longer (training.warmup_fraction)"
+            f", after {counted(self.global_step, 'step')} that went well: if these systems are "
+            f"sound, {weights}: lower training.learning_rate, {rate:g}, or warm up for longer "
+            "(training.warmup_fraction)"
         )
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:

@@ -109,7 +109,9 @@ def _conditions(experiment: Experiment, results: Results, rows: Sequence[Entry])
     models = sum("row" in record for record in results.read())
     others = models - sum(len(row.records) for row in rows)
     if others:
-        text += f" The file holds {others} lines of other rows, seeds, targets or settings."
+        text += (
+            f" The file holds {counted(others, 'line')} of other rows, seeds, targets or settings."
+        )
     return text
 
 
