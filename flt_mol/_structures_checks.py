@@ -13,8 +13,38 @@ if TYPE_CHECKING:
     from flt_mol.structures import Structures
 
 
+_OPTIONAL = ("positions_relaxed", "energy", "energy_initial")
+_INDEX = (torch.int64, torch.int32)
+_DTYPES = {
+    **dict.fromkeys(("atomic_numbers", "tags", "ptr"), (_INDEX, "torch.int64", "long")),
+    **dict.fromkeys(("fixed", "pbc"), ((torch.bool,), "torch.bool", "bool")),
+    **dict.fromkeys(("positions", "cell", "positions_relaxed"), (None, "a float", "float")),
+    **dict.fromkeys(("energy", "energy_initial"), (None, "a float", "double")),
+}
+
+
+def check_kinds(structures: Structures) -> None:
+    """Refuse fields of another kind than theirs: uint8 is a mask to torch, ~ of an int no mask."""
+    for name, (dtypes, expected, cast) in _DTYPES.items():
+        value = getattr(structures, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"Structures.{name} is a {type(value).__name__}, expected a tensor; "
+                "Structures.single takes lists and arrays"
+            )
+        if value.dtype not in dtypes if dtypes else not value.is_floating_point():
+            raise ValueError(
+                f"Structures.{name} has dtype {value.dtype}, expected {expected}: {name}.{cast}()"
+            )
+    if isinstance(structures.sid, str):
+        raise ValueError(f"Structures.sid is '{structures.sid}', expected a tuple of names")
+
+
 def check_shapes(structures: Structures) -> None:
     """Refuse fields that do not belong together, by name."""
+    check_kinds(structures)
     n, b = structures.num_atoms, len(structures)
     expected: dict[str, tuple[int, ...]] = {
         "atomic_numbers": (n,),

@@ -80,7 +80,9 @@ def run_predict(options: argparse.Namespace) -> None:
     prepare = tagger(options)
     several = [options.checkpoint, *options.ensemble]
     members = load_members(several if options.ensemble else options.checkpoint, options.device)
-    files = StructureFiles(options.files, skip_bad=options.skip_bad, prepare=prepare)
+    files = StructureFiles(
+        options.files, skip_bad=options.skip_bad, prepare=prepare, check=members.check
+    )
     predictions = predict_files(members, files, options.batch_size)
     text = "\n".join(lines(predictions, prepare))
 

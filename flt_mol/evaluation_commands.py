@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ def _evaluate_predictions(options: argparse.Namespace) -> None:
 def _evaluate_checkpoint(options: argparse.Namespace) -> None:
     from flt_mol.data.splits import open_splits, skipped_message
     from flt_mol.evaluation.summary import summarise
+    from flt_mol.models.limits import check_systems
     from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
 
     checkpoint = find_checkpoint(options.checkpoint)
@@ -59,14 +61,17 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
     model = load_model(checkpoint, map_location=options.device)
     trained_on = read_checkpoint(checkpoint).get("config", {}).get("data", {})
     on_error: OnError = "skip" if options.skip_bad else "raise"
+    check = partial(check_systems, model.config)
     splits, baselines = open_splits(
-        options.data, options.split, trained_on, on_error, options.energy
+        options.data, options.split, trained_on, on_error, options.energy, check
     )
     left_out = {}
     for split, data in splits.items():
         if data.skipped:
             left_out[split] = len(data.skipped)
             say(f"flt-mol: {skipped_message(data)}", sys.stderr)
+    for data in splits.values():
+        data.read_through()
     results = _run_model(model, splits, options.batch_size)
     baselines = {**baselines, **_own_baselines(model, results, baselines)}
     further: dict[str, Any] = {"left_out": left_out} if left_out else {}

@@ -46,7 +46,8 @@ class Structures:
         cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:
-        ValueError: shapes that do not belong together, naming the field.
+        ValueError: dtypes of another kind (32 bits instead of 64 will do), or shapes that do not
+            belong together, naming the field. Models look at the numbers, too.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])

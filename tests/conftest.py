@@ -76,7 +76,7 @@ KINDS = {
     "correction, pair types": {**BLIND, "pairs": small_pairs(correction=True, pair_types=True)},
     "auto": {**BLIND, "attention": "auto", "spectral": SPECTRAL, "pairs": small_pairs()},
     "exact": {**EXACT, "spectral": SPECTRAL, "pairs": small_pairs()},
-    "gaussian images": {**EXACT, "images": small_images(mask="gaussian")},
+    "gaussian images": {**EXACT, "images": small_images(mask="gaussian", density=False)},
     "centred images": {**EXACT, "images": small_images(mask="centred")},
     "centred images, pair types": {
         **EXACT,

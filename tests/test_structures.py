@@ -2,6 +2,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -201,3 +202,62 @@ def test_pairs_that_cannot_be_made_name_the_system():
 def test_a_batch_without_pairs_does_not_load_their_module():
     code = "import flt_mol, sys; sys.exit('flt_mol.functional' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+KINDS_OF_FIELDS = {
+    "atomic_numbers": (
+        [torch.uint8, torch.int16, torch.bool, torch.float32],
+        "torch.int64",
+        "long",
+    ),
+    "tags": ([torch.uint8, torch.int8, torch.bool, torch.float64], "torch.int64", "long"),
+    "ptr": ([torch.uint8, torch.int16, torch.float32], "torch.int64", "long"),
+    "fixed": ([torch.uint8, torch.int64, torch.float32], "torch.bool", "bool"),
+    "pbc": ([torch.uint8, torch.int64, torch.float32], "torch.bool", "bool"),
+    "positions": ([torch.int64, torch.bool, torch.complex64], "a float", "float"),
+    "cell": ([torch.int64, torch.int32], "a float", "float"),
+    "positions_relaxed": ([torch.int64], "a float", "float"),
+    "energy": ([torch.int64], "a float", "double"),
+    "energy_initial": ([torch.int64], "a float", "double"),
+}
+PAIR = Structures.single(
+    [1, 1],
+    [[0, 0, 0], [0, 0, 2]],
+    energy=1.0,
+    energy_initial=2.0,
+    positions_relaxed=[[0, 0, 0], [0, 0, 1]],
+)
+
+
+@pytest.mark.parametrize("name", KINDS_OF_FIELDS)
+def test_fields_of_another_kind(name):
+    dtypes, expected, cast = KINDS_OF_FIELDS[name]
+    for dtype in dtypes:
+        message = rf"^Structures.{name} has dtype {dtype}, expected {expected}: {name}.{cast}\(\)$"
+        with pytest.raises(ValueError, match=message):
+            replace(PAIR, **{name: getattr(PAIR, name).to(dtype)})
+    for value, kind in (([1, 2], "list"), (np.zeros(2), "ndarray"), ("x", "str")):
+        with pytest.raises(
+            ValueError, match=f"^Structures.{name} is a {kind}, expected a tensor; "
+        ):
+            replace(PAIR, **{name: value})
+    # Optional are those alone that may be unknown.
+    if name in ("positions_relaxed", "energy", "energy_initial"):
+        assert getattr(replace(PAIR, **{name: None}), name) is None
+    else:
+        with pytest.raises(ValueError, match=f"^Structures.{name} is a NoneType"):
+            replace(PAIR, **{name: None})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_kinds_that_will_do(dtype):
+    names = ("positions", "cell", "positions_relaxed", "energy", "energy_initial")
+    replace(PAIR, **{name: getattr(PAIR, name).to(dtype) for name in names})
+    names = ("atomic_numbers", "tags", "ptr")
+    replace(PAIR, **{name: getattr(PAIR, name).int() for name in names})
+
+
+def test_a_text_is_no_list_of_names():
+    batch = Structures.cat([PAIR, PAIR])
+    with pytest.raises(ValueError, match="^Structures.sid is 'ab', expected a tuple of names"):
+        replace(batch, sid="ab")

@@ -63,7 +63,7 @@ class RunCost(NamedTuple):
     Attributes:
         run: name of the configuration.
         parameters: of the model.
-        seconds: of each step, by the wall clock.
+        seconds: of each step, by the wall clock on a GPU, of CPU time elsewhere.
         losses: of each step.
         memory: bytes, the most that was held: on a GPU by tensors, else by the whole process.
         systems: a step, as measured.
@@ -336,6 +336,8 @@ class _Meter(Callback):
 
 
 def _now() -> float:
+    """On a CPU the time of this process: what else runs there is not the model's cost."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter()
+        return time.perf_counter()
+    return time.process_time()

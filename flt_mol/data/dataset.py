@@ -117,7 +117,7 @@ class StructuresDataset(Dataset[Structures]):
         """
         size = len(self)
         if len(indices) and -size <= min(indices) and max(indices) < size:
-            structures = self._at_once([int(i) % size for i in indices])
+            structures = self._sound_at_once([int(i) % size for i in indices])
             if structures is not None:
                 return structures
         return Structures.cat([self[i] for i in indices])
@@ -143,11 +143,22 @@ class StructuresDataset(Dataset[Structures]):
         """
         return None
 
+    def _sound_at_once(self, indices: list[int]) -> Structures | None:
+        """`_at_once`, and None where the check of the options finds something."""
+        structures = self._at_once(indices)
+        if structures is not None and self.options.check is not None:
+            try:
+                self.options.check(structures)
+            except ValueError:
+                return None
+        return structures
+
     def convert(self, index: int, record: Mapping[str, Any]) -> Structures:
         """The record of system `index` as a :class:`Structures`.
 
         Raises:
-            ValueError: as :func:`flt_mol.data.oc20.to_structures`.
+            ValueError: as :func:`flt_mol.data.oc20.to_structures`, and what the check of the
+                options finds.
         """
         kinds: dict[str, str] = {}
         structures = to_structures(
@@ -158,7 +169,25 @@ class StructuresDataset(Dataset[Structures]):
             notes=kinds,
         )
         self.notes.add(kinds)
+        if self.options.check is not None:
+            try:
+                self.options.check(structures)
+            except ValueError as error:
+                raise ValueError(f"{self.where(index)}, {error}") from None
         return structures
+
+    def read_through(self) -> None:
+        """Read every system once and keep none, so that a bad one is found before work begins.
+
+        Some 0.2 ms a system. With on_error="skip" that was done when the data set was opened, and
+        is not done again.
+
+        Raises:
+            ValueError: the first bad record.
+        """
+        if self.options.on_error == "raise":
+            for start in range(0, len(self), _READ_AT_ONCE):
+                self.batch(range(start, min(start + _READ_AT_ONCE, len(self))))
 
     def without_targets(self) -> str | None:
         """What to say of a data set whose first records, 64 that can be read, all lack the target.
@@ -208,7 +237,8 @@ class StructuresDataset(Dataset[Structures]):
         """Those of `indices` whose systems can be read; messages of the others are kept."""
         rest = iter(indices)
         while chunk := list(islice(rest, _READ_AT_ONCE)):
-            yield from chunk if self._at_once(chunk) is not None else self._good_of(chunk)
+            good = self._sound_at_once(chunk) is not None
+            yield from chunk if good else self._good_of(chunk)
 
     def _good_of(self, indices: Iterable[int]) -> Iterator[int]:
         for index in indices:

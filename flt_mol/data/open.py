@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from flt_mol.data.lmdb.dataset import LmdbDataset, ShardedDataset
 from flt_mol.data.lmdb.file import Environment, is_lmdb
 from flt_mol.data.natural import natural
 from flt_mol.data.options import OnError, ReadOptions
+from flt_mol.structures import Structures
 
 __all__ = ["open_dataset"]
 
@@ -36,6 +38,7 @@ def open_dataset(
     energy: str = "y_relaxed",
     energy_initial: str = "y_init",
     positions_relaxed: str = "pos_relaxed",
+    check: Callable[[Structures], None] | None = None,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
@@ -56,6 +59,9 @@ def open_dataset(
             data or key-value pairs, or "calculator" for the energy that a calculator found.
         energy_initial: name of the energy before relaxation, eV.
         positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
+        check: called with the systems that are read, one or many; what it raises ValueError for is
+            a bad record, such as one too large for a model
+            (``partial(flt_mol.models.limits.check_systems, model.config)``).
 
     Raises:
         ValueError: a path that does not exist or cannot be read, naming it and the reason; the
@@ -66,7 +72,7 @@ def open_dataset(
         UserWarning: defaults taken for missing fields, files passed over; each kind once.
     """
     options = ReadOptions(
-        require_energy, ignore_energy, on_error, energy, energy_initial, positions_relaxed
+        require_energy, ignore_energy, on_error, energy, energy_initial, positions_relaxed, check
     )
     if isinstance(source, str | os.PathLike):
         name = os.fsdecode(source)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+from flt_mol.structures import Structures
 
 __all__ = ["OnError", "ReadOptions"]
 
@@ -24,6 +27,8 @@ class ReadOptions:
             ASE calculator holds.
         energy_initial: name of the energy before relaxation (eV).
         positions_relaxed: name of the relaxed positions (Å).
+        check: called with the systems that are read, one or many; what it raises ValueError for is
+            a bad record. Picklable, where other processes read.
 
     Raises:
         ValueError: another `on_error`, an empty name, or energies both required and ignored.
@@ -35,6 +40,7 @@ class ReadOptions:
     energy: str = "y_relaxed"
     energy_initial: str = "y_init"
     positions_relaxed: str = "pos_relaxed"
+    check: Callable[[Structures], None] | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flt_mol.data.catalog import Recipe, recipe
 from flt_mol.data.open import open_dataset
 from flt_mol.data.options import OnError
+from flt_mol.structures import Structures
 
 Baselines = dict[str, dict[str, float]]
 _SHOWN = 5
@@ -53,6 +54,7 @@ def open_splits(
     trained_on: Mapping[str, Any],
     on_error: OnError = "raise",
     energy: str | None = None,
+    check: Callable[[Structures], None] | None = None,
 ) -> tuple[dict[str, Any], Baselines]:
     """The splits to evaluate on, opened, and the MAEs (eV) of the data set's baselines.
 
@@ -63,11 +65,12 @@ def open_splits(
         on_error: what to do with bad records, as of :func:`flt_mol.data.open_dataset`.
         energy: name under which the targets are stored; None takes
             that of `trained_on`, or "y_relaxed" of other data.
+        check: of systems, as of :func:`flt_mol.data.open_dataset`.
 
     Raises:
         ValueError: unknown data or split, or records without targets.
     """
-    options: dict[str, Any] = {"require_energy": True, "on_error": on_error}
+    options: dict[str, Any] = {"require_energy": True, "on_error": on_error, "check": check}
     options["energy"] = energy or "y_relaxed"
     own_paths: Mapping[str, str] = {}
     expected: Sequence[str] = ()

@@ -1,11 +1,16 @@
-"""Precision and random draws, the same for all functions."""
+"""Precision, random draws and ways out of a graph, the same for all functions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+_F = TypeVar("_F", bound=Callable[..., object])
+_OUTSIDE: dict[Callable[..., object], Any] = {}
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -60,3 +65,15 @@ def draw_normal(*shape: int, generator: torch.Generator | None) -> Tensor:
 def placed(x: Tensor) -> Tensor:
     """`x` on torch's default device in torch's default dtype, as new parameters are."""
     return x.to(device=torch.get_default_device(), dtype=torch.get_default_dtype())
+
+
+def outside(function: _F) -> _F:
+    """`function` as `torch.compiler.disable` makes it, which graphs call without looking inside.
+
+    Not as a decorator: that would import the compiler, seconds, with the module. ``fullgraph=True``
+    needs it made before the graph: a graph cannot make it.
+    """
+    if function not in _OUTSIDE:
+        _OUTSIDE[function] = torch.compiler.disable(function)
+    found: _F = _OUTSIDE[function]
+    return found

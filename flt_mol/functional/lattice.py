@@ -12,12 +12,26 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional._common import at_least_float32
-from flt_mol.functional.packed import first_per_system, spread, system_index, system_sizes
-from flt_mol.functional.virtual_cells import rows_times, virtual_cells
-
-_MOST_CANDIDATES = 2**24  # 0.8 GB while they are sorted out
-_SAME_SHELL = 1e-5  # relative; cells are often known to float32 only
+from flt_mol.functional._common import at_least_float32, outside
+from flt_mol.functional._fragments import brought_together
+from flt_mol.functional._shortest_vectors import (
+    MOST_CANDIDATES,
+    Limits,
+    candidates,
+    shortest_vectors,
+)
+from flt_mol.functional.packed import (
+    first_per_system,
+    spread,
+    system_index,
+    system_sizes,
+)
+from flt_mol.functional.virtual_cells import (
+    UnfitSystemError,
+    VirtualCells,
+    rows_times,
+    virtual_cells,
+)
 
 
 class ReciprocalVectors(NamedTuple):
@@ -32,7 +46,8 @@ class ReciprocalVectors(NamedTuple):
         ptr: (B + 1,) int64, first vector of each system.
         cell: (B, 3, 3), Å, the virtual cells used.
         inverse: (B, 3, 3), their inverses; fractions are r @ inverse.
-        offset: (N, 3), Å, lattice vectors of the given cell to take off each atom first.
+        offset: (N, 3), Å, to take off each atom first: lattice vectors of the given cell; and
+            what brings far fragments together.
     """
 
     integers: Tensor
@@ -42,6 +57,29 @@ class ReciprocalVectors(NamedTuple):
     cell: Tensor
     inverse: Tensor
     offset: Tensor
+
+
+class TooManyVectorsError(UnfitSystemError):
+    """A system with more reciprocal vectors than are looked at.
+
+    Attributes:
+        system: its place in the batch.
+        count: about how many.
+        lengths: of the vectors of the cell that they are of, Å; of open directions virtual ones.
+    """
+
+    def __init__(self, system: int, count: float, lengths: list[float]) -> None:
+        self.count, self.lengths = count, lengths
+        super().__init__(
+            f"{count:.1e} reciprocal vectors to look at for system {system}, of a cell of "
+            f"{self.size}, at most {MOST_CANDIDATES:.1e}: set max_vectors, or a smaller k_max",
+            system,
+        )
+
+    @property
+    def size(self) -> str:
+        """The lengths in words."""
+        return " x ".join(f"{length:.0f}" for length in self.lengths) + " Å"
 
 
 def reciprocal_vectors(
@@ -74,10 +112,13 @@ def reciprocal_vectors(
       fractions mod 1 of a shortened basis, so lattice shifts of atoms change nothing. Of a basis
       that no two-vector step shortens but whose faces cut through the vacuum, the gap is not seen:
       then nothing shrinks, at the same accuracy.
+    - Where that still gives more vectors than memory holds, atoms that are further apart than
+      `padding` in open directions, with nothing in between, are brought together first: fragments
+      of a cluster then lie `padding` apart, with the same sums up to what f is beyond `padding`.
 
     Decisions are made in float64 on CPU and are not differentiable; `vectors`, `weight`, `inverse`
     and `offset` are differentiable functions of `cell`, virtual vectors held constant (exact up to
-    what f is beyond `padding`). K depends on the data: call this outside compiled regions.
+    what f is beyond `padding`). K depends on the data: `torch.compile` breaks the graph here.
 
     Args:
         cell: (B, 3, 3), Å, rows are lattice vectors; anything where a direction is open. None, with
@@ -101,7 +142,9 @@ def reciprocal_vectors(
 
     Raises:
         ValueError: a periodic direction without a lattice vector, positions or cells that are not
-            finite, more vectors than memory holds, or arguments that do not fit together.
+            finite, more vectors than memory holds (16.8 million looked at, for one system), or
+            arguments that do not fit together. The first three are an `UnfitSystemError`, which
+            has the place of the system.
 
     Example:
         >>> lattice = reciprocal_vectors(
@@ -110,14 +153,19 @@ def reciprocal_vectors(
         >>> lattice.integers.tolist()
         [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
     """
+    limits = Limits(k_max, padding, shrink_vacuum, max_vectors)
+    if torch.compiler.is_compiling():
+        return outside(_vectors)(cell, pbc, positions, ptr, limits)
+    return _vectors(cell, pbc, positions, ptr, limits)
+
+
+def _vectors(
+    cell: Tensor | None, pbc: Tensor | None, positions: Tensor, ptr: Tensor, limits: Limits
+) -> ReciprocalVectors:
     cell, pbc = boundaries(cell, pbc, positions, ptr)
-    _check(cell, pbc, positions, ptr, k_max, padding, max_vectors)
-    host = [x.detach().to("cpu", torch.float64) for x in (cell, positions)]
-    host_ptr = ptr.to("cpu", torch.int64)
-    chosen = virtual_cells(
-        host[0], pbc.cpu(), host[1], host_ptr, padding=padding, shrink=shrink_vacuum
-    )
-    integers, first = _shortest_vectors(chosen.cell, host_ptr.diff() > 0, k_max, max_vectors)
+    _check(cell, pbc, positions, ptr, limits)
+    chosen, move = _chosen_cells(cell, pbc, positions, ptr, limits)
+    integers, first = shortest_vectors(chosen.cell, ptr.cpu().diff() > 0, limits)
 
     dtype, device = at_least_float32(positions).dtype, positions.device
     # Sums of products: a matmul may be rounded to TF32, or to bfloat16 under autocast.
@@ -132,6 +180,8 @@ def reciprocal_vectors(
     count = torch.where((integers == 0).all(-1), 1.0, 2.0).to(dtype)
     weight = count / torch.linalg.det(virtual).abs()[owner]
     offset = rows_times(chosen.shift.to(device, dtype), basis, ptr)
+    if move is not None:
+        offset = offset + move.to(device, dtype)
     return ReciprocalVectors(integers, vectors, weight, first, virtual, inverse, offset)
 
 
@@ -153,15 +203,37 @@ def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVect
     return fraction - fraction.detach().round()
 
 
-def _check(
+def check_vectors(
     cell: Tensor,
     pbc: Tensor,
     positions: Tensor,
     ptr: Tensor,
+    *,
     k_max: float,
     padding: float,
-    max_vectors: int | None,
+    shrink_vacuum: bool = True,
+    max_vectors: int | None = None,
 ) -> None:
+    """Refuse what `reciprocal_vectors` refuses, without making vectors; quick for usual sizes.
+
+    Cells that are singular are not looked for in small systems.
+
+    Raises:
+        ValueError: as :func:`reciprocal_vectors`.
+    """
+    if positions.numel():
+        # No vector of a chosen cell is longer than all given ones and the atoms from end to end.
+        # What is not finite is not small, either.
+        extent = torch.linalg.vector_norm(positions.amax(0) - positions.amin(0))
+        given = (torch.linalg.vector_norm(cell, dim=-1) * pbc).sum(-1).amax()
+        if (2 * k_max * (float(extent + given) + padding) + 1) ** 3 < 0.99 * MOST_CANDIDATES:
+            return
+    limits = Limits(k_max, padding, shrink_vacuum, max_vectors)
+    _check(cell, pbc, positions, ptr, limits)
+    _chosen_cells(cell, pbc, positions, ptr, limits)
+
+
+def _check(cell: Tensor, pbc: Tensor, positions: Tensor, ptr: Tensor, limits: Limits) -> None:
     if positions.dim() != 2 or positions.shape[-1] != 3:
         raise ValueError(f"positions have shape {tuple(positions.shape)}, expected (N, 3)")
     systems = len(system_sizes(ptr, positions.shape[0]))
@@ -173,78 +245,43 @@ def _check(
             )
     if pbc.dtype != torch.bool:
         raise ValueError(f"pbc has dtype {pbc.dtype}, expected torch.bool")
-    for name, number in (("k_max", k_max), ("padding", padding)):
+    for name, number in (("k_max", limits.k_max), ("padding", limits.padding)):
         if not (math.isfinite(number) and number > 0):
             raise ValueError(f"{name} must be a positive number, got {number}")
-    if max_vectors is not None and max_vectors < 1:
-        raise ValueError(f"max_vectors must be ≥ 1, got {max_vectors}")
+    if limits.max_vectors is not None and limits.max_vectors < 1:
+        raise ValueError(f"max_vectors must be ≥ 1, got {limits.max_vectors}")
     for name, value in (("positions", positions), ("cell", cell)):
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"{name} hold a number that is not finite")
+        finite = value.isfinite().flatten(1).all(1)
+        if not bool(finite.all()):
+            row = (~finite).nonzero()[:1, 0]
+            offsets = ptr[1:].to(row.device, torch.int64)
+            first = torch.searchsorted(offsets, row, right=True) if name == "positions" else row
+            raise UnfitSystemError(
+                f"{name} of system {int(first)} hold a number that is not finite", int(first)
+            )
 
 
-def _shortest_vectors(
-    cell: Tensor, occupied: Tensor, k_max: float, max_vectors: int | None
-) -> tuple[Tensor, Tensor]:
-    """Integers (K, 3) of one of ±k for all |k| ≤ k_max, ascending, and where systems begin."""
-    inverse = torch.linalg.inv(cell)
-    radius = _radius(cell, inverse, k_max, max_vectors)
-    # k·a_i is the i-th integer, so none exceeds radius·|a_i|.
-    most = (radius[:, None] * torch.linalg.vector_norm(cell, dim=-1) * (1 + 1e-9)).floor()
-    widths = torch.stack([most[:, 0] + 1, 2 * most[:, 1] + 1, 2 * most[:, 2] + 1], dim=-1)
-    count = widths.prod(-1) * occupied
-    if float(count.sum()) > _MOST_CANDIDATES:
-        worst = int(count.argmax())
-        raise ValueError(
-            f"{float(count.sum()):.1e} reciprocal vectors to look at, {float(count[worst]):.1e} of "
-            f"them for system {worst}: too many; set max_vectors, or a smaller k_max"
-        )
-    count, most, widths = (x.to(torch.int64) for x in (count, most, widths))
-    system = torch.repeat_interleave(torch.arange(cell.shape[0]), count)
-    index = torch.arange(system.shape[0]) - (count.cumsum(0) - count)[system]
-    width, most = widths[system], most[system]
-    third = index % width[:, 2] - most[:, 2]
-    index = index // width[:, 2]
-    second, first = index % width[:, 1] - most[:, 1], index // width[:, 1]
-    half = (first > 0) | (second > 0) | ((second == 0) & (third >= 0))
-    integers = torch.stack([first, second, third], dim=-1)
-    length = torch.linalg.vector_norm(
-        (integers.to(cell.dtype)[:, None, :] * inverse[system]).sum(-1), dim=-1
-    )
-    inside = half & (length <= radius[system] * (1 + 1e-9))
-    integers, system, length = integers[inside], system[inside], length[inside]
-    order = torch.argsort(length, stable=True)
-    order = order[torch.argsort(system[order], stable=True)]
-    integers, system, length = integers[order], system[order], length[order]
-    if max_vectors is not None:
-        whole = _whole_shells(length, system, max_vectors)
-        integers, system = integers[whole], system[whole]
-    kept = torch.bincount(system, minlength=cell.shape[0])
-    return integers, torch.cat([kept.new_zeros(1), kept.cumsum(0)])
+def _chosen_cells(
+    cell: Tensor, pbc: Tensor, positions: Tensor, ptr: Tensor, limits: Limits
+) -> tuple[VirtualCells, Tensor | None]:
+    """Cells to use, and how far (N, 3) atoms are moved to bring fragments together, if any are.
 
-
-def _radius(cell: Tensor, inverse: Tensor, k_max: float, max_vectors: int | None) -> Tensor:
-    """Radius (B,) of a ball that holds all vectors wanted: k_max, or less under a budget."""
-    if max_vectors is None:
-        return cell.new_full((cell.shape[0],), k_max)
-    # A ball of radius q + d holds all reciprocal cells that touch the ball q, so at least V·4πq³/3
-    # vectors, where d is half the diagonal of a reciprocal cell. Two per entry of the half space,
-    # and a few more, so that the last shell within the budget is known to be whole.
-    volume = torch.linalg.det(cell).abs()
-    ball = (3 * (2 * max_vectors + 4) / (4 * math.pi * volume)) ** (1 / 3)
-    radius: Tensor = ball + inverse.square().sum((-2, -1)).sqrt()
-    return radius.clamp(max=k_max)
-
-
-def _whole_shells(length: Tensor, system: Tensor, max_vectors: int) -> Tensor:
-    """Marks (K,) of the vectors in shells that end within the first `max_vectors` of a system."""
-    if length.numel() == 0:
-        return torch.zeros(0, dtype=torch.bool)
-    fresh = torch.ones_like(system, dtype=torch.bool)
-    fresh[1:] = (system.diff() > 0) | (length.diff() > _SAME_SHELL * length[1:])
-    shell = fresh.cumsum(0) - 1
-    count = torch.bincount(system)
-    rank = torch.arange(system.shape[0]) - (count.cumsum(0) - count)[system]
-    last = torch.zeros(int(shell[-1]) + 1, dtype=torch.int64).scatter_reduce(0, shell, rank, "amax")
-    whole: Tensor = last[shell] < max_vectors
-    return whole
+    Raises:
+        TooManyVectorsError: the first system that has them all the same.
+    """
+    host = [x.detach().to("cpu", torch.float64) for x in (cell, positions)]
+    host_ptr, occupied = ptr.to("cpu", torch.int64), ptr.cpu().diff() > 0
+    padding, shrink = limits.padding, limits.shrink_vacuum
+    chosen = virtual_cells(host[0], pbc.cpu(), host[1], host_ptr, padding=padding, shrink=shrink)
+    many = candidates(chosen.cell, occupied, limits) > MOST_CANDIDATES
+    if not bool(many.any()):
+        return chosen, None
+    basis = chosen.change.to(host[0].dtype) @ host[0]
+    local = host[1] - rows_times(chosen.shift.to(host[0].dtype), basis, host_ptr)
+    cells, move = brought_together(chosen.cell, chosen.kept, local, host_ptr, many, padding)
+    count = candidates(cells, occupied, limits)
+    if bool((count > MOST_CANDIDATES).any()):
+        system = int((count > MOST_CANDIDATES).nonzero()[0])
+        lengths = torch.linalg.vector_norm(cells[system], dim=-1).tolist()
+        raise TooManyVectorsError(system, float(count[system]), lengths)
+    return chosen._replace(cell=cells), move

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional._common import at_least_float32
+from flt_mol.functional._common import at_least_float32, outside
 from flt_mol.functional._pair_lattices import lattices_of
 from flt_mol.functional._pair_search import search
 from flt_mol.functional.packed import system_sizes
@@ -138,8 +138,8 @@ def neighbor_pairs(
     do not depend on which. Distances are judged in float64, and lie strictly below the cutoff.
     Atoms may lie outside their cell, cells may be smaller than the cutoff (then j appears with
     several shifts, and i sees itself), systems may be empty, and vectors of axes that do not
-    repeat are ignored, whatever they hold. Runs on CPU; not for regions that are compiled, since
-    the number of pairs depends on the data.
+    repeat are ignored, whatever they hold. Runs on CPU; `torch.compile` breaks the graph here,
+    since the number of pairs depends on the data.
 
     Args:
         positions: (N, 3), Å, any device.
@@ -166,6 +166,19 @@ def neighbor_pairs(
         >>> neighbor_pairs(one, 2.0 * torch.eye(3)[None], chain, ptr, 2.5).shift.tolist()
         [[-1, 0, 0], [1, 0, 0]]
     """
+    if torch.compiler.is_compiling():
+        return outside(_found)(positions, cell, pbc, ptr, cutoff, self_pairs)
+    return _found(positions, cell, pbc, ptr, cutoff, self_pairs)
+
+
+def _found(
+    positions: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
+    ptr: Tensor,
+    cutoff: float,
+    self_pairs: bool,
+) -> NeighborPairs:
     sizes = system_sizes(ptr, positions.shape[0])
     cell, pbc = boundaries(cell, pbc, positions, ptr)
     _check(positions, cell, pbc, len(sizes), cutoff)

@@ -21,6 +21,19 @@ from flt_mol.functional.packed import (
 _SMALLEST = 0.5  # Å, thinner than any crystal
 
 
+class UnfitSystemError(ValueError):
+    """One system of a batch that no lattice sums can be made of.
+
+    Args:
+        message: says which one, by its place.
+        system: that place.
+    """
+
+    def __init__(self, message: str, system: int) -> None:
+        super().__init__(message)
+        self.system = system
+
+
 class VirtualCells(NamedTuple):
     """What `virtual_cells` decided for B systems with N atoms.
 
@@ -52,7 +65,7 @@ def virtual_cells(
         shrink: whether a periodic direction with a gap wider than `padding` counts as open.
 
     Raises:
-        ValueError: a periodic direction without a lattice vector of its own.
+        UnfitSystemError: a periodic direction without a lattice vector of its own.
     """
     num_atoms = positions.shape[0]
     local = positions - spread(first_per_system(positions, ptr), ptr, num_atoms)
@@ -115,10 +128,11 @@ def _check_heights(basis: Tensor, kept: Tensor) -> None:
     thin = kept & (_heights(basis, kept) < _SMALLEST)
     if bool(thin.any()):
         system, axis = thin.nonzero()[0].tolist()
-        raise ValueError(
+        raise UnfitSystemError(
             f"cell of system {system} is singular along a periodic direction: less than "
             f"{_SMALLEST} Å between images along {'abc'[axis]}; give a lattice vector for each "
-            "periodic direction, or set pbc False there"
+            "periodic direction, or set pbc False there",
+            system,
         )
 
 

@@ -12,7 +12,7 @@ from flt_mol.functional._common import (
     seeded_generator,
     without_autocast,
 )
-from flt_mol.integrations._irreps_layout import cleaned, o3, parts_of, terms_of
+from flt_mol.integrations._irreps_layout import check_width, cleaned, o3, parts_of, terms_of
 
 
 class IrrepsLinear(nn.Module):
@@ -21,7 +21,7 @@ class IrrepsLinear(nn.Module):
     Args:
         irreps_in: e3nn irreps of the features.
         irreps_out: of what comes out. Irreps that `irreps_in` lacks come out as 0.
-        bias: whether 0e channels get one; 0 at first.
+        bias: whether 0e channels get one; 0 at first. Of those that `irreps_in` lacks it is all.
         generator: on CPU; None takes a seed from torch's global one.
 
     Example:
@@ -38,21 +38,31 @@ class IrrepsLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.irreps_in, self.irreps_out = cleaned(irreps_in), cleaned(irreps_out)
+        self._dim = self.irreps_in.dim
+        # e3nn cannot give a bias to scalars that it makes of nothing (0.6.0).
+        self._by_hand = bias and not any(term.scalar for term in terms_of(self.irreps_in))
+        self._terms = terms_of(self.irreps_out)
         # Weights of its own would be drawn from torch's global generator.
         self.linear = o3.Linear(
             self.irreps_in,
             self.irreps_out,
             internal_weights=False,
             shared_weights=True,
-            biases=bias,
+            biases=bias and not self._by_hand,
         )
         generator = seeded_generator(generator)
         start = draw_normal(self.linear.weight_numel, generator=generator)
         self.weight = nn.Parameter(placed(start))
-        self.bias = nn.Parameter(placed(torch.zeros(self.linear.bias_numel))) if bias else None
+        scalars = sum(term.mul for term in self._terms if term.scalar)
+        self.bias = nn.Parameter(placed(torch.zeros(scalars))) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps_in.dim) → (N, irreps_out.dim); under autocast in its dtype."""
+        """(N, irreps_in.dim) → (N, irreps_out.dim); under autocast in its dtype.
+
+        Raises:
+            ValueError: `x` of another width.
+        """
+        check_width(x, self._dim, self.irreps_in)
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if torch.is_autocast_enabled(x.device.type):
@@ -61,8 +71,21 @@ class IrrepsLinear(nn.Module):
             x, weight = x.to(kind), weight.to(kind)
             bias = None if bias is None else bias.to(kind)
         with without_autocast(x):
-            out: Tensor = self.linear(x, weight, bias)
+            if bias is None or not self._by_hand:
+                out: Tensor = self.linear(x, weight, bias)
+            else:
+                out = self.linear(x, weight) + self._on_scalars(bias)
         return out
+
+    def _on_scalars(self, bias: Tensor) -> Tensor:
+        """(scalars,) → (irreps_out.dim,), 0 for all that is not 0e."""
+        parts = iter(bias.split([term.mul for term in self._terms if term.scalar]))
+        return torch.cat(
+            [
+                next(parts) if term.scalar else bias.new_zeros(term.mul * term.width)
+                for term in self._terms
+            ]
+        )
 
 
 class IrrepsNorm(nn.Module):
@@ -89,6 +112,7 @@ class IrrepsNorm(nn.Module):
     def __init__(self, irreps: str | o3.Irreps, eps: float = 1e-5) -> None:
         super().__init__()
         self.irreps = cleaned(irreps)
+        self._dim = self.irreps.dim
         self.eps = eps
         self.terms = terms_of(self.irreps)
         scalars = sum(term.mul for term in self.terms if term.scalar)
@@ -96,7 +120,12 @@ class IrrepsNorm(nn.Module):
         self.bias = nn.Parameter(placed(torch.zeros(scalars)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps.dim) → the same, in the dtype of `x`."""
+        """(N, irreps.dim) → the same, in the dtype of `x`.
+
+        Raises:
+            ValueError: `x` of another width, or not packed.
+        """
+        check_width(x, self._dim, self.irreps, packed=True)
         weights = self.weight.split([term.mul for term in self.terms])
         biases = iter(self.bias.split([term.mul for term in self.terms if term.scalar]))
         parts = parts_of(at_least_float32(x), self.terms)

@@ -14,6 +14,7 @@ class IrrepsFeedForward(nn.Module):
     """Linear ∘ Gate ∘ Linear: SiLU of 0e, tanh of 0o, and the rest times sigmoids of gates.
 
     `e3nn.nn.Gate` with one gate for each channel that is neither 0e nor 0o, made of 0e channels.
+    Of irreps without 0e each gate is a number, learned by its bias.
 
     Args:
         irreps: e3nn irreps of what goes in and comes out.
@@ -45,7 +46,11 @@ class IrrepsFeedForward(nn.Module):
         self.last = IrrepsLinear(gate.irreps_out, irreps, True, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps.dim) → (N, irreps.dim)."""
+        """(N, irreps.dim) → (N, irreps.dim).
+
+        Raises:
+            ValueError: `x` of another width.
+        """
         out: Tensor = self.last(self.gate(self.first(x)))
         return out
 

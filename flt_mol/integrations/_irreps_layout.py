@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._common import at_least_float32
+from flt_mol.nn.checks import check_tensors
 
 try:
     from e3nn import nn as e3nn_nn
@@ -18,6 +19,7 @@ except ImportError as error:
 __all__ = [
     "Term",
     "by_head",
+    "check_width",
     "cleaned",
     "e3nn_nn",
     "invariants",
@@ -57,6 +59,25 @@ def refuse_missing(name: str, irreps: o3.Irreps, available: o3.Irreps, source: s
             f"{name} {irreps} hold {', '.join(map(str, missing))}, which {source} {available} "
             "lack: leave it out, or add it"
         )
+
+
+def check_width(x: Tensor, dim: int, irreps: o3.Irreps, *, packed: bool = False) -> None:
+    """ValueError for features that are not of width `dim`, that of `irreps`.
+
+    Args:
+        x: (…, dim), or (N, dim) where they must be packed.
+        dim: a plain number, since torch.compile cannot ask `irreps`.
+        irreps: for the message.
+        packed: whether there may be no further axes.
+
+    Example:
+        >>> check_width(torch.zeros(5, 8), 12, cleaned("4x1o"))
+        Traceback (most recent call last):
+        ValueError: x has shape (5, 8), expected (N, 12) for irreps 4x1o
+    """
+    check_tensors(x=x)
+    if x.dim() == 0 or x.shape[-1] != dim or (packed and x.dim() != 2):
+        raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {dim}) for irreps {irreps}")
 
 
 class Term(NamedTuple):

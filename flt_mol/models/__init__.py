@@ -8,6 +8,7 @@ from flt_mol.models.config import (
     SpectralConfig,
 )
 from flt_mol.models.energy import EnergyModel
+from flt_mol.models.named import named_config
 
 __all__ = [
     "EnergyConfig",
@@ -16,4 +17,5 @@ __all__ = [
     "PairConfig",
     "RPEConfig",
     "SpectralConfig",
+    "named_config",
 ]

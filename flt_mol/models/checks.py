@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -11,21 +12,43 @@ from flt_mol.models.config import (
     FEEDBACK,
     IMAGE_MASKS,
     OUTPUTS,
+    PARTS,
     EnergyConfig,
-    ImageConfig,
-    PairConfig,
     SpectralConfig,
 )
+from flt_mol.models.idle import refuse_idle
+from flt_mol.models.numbers import check_numbers, check_rpe
+from flt_mol.models.rules import check_below_one, check_choice, check_length, check_whole
 from flt_mol.nn.feature_map import FEATURE_MAPS
 from flt_mol.nn.heads import READOUTS
 
 _LARGEST_CUTOFF = 100.0  # Å; pairs in condensed matter would be 400,000 per atom
+_MOST_WAVES = 100_000  # of a usual system, where a step on a CPU takes minutes
+_SLAB, _MOLECULE = 3000.0, 5.0  # Å³, Å: volume of a usual cell of a slab, width of a molecule
 _CHOICES = {
     "attention": ATTENTION,
     "readout": READOUTS,
     "feedback": FEEDBACK,
     "feature_map": tuple(FEATURE_MAPS),
 }
+
+
+def check_model(config: EnergyConfig) -> None:
+    """Refuse an EnergyConfig that cannot work.
+
+    Raises:
+        ValueError: something else than one, or a value of another type, out of range or without
+            effect, with its key and what is expected.
+
+    Example:
+        >>> check_model(EnergyConfig(embed_dim=10, num_heads=4))
+        Traceback (most recent call last):
+        ValueError: model.embed_dim is 10, expected a multiple of model.num_heads, 4
+    """
+    if not isinstance(config, EnergyConfig):
+        raise ValueError(f"expected an EnergyConfig, got a {type(config).__name__}{_mend(config)}")
+    check_numbers(config)
+    check_parts(config)
 
 
 def check_parts(config: EnergyConfig) -> None:
@@ -41,14 +64,20 @@ def check_parts(config: EnergyConfig) -> None:
         set model.pairs, or take it out
     """
     for name, known in _CHOICES.items():
-        _choice(f"model.{name}", getattr(config, name), known)
-    _length("model.far_scale", config.far_scale)
+        check_choice(f"model.{name}", getattr(config, name), known)
+    check_length("model.far_scale", config.far_scale)
+    for name, schema in PARTS.items():
+        if getattr(config, name) is not None:
+            _is_part(name, getattr(config, name), schema)
     _few_far_blocks(config)
     _outputs(config)
+    if config.rpe is not None:
+        check_rpe(config.rpe)
     _spectral(config)
     _pairs(config)
     _images(config)
     _together(config)
+    refuse_idle(config)
 
 
 def _outputs(config: EnergyConfig) -> None:
@@ -76,13 +105,12 @@ def _spectral(config: EnergyConfig) -> None:
     spectral = config.spectral
     if spectral is None:
         return
-    _is_part("spectral", spectral, SpectralConfig)
     for name in ("num_heads", "num_basis"):
-        _whole(f"model.spectral.{name}", getattr(spectral, name), 1)
+        check_whole(f"model.spectral.{name}", getattr(spectral, name), 1)
     for name in ("k_max", "sigma_max"):
-        _length(f"model.spectral.{name}", getattr(spectral, name))
+        check_length(f"model.spectral.{name}", getattr(spectral, name))
     if spectral.padding is not None:
-        _length("model.spectral.padding", spectral.padding)
+        check_length("model.spectral.padding", spectral.padding)
     if config.embed_dim % spectral.num_heads:
         raise ValueError(
             f"model.spectral.num_heads is {spectral.num_heads}, expected a divisor of "
@@ -93,22 +121,36 @@ def _spectral(config: EnergyConfig) -> None:
             f"model.spectral.k_max is {spectral.k_max}, which leaves no room for a function of "
             f"width 1/(2π·sigma_max): expected at least {1 / (math.pi * spectral.sigma_max):.3f}"
         )
+    _few_waves(spectral)
+
+
+def _few_waves(spectral: SpectralConfig) -> None:
+    """Refuse what has too many waves for any usual system: mostly a digit is off."""
+    padding = 4 * spectral.sigma_max if spectral.padding is None else spectral.padding
+    volume = max(_SLAB, (_MOLECULE + padding) ** 3)
+    waves = 4 / 3 * math.pi * spectral.k_max**3 * volume
+    if not waves <= _MOST_WAVES:
+        raise ValueError(
+            f"model.spectral.k_max is {spectral.k_max:g} 1/Å, with {padding:g} Å of padding: "
+            f"{waves:,.0f} waves in a usual system (a slab's cell of {_SLAB:g} Å³, a molecule of "
+            f"{_MOLECULE:g} Å), expected at most {_MOST_WAVES:,}; usual are k_max of 0.2 to 1 1/Å "
+            "and padding, or 4 sigma_max, of 5 to 20 Å"
+        )
 
 
 def _pairs(config: EnergyConfig) -> None:
     pairs = config.pairs
     if pairs is None:
         return
-    _is_part("pairs", pairs, PairConfig)
-    _length("model.pairs.cutoff", pairs.cutoff, _LARGEST_CUTOFF)
-    _whole("model.pairs.num_basis", pairs.num_basis, 2)
+    check_length("model.pairs.cutoff", pairs.cutoff, _LARGEST_CUTOFF)
+    check_whole("model.pairs.num_basis", pairs.num_basis, 2)
     for name in ("vectors", "filter_vectors"):
-        _whole(f"model.pairs.{name}", getattr(pairs, name), 0)
-    _whole("model.pairs.vector_basis", pairs.vector_basis, 2)
-    _below_one("model.pairs.vector_dropout", pairs.vector_dropout)
+        check_whole(f"model.pairs.{name}", getattr(pairs, name), 0)
+    check_whole("model.pairs.vector_basis", pairs.vector_basis, 2)
+    check_below_one("model.pairs.vector_dropout", pairs.vector_dropout)
     for name in ("num_filters", "vector_blocks"):
         if getattr(pairs, name) is not None:
-            _whole(f"model.pairs.{name}", getattr(pairs, name), 1)
+            check_whole(f"model.pairs.{name}", getattr(pairs, name), 1)
     for name in ("filter", "norm", "density", "pair_types", "correction"):
         value = getattr(pairs, name)
         if not isinstance(value, bool):
@@ -131,7 +173,7 @@ def _pairs(config: EnergyConfig) -> None:
 def _few_far_blocks(config: EnergyConfig) -> None:
     if config.far_blocks is None:
         return
-    _whole("model.far_blocks", config.far_blocks, 1)
+    check_whole("model.far_blocks", config.far_blocks, 1)
     local = config.pairs is not None and config.pairs.filter
     if config.far_blocks < config.num_layers and not local:
         raise ValueError(
@@ -144,10 +186,9 @@ def _images(config: EnergyConfig) -> None:
     images = config.images
     if images is None:
         return
-    _is_part("images", images, ImageConfig)
-    _length("model.images.cutoff", images.cutoff, _LARGEST_CUTOFF)
-    _whole("model.images.num_basis", images.num_basis, 2)
-    _choice("model.images.mask", images.mask, IMAGE_MASKS)
+    check_length("model.images.cutoff", images.cutoff, _LARGEST_CUTOFF)
+    check_whole("model.images.num_basis", images.num_basis, 2)
+    check_choice("model.images.mask", images.mask, IMAGE_MASKS)
     for name in ("pair_types", "density"):
         value = getattr(images, name)
         if not isinstance(value, bool):
@@ -190,29 +231,21 @@ def _together(config: EnergyConfig) -> None:
 
 
 def _is_part(name: str, value: Any, schema: type) -> None:
-    if not isinstance(value, schema):
-        keys = ", ".join(f.name for f in fields(schema))
-        raise ValueError(f"model.{name} is {value!r}, expected null or a mapping with {keys}")
+    if isinstance(value, schema):
+        return
+    if isinstance(value, Mapping):
+        raise ValueError(
+            f"model.{name} is a {type(value).__name__}, expected {schema.__name__}(…), or "
+            "EnergyConfig.from_dict for a whole configuration of mappings"
+        )
+    keys = ", ".join(f.name for f in fields(schema))
+    raise ValueError(f"model.{name} is {value!r}, expected null or a mapping with {keys}")
 
 
-def _choice(key: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{key} is {value!r}; known: {', '.join(known)}")
-
-
-def _whole(key: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{key} is {value!r}, expected a whole number of at least {low}")
-
-
-def _below_one(key: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise ValueError(f"{key} is {value!r}, expected at least 0 and below 1")
-
-
-def _length(key: str, value: Any, high: float = math.inf) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ValueError(f"{key} is {value!r}, expected a number above 0")
-    if value > high:
-        raise ValueError(f"{key} is {value!r}, expected at most {high:g} Å")
+def _mend(value: Any) -> str:
+    if isinstance(value, str):
+        return (
+            f": EnergyModel(flt_mol.models.named_config('{value}')) is a named model, untrained, "
+            f"and flt_mol.predict.load_model('{value}') a trained one"
+        )
+    return ": EnergyConfig.from_dict makes one of it" if isinstance(value, Mapping) else ""

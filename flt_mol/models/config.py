@@ -46,7 +46,8 @@ class SpectralConfig:
 
     Attributes:
         num_heads: H, filters per block; a divisor of embed_dim.
-        k_max: cycles/Å, cutoff of the spectrum.
+        k_max: cycles/Å, cutoff of the spectrum. Refused where, with this padding, a slab's cell of
+            10 × 10 × 30 Å or a molecule of 5 Å would have more than 1e5 waves: above 1.9.
         sigma_max: Å, the width a filter may have.
         num_basis: T, functions of the spectrum.
         padding: Å of vacuum kept in open directions; null is 4 sigma_max.
@@ -103,9 +104,9 @@ class ImageConfig:
         num_basis: Gaussians of the mask.
         mask: "gaussian", zero-centred widths as of an RPE's spectrum, or "centred", Gaussians with
             centres and a small net per head (3D-Graphormer's bias).
-        pair_types: whether distances are transformed per pair of elements ("centred" only).
+        pair_types: whether distances are transformed per pair of elements; "gaussian" refuses it.
         density: whether the sum of an atom's Gaussians is added to its embedding, as 3D-Graphormer
-            does ("centred" only).
+            does; "gaussian" refuses it.
     """
 
     cutoff: float = 5.0
@@ -147,7 +148,7 @@ class EnergyConfig:
         head_norm: whether heads normalise features first; without it they read off densities.
         outputs: heads to build, of "energy", "energy_initial" and "displacement".
         feedback: what a pass hands to the next: "features", or also "positions", moved by the
-            displacement predicted so far.
+            displacement predicted so far, which needs more than one pass.
     """
 
     embed_dim: int = 64
@@ -177,8 +178,13 @@ class EnergyConfig:
         """From plain data, as read from yaml or a checkpoint.
 
         Raises:
-            ValueError: an unknown key, naming it and the known ones.
+            ValueError: an unknown key, naming it and the known ones; or no mapping.
         """
+        if not isinstance(values, Mapping):
+            raise ValueError(
+                f"model settings are {values!r}, expected a mapping of keys to values; "
+                "flt_mol.models.named_config takes a name"
+            )
         settings = _known(cls, values)
         for name, schema in PARTS.items():
             part = settings.get(name)
@@ -203,9 +209,9 @@ PARTS: dict[str, type] = {
 
 def _known(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(schema)}
-    unknown = sorted(set(values) - names)
+    unknown = sorted(map(str, set(values) - names))
     if unknown:
-        near = difflib.get_close_matches(str(unknown[0]), names, n=1)
+        near = difflib.get_close_matches(unknown[0], names, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         raise ValueError(
             f"unknown model setting {', '.join(unknown)}; {meant}known: {', '.join(sorted(names))}"

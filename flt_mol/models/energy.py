@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.packed import sum_per_system
 from flt_mol.models.build import build_encoder
-from flt_mol.models.checks import check_parts
+from flt_mol.models.checks import check_model
 from flt_mol.models.config import (
     EnergyConfig,
     ImageConfig,
@@ -23,7 +20,9 @@ from flt_mol.models.config import (
 from flt_mol.models.geometry import Geometry
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.models.passes import Passes
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
+from flt_mol.models.stored import CONFIG_KEY, add_config, drop_config, stored_config
+from flt_mol.nn._pair_checks import check_elements
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
 from flt_mol.nn.heads import DisplacementHead, EnergyHead
 from flt_mol.structures import Structures
 
@@ -36,8 +35,6 @@ __all__ = [
     "RPEConfig",
     "SpectralConfig",
 ]
-
-CONFIG_KEY = "config_json"
 
 
 class EnergyModel(nn.Module):
@@ -58,6 +55,9 @@ class EnergyModel(nn.Module):
 
     Args:
         config: hyper-parameters.
+
+    Raises:
+        ValueError: settings that cannot work, as of `flt_mol.models.checks.check_model`.
 
     Attributes:
         cutoff: Å, of the neighbour pairs it needs; batches that carry such pairs
@@ -81,8 +81,9 @@ class EnergyModel(nn.Module):
 
     def __init__(self, config: EnergyConfig | None = None) -> None:
         super().__init__()
-        self.config = config = config if config is not None else EnergyConfig()
-        check_parts(config)
+        config = EnergyConfig() if config is None else config
+        check_model(config)
+        self.config = config
         generator = torch.Generator().manual_seed(config.seed)
         self.embedding = AtomEmbedding(config.embed_dim)
         self.encoder = build_encoder(config, generator)
@@ -96,8 +97,8 @@ class EnergyModel(nn.Module):
         self.normalizer_initial = Normalizer() if "energy_initial" in energies else None
         self.register_buffer("elements_seen", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.bool))
         self.trained_on: dict[str, float] = {}
-        self.register_state_dict_post_hook(_add_config)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_drop_config)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(add_config)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(drop_config)  # type: ignore[no-untyped-call]
         self.float()  # whatever torch's default dtype is
 
     @property
@@ -115,8 +116,9 @@ class EnergyModel(nn.Module):
     def rotation_invariant(self) -> bool:
         """Whether turning a system and its cell leaves energies alone.
 
-        To rounding; with a spectral filter, to 2e-4 eV for large clusters without distinct
-        principal axes (`nn.SpectralFilter`).
+        To rounding; with a spectral filter not quite for molecules and clusters without distinct
+        principal axes (`nn.SpectralFilter`): 1e-5 eV for CH4, up to 3e-3 eV for an octahedron of
+        231 atoms that are all an adsorbate's (docs/models.md).
         """
         return self.config.rpe is None
 
@@ -146,8 +148,10 @@ class EnergyModel(nn.Module):
             ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
 
         Raises:
-            ValueError: something that is not `Structures`, or cells that are singular along
-                periodic axes.
+            ValueError: something that is not `Structures`; an atom whose number is not 1 to 118 or
+                whose tag not 0 to 2; cells that are singular along periodic axes, positions that
+                are not finite, or a system too large for the spectral filters
+                (`models.limits.check_systems` tells before); by its sid.
         """
         if not isinstance(structures, Structures):
             raise ValueError(
@@ -170,7 +174,8 @@ class EnergyModel(nn.Module):
         """Energies (B,) float32 eV; the arguments are the fields of `Structures`.
 
         Raises:
-            ValueError: a model that looks at cells or pairs: it needs `Structures`.
+            ValueError: a model that looks at cells or pairs: it needs `Structures`; or atoms that
+                are none.
         """
         config = self.config
         if self.cutoff is not None or config.spectral is not None or len(config.outputs) > 1:
@@ -188,7 +193,7 @@ class EnergyModel(nn.Module):
         """Run the stack; collect what every pass reads out."""
         passes = Passes(self.config.outputs, self.normalizer, self.normalizer_initial)
         positions = structures.positions
-        start = self.embedding(structures.atomic_numbers, structures.tags)
+        start = self._embedded(structures)
         x, geometry = self.geometry(structures, positions, self.encoder, start)
         surroundings = x
         for index in range(self.config.recycles):
@@ -204,6 +209,17 @@ class EnergyModel(nn.Module):
             passes.read(self.head(x, structures.tags, structures.ptr), step, self.config.feedback)
         passes.features = x
         return passes
+
+    def _embedded(self, structures: Structures) -> Tensor:
+        try:
+            x: Tensor = self.embedding(structures.atomic_numbers, structures.tags)
+        except AtomError as error:
+            b = int(structures.system[error.row])
+            row = error.row - int(structures.ptr[b])
+            raise ValueError(
+                f"sid {structures.sid[b]}: atom {row} (counted from 0) has {error.reason}"
+            ) from None
+        return x
 
     @property
     def normalizers(self) -> dict[str, Normalizer]:
@@ -225,10 +241,17 @@ class EnergyModel(nn.Module):
         self.mark_seen(structures.atomic_numbers)
 
     def mark_seen(self, atomic_numbers: Tensor | Iterable[int]) -> None:
-        """Note elements as trained on; predictions for others deserve a warning."""
+        """Note elements as trained on; predictions for others deserve a warning.
+
+        Raises:
+            ValueError: atomic numbers that are not 1 to 118.
+        """
         numbers = torch.as_tensor(
             atomic_numbers if isinstance(atomic_numbers, Tensor) else list(atomic_numbers)
         )
+        if not numbers.numel():
+            return
+        check_elements(numbers)
         self.elements_seen[numbers.to(self.elements_seen.device, torch.int64)] = True
 
     @staticmethod
@@ -238,23 +261,10 @@ class EnergyModel(nn.Module):
         Raises:
             ValueError: it carries none.
         """
-        if CONFIG_KEY not in state_dict:
-            raise ValueError(f"these weights carry no model configuration ('{CONFIG_KEY}')")
-        text = bytes(state_dict[CONFIG_KEY].to(torch.uint8).tolist()).decode()
-        return EnergyConfig.from_dict(json.loads(text))
+        return stored_config(state_dict)
 
 
 def _displacement_head(config: EnergyConfig, generator: torch.Generator) -> DisplacementHead | None:
     if "displacement" not in config.outputs or config.pairs is None:
         return None
     return DisplacementHead(config.embed_dim, config.pairs.num_basis, generator=generator)
-
-
-def _add_config(model: EnergyModel, weights: Any, prefix: str, metadata: Any) -> None:
-    """Weights describe themselves: a bare state dict is enough to build the model again."""
-    text = json.dumps(asdict(model.config), sort_keys=True).encode()
-    weights[f"{prefix}{CONFIG_KEY}"] = torch.tensor(list(text), dtype=torch.uint8)
-
-
-def _drop_config(model: EnergyModel, weights: Any, prefix: str, *rest: Any) -> None:
-    weights.pop(f"{prefix}{CONFIG_KEY}", None)

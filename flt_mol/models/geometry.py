@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional._common import without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
+from flt_mol.functional.virtual_cells import UnfitSystemError
 from flt_mol.models.build import build_local_basis, build_local_filter
 from flt_mol.models.config import EnergyConfig, ImageConfig
+from flt_mol.models.limits import unfit_message
 from flt_mol.nn.gaussian_bias import GaussianBias
 from flt_mol.nn.image_keys import ImageKeys, PairWeights
 from flt_mol.nn.local import PairCorrection
@@ -58,7 +62,11 @@ class Geometry(nn.Module):
     def forward(
         self, structures: Structures, positions: Tensor, encoder: FLTEncoder, x: Tensor
     ) -> tuple[Tensor, BlockGeometry]:
-        """First features x (N, C), with the surroundings added, and the geometry for the blocks."""
+        """First features x (N, C), with the surroundings added, and the geometry for the blocks.
+
+        Raises:
+            ValueError: a system that is too large or whose numbers are not finite, by its sid.
+        """
         geometry = BlockGeometry(waves=_waves(structures, positions, encoder))
         if encoder.rpe is not None:
             features = encoder.rpe(positions, structures.ptr)
@@ -87,7 +95,11 @@ class Geometry(nn.Module):
         if given is not None and same:
             return given
         where = structures.cell, structures.pbc, structures.ptr
-        return neighbor_pairs(positions, *where, self.cutoff)
+        try:
+            return neighbor_pairs(positions, *where, self.cutoff)
+        except ValueError:
+            replace(structures, positions=positions, pairs=None).with_pairs(self.cutoff)  # names it
+            raise
 
     def _with_density(self, x: Tensor, local: LocalGeometry) -> Tensor:
         return x if self.density is None else x + self.density(x, local)
@@ -121,7 +133,10 @@ def _waves(
     where = positions, structures.cell, structures.pbc, structures.ptr
     filters = (block.spectral for block in encoder.blocks)
     first = next((layer for layer in filters if isinstance(layer, SpectralFilter)), None)
-    return None if first is None else first.geometry(*where)
+    try:
+        return None if first is None else first.geometry(*where)
+    except UnfitSystemError as error:
+        raise ValueError(unfit_message(error, structures.sid)) from None
 
 
 def _images(

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 MAX_ATOMIC_NUMBER = 118
 NUM_TAGS = 3
+INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+class AtomError(ValueError):
+    """An atom that is none.
+
+    Attributes:
+        row: of the first such atom.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"atom {row} (counted from 0) has {reason}")
+        self.row = row
+        self.reason = reason
 
 
 class AtomEmbedding(nn.Module):
@@ -26,6 +42,55 @@ class AtomEmbedding(nn.Module):
         self.tag = nn.Embedding(NUM_TAGS, embed_dim)
 
     def forward(self, atomic_numbers: Tensor, tags: Tensor) -> Tensor:
-        """(N,) int64 elements 1 to 118 and (N,) int64 tags 0 to 2 to features (N, C)."""
+        """(N,) integer elements 1 to 118 and (N,) integer tags 0 to 2 to features (N, C).
+
+        Raises:
+            ValueError: other dtypes than int64 and int32; and `AtomError`, which is one, for other
+                numbers, naming the first such atom. In compiled and exported graphs numbers are not
+                looked at.
+        """
+        check_atoms(atomic_numbers, tags)
         out: Tensor = self.element(atomic_numbers) + self.tag(tags)
         return out
+
+
+def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
+    """Refuse elements and tags that are none, looking at them once.
+
+    Args:
+        atomic_numbers: (N,).
+        tags: (N,).
+
+    Raises:
+        ValueError: dtypes that are no integers of 32 or 64 bits.
+        AtomError: the first atom whose number is not 1 to 118, or whose tag not 0 to 2.
+
+    Example:
+        >>> check_atoms(torch.tensor([8, 1, 1]), torch.tensor([2, 2, 3]))
+        Traceback (most recent call last):
+        flt_mol.nn.embedding.AtomError: atom 2 (counted from 0) has tag 3, expected 0 (below the
+        surface), 1 (surface) or 2 (adsorbate)
+    """
+    check_index("atomic_numbers", atomic_numbers)
+    check_index("tags", tags)
+    if torch.compiler.is_compiling():
+        return
+    no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
+    wrong = no_element | (tags < 0) | (tags >= NUM_TAGS)
+    if not bool(wrong.any()):
+        return
+    row = int(wrong.nonzero()[0])
+    if bool(no_element[row]):
+        raise AtomError(row, f"atomic number {int(atomic_numbers[row])}, expected 1 to 118")
+    meant = "0 (below the surface), 1 (surface) or 2 (adsorbate)"
+    raise AtomError(row, f"tag {int(tags[row])}, expected {meant}")
+
+
+def check_index(name: str, value: Tensor) -> None:
+    """Refuse dtypes that index otherwise than by number: torch takes uint8 for a mask.
+
+    Raises:
+        ValueError: naming the tensor, its dtype and the mend.
+    """
+    if value.dtype not in INDEX_DTYPES:
+        raise ValueError(f"{name} are {value.dtype}, expected torch.int64: {name}.long()")

@@ -18,6 +18,7 @@ from flt_mol.functional.packed import mean_per_system, sum_per_system
 from flt_mol.functional.pairs import filtered_dots, segment_sum
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes
+from flt_mol.nn.embedding import check_index
 from flt_mol.nn.local import LocalGeometry
 
 READOUTS = ("tags", "sum", "mean")
@@ -90,7 +91,7 @@ class EnergyHead(nn.Module):
             ptr: (B + 1,), first atom of each system.
 
         Raises:
-            ValueError: tags are needed and missing.
+            ValueError: tags are needed and missing, or no integers of 32 or 64 bits.
         """
         with without_autocast(x):
             per_atom = self.atom_energy(x.to(next(self.atom_energy.parameters()).dtype))
@@ -99,6 +100,7 @@ class EnergyHead(nn.Module):
             if self.readout == "tags":
                 if tags is None:
                     raise ValueError("readout='tags' needs the tags (N,) of the atoms")
+                check_index("tags", tags)
                 per_atom = self.tag_weight[tags] * per_atom
         reduce = mean_per_system if self.readout == "mean" else sum_per_system
         return reduce(at_least_float32(per_atom), ptr)

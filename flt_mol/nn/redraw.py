@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import placed, seeded_generator
+from flt_mol.functional._common import outside, placed, seeded_generator
 
-_F = TypeVar("_F", bound=Callable[..., object])
-_OUTSIDE: dict[Callable[..., object], Any] = {}
 _COUNTERS = ("redraw_seed", "draw_count", "step_count")
 
 
@@ -144,7 +141,7 @@ class Redrawn(nn.Module):
     def _count_step(self) -> None:
         """Begin a step if this is a training forward and none is going on."""
         if self.redraw_every is not None and self.training:
-            _outside(_count)(self)
+            outside(_count)(self)
 
     def _drawn(self, name: str) -> Tensor:
         """What buffer `name` stands for now: itself, or the draw that training is at."""
@@ -152,7 +149,7 @@ class Redrawn(nn.Module):
         if self.redraw_every is None or not self.training:
             value = getattr(self, name)
         else:
-            value = _outside(_present)(self, name, self.redraw_every)
+            value = outside(_present)(self, name, self.redraw_every)
         return value
 
     def _watch(self, *results: Tensor, always: bool = False) -> None:
@@ -162,7 +159,7 @@ class Redrawn(nn.Module):
         so that what is made of it is noticed.
         """
         if self.redraw_every is not None and self.training:
-            _outside(_hook)(self, results, always)
+            outside(_hook)(self, results, always)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled: not the draw that follows from the rest."""
@@ -189,21 +186,10 @@ class Redrawn(nn.Module):
         self._steps, self._in_step, self._renewed = None, False, None
 
 
-def _outside(function: _F) -> _F:
-    """`function` as `torch.compiler.disable` makes it, which graphs call without looking inside.
-
-    Not as a decorator: that would import the compiler, a second, with this module.
-    """
-    if function not in _OUTSIDE:
-        _OUTSIDE[function] = torch.compiler.disable(function)
-    outside: _F = _OUTSIDE[function]
-    return outside
-
-
 def _prepare_graphs() -> None:
     """Have them ready before a graph is built: a graph cannot make them."""
     for function in (_count, _present, _hook):
-        _outside(function)
+        outside(function)
 
 
 def _checked(redraw_every: int | None) -> int | None:

@@ -134,7 +134,7 @@ class SpectralFilter(nn.Module):
         self.k_max = k_max
         self.sigma_max = sigma_max
         self.num_basis = num_basis
-        self.padding = 4 * sigma_max if padding is None else padding
+        self.padding = padding_of(padding, sigma_max)
         self.shrink_vacuum = shrink_vacuum
         self.max_vectors = max_vectors
         self.kernels_below = _crossover(embed_dim) if kernels_below is None else kernels_below
@@ -270,6 +270,11 @@ class SpectralFilter(nn.Module):
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, k_max={self.k_max}, "
             f"sigma_max={self.sigma_max}, num_basis={self.num_basis}, padding={self.padding}"
         )
+
+
+def padding_of(padding: float | None, sigma_max: float) -> float:
+    """Å of vacuum kept in open directions: 4 σ_max where nothing else is said."""
+    return 4 * sigma_max if padding is None else padding
 
 
 def _waves(

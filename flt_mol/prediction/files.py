@@ -16,6 +16,7 @@ from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from flt_mol.data import StructuresDataset
+    from flt_mol.data.options import OnError
 
 __all__ = ["StructureFiles", "predict_files"]
 
@@ -32,6 +33,7 @@ class StructureFiles:
         skip_bad: leave bad records out, with a warning that counts and names them.
         prepare: done to each structure when it is read, such as tagging a slab. What it raises
             ValueError for is a bad record.
+        check: of one structure or many, such as :meth:`Members.check`: too.
 
     Raises:
         ValueError: files that cannot be read, naming each of them with the reason.
@@ -46,9 +48,10 @@ class StructureFiles:
         *,
         skip_bad: bool = False,
         prepare: Callable[[Structures], Structures] | None = None,
+        check: Callable[[Structures], None] | None = None,
     ) -> None:
         self.paths = [files] if isinstance(files, str | Path) else list(files)
-        self.datasets = _open_all(self.paths, skip_bad)
+        self.datasets = _open_all(self.paths, skip_bad, check)
         self.skip_bad = skip_bad
         self.prepare = prepare
         self.unprepared: dict[str, None] = {}
@@ -58,6 +61,15 @@ class StructureFiles:
 
     def __len__(self) -> int:
         return sum(len(dataset) for dataset in self.datasets)
+
+    def read_through(self) -> None:
+        """Read all structures once, so that a bad one is told of before anything is predicted.
+
+        Raises:
+            ValueError: the first bad record, unless they are left out.
+        """
+        for dataset in self.datasets:
+            dataset.read_through()
 
     def structures(self, at_once: int) -> Iterator[tuple[str, Structures]]:
         """Each file's path, as given, with one structure of it; so many are read at once."""
@@ -114,16 +126,18 @@ def predict_files(
         progress: called with (structures done, structures in all) after each batch.
 
     Raises:
-        ValueError: files that cannot be read, naming each of them with the reason, before
-            anything is predicted; an energy that is not finite.
+        ValueError: files that cannot be read, naming each of them with the reason, and bad records
+            in them, such as one too large for the model, before anything is predicted; an energy
+            that is not finite.
 
     Warns:
         UserWarning: as :func:`flt_mol.predict.predict`.
     """
     opened = files
-    if not isinstance(opened, StructureFiles):
-        opened = StructureFiles(opened, skip_bad=skip_bad)
     members = model if isinstance(model, Members) else load_members(model)
+    if not isinstance(opened, StructureFiles):
+        opened = StructureFiles(opened, skip_bad=skip_bad, check=members.check)
+    opened.read_through()
     names: list[tuple[str, str]] = []
 
     def structures() -> Iterator[Structures]:
@@ -147,11 +161,13 @@ def predict_files(
     ]
 
 
-def _open_all(paths: Sequence[str | Path], skip_bad: bool) -> list[StructuresDataset]:
+def _open_all(
+    paths: Sequence[str | Path], skip_bad: bool, check: Callable[[Structures], None] | None
+) -> list[StructuresDataset]:
     datasets, failures = [], []
     for path in paths:
         try:
-            datasets.append(_open(path, skip_bad))
+            datasets.append(_open(path, skip_bad, check))
         except (OSError, ValueError) as error:
             text = str(error)
             failures.append(f"  {text}" if str(path) in text else f"  {path}: {text}")
@@ -161,13 +177,16 @@ def _open_all(paths: Sequence[str | Path], skip_bad: bool) -> list[StructuresDat
     return datasets
 
 
-def _open(path: str | Path, skip_bad: bool) -> StructuresDataset:
+def _open(
+    path: str | Path, skip_bad: bool, check: Callable[[Structures], None] | None
+) -> StructuresDataset:
     """The data set, its warnings about tags and cells left to `Seen`: once for all files."""
     from flt_mol.data import open_dataset
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dataset = open_dataset(path, ignore_energy=True, on_error="skip" if skip_bad else "raise")
+        on_error: OnError = "skip" if skip_bad else "raise"
+        dataset = open_dataset(path, ignore_energy=True, on_error=on_error, check=check)
     ours = bool(dataset.notes.seen) and dataset.notes.seen <= SUMMED_UP
     for warning in caught:
         if not (ours and str(warning.message).startswith(f"{Path(path)}: ")):

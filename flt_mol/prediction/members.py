@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from flt_mol.structures import Structures
+
 if TYPE_CHECKING:
     from flt_mol.models.energy import EnergyModel
 
@@ -75,6 +77,19 @@ class Members:
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(self.labels, self.models, strict=True)
+
+    def check(self, structures: Structures) -> None:
+        """Refuse systems that a member refuses, without calling it.
+
+        Raises:
+            ValueError: the first system that is too large, by its sid.
+        """
+        from flt_mol.models.energy import EnergyModel
+        from flt_mol.models.limits import check_systems
+
+        for model in self.models:
+            if isinstance(model, EnergyModel):
+                check_systems(model.config, structures)
 
     def result(self, energies: NDArray[np.float64]) -> Any:
         """(K, B) as what callers get: (B,) of one model, else :class:`EnsembleEnergies`."""

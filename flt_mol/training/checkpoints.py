@@ -12,10 +12,10 @@ from torch import Tensor
 import flt_mol
 from flt_mol import resources
 from flt_mol.files import temporary_path
+from flt_mol.models.checks import check_model
 from flt_mol.models.energy import CONFIG_KEY, EnergyConfig, EnergyModel
 from flt_mol.nn.feature_map import current_names
 from flt_mol.training.checkpoint_file import FORMAT, FORMAT_VERSION, read_checkpoint
-from flt_mol.training.checks import check_model
 from flt_mol.training.devices import find_device
 from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
 from flt_mol.training.weight_names import strip_prefixes

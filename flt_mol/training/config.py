@@ -18,13 +18,15 @@ from flt_mol import resources
 from flt_mol.data.catalog import known_name
 from flt_mol.models.energy import EnergyConfig
 from flt_mol.training.checks import check_run
+from flt_mol.training.defaults import check_appended, check_defaults, files_of
 from flt_mol.training.explaining import explain, unknown
+from flt_mol.training.file_shape import check_shape
 from flt_mol.training.finetune_config import FinetuneConfig
 from flt_mol.training.finetune_settings import START, compose_from, find_start, starting_model
 from flt_mol.training.losses import LossConfig
 from flt_mol.training.overrides import PATHS, check_overrides, split_paths
 from flt_mol.training.parts import null_part, set_parts, split_parts
-from flt_mol.training.run_files import find_run, refuse_bad_yaml
+from flt_mol.training.run_files import find_run, read_run
 
 
 @dataclass
@@ -174,8 +176,9 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
             or a value that cannot work.
     """
     file = find_run(name_or_path)
-    refuse_bad_yaml(file)
+    content = read_run(file)
     try:
+        check_shape(content, RunConfig, known_keys())
         rest, typed = split_paths(overrides)
         check_overrides(rest)
         start = find_start(file, typed)
@@ -183,12 +186,16 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
         _register(model)
         rest, parts = split_parts(rest)
         with initialize_config_dir(config_dir=str(file.parent), version_base="1.3"):
+            files = files_of(check_defaults(file.stem), file.parent)
+            for other in files:
+                if other != file:
+                    check_shape(read_run(other), RunConfig, known_keys())
+            check_appended(rest, files)
             composed = _compose(file.stem, rest, of_checkpoint=model is not None)
         set_parts(composed, parts)
         _refuse_unknown(composed)
         config = OmegaConf.to_object(composed)
-        if not isinstance(config, RunConfig):
-            raise ValueError("its defaults must begin with 'run_schema'")
+        assert isinstance(config, RunConfig)
         if start is None and START not in typed and config.finetune.checkpoint is not None:
             raise ValueError(f"give {START} in the file itself, or as {START}=PATH")
         config.finetune.checkpoint = start

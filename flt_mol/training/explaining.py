@@ -6,16 +6,29 @@ import difflib
 import re
 from collections.abc import Sequence
 
+from flt_mol.training.overrides import PATHS
+
 _PLAIN = (
     (
         r"Invalid value assigned: \w+ is not a ListConfig, list or tuple\.?",
         "expected a list, [a,b]",
     ),
     (
+        r"Invalid type assigned: NoneType is not a subclass of \w+\.?( value: None)?",
+        "null is no value here",
+    ),
+    (
         r"Invalid type assigned: \w+ is not a subclass of \w+\.?( value: \S+)?",
         "expected a mapping of its settings, {key: value}",
     ),
-    (r"Cannot merge DictConfig with ListConfig", "expected a mapping {key: value}, got a list"),
+    (r"(=\s*\{.*)Cannot merge DictConfig with ListConfig", r"\1expected a list, [a,b]"),
+    (r"(=\s*\[.*)Cannot merge DictConfig with ListConfig", r"\1expected a mapping {key: value}"),
+    (
+        r"Cannot merge DictConfig with ListConfig",
+        "a list stands where a mapping belongs, or a mapping in the place of a list",
+    ),
+    (r"Cannot assign \w+ to Dict\[str, str\]", "expected a mapping of texts, {key: text}"),
+    (r"In '[^']*': \w+ raised while composing config:\s*", ""),
     (r"^invalid literal for int\(\) with base 10: ('.*')", r"\1 is no place in a list: 0, 1, …"),
     (r"list index out of range", "the list has no such place"),
     (r"\s*\b(reference|object)_type=\S+", ""),
@@ -35,8 +48,10 @@ def explain(error: Exception, known: Sequence[str]) -> str:
     match = re.search(r"Could not override '([^']+)'", message) or re.search(
         r"full_key: (\S+)", message
     )
-    if match and match.group(1) not in known:
-        return unknown(match.group(1), known)
+    # A place in a list, as loss.pass_weights[1], is no key; what is within data.paths is anything.
+    key = match.group(1).partition("[")[0] if match else ""
+    if key and key not in known and not key.startswith(PATHS):
+        return unknown(key, known)
     # The causes of some errors have no text but that of None.
     cause = "" if str(error.__cause__) == "None" else str(error.__cause__).split("\n")[0]
     text = f"{message}: {cause}" if cause else message

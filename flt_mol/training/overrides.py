@@ -22,6 +22,9 @@ def split_paths(overrides: Sequence[str]) -> tuple[list[str], dict[str, str | No
     One pair of quotes around a path is taken off, ``null`` stands for None, and a value with an
     interpolation ``${…}`` stays Hydra's.
 
+    Raises:
+        ValueError: a mapping of paths with something else than a path.
+
     Example:
         >>> split_paths(["training.epochs=2", "output=Jo's, 2nd=run"])
         (['training.epochs=2'], {'output': "Jo's, 2nd=run"})
@@ -38,7 +41,10 @@ def split_paths(overrides: Sequence[str]) -> tuple[list[str], dict[str, str | No
         elif key == PATHS.rstrip("."):
             found = _mapping(override)
             _refuse_repeated(override)
-            paths.update({f"{PATHS}{split}": str(path) for split, path in (found or {}).items()})
+            for split, path in (found or {}).items():
+                if path is None or isinstance(path, list | Mapping):
+                    raise ValueError(f"{PATHS}{split} is {path!r}, expected a path")
+                paths[f"{PATHS}{split}"] = str(path)
             if found is None:
                 rest.append(override)
         else:
@@ -50,7 +56,8 @@ def check_overrides(overrides: Iterable[str]) -> None:
     """Refuse what Hydra cannot read, would take for several runs, or would silently drop.
 
     Raises:
-        ValueError: no valid override, several values, or a key that is given twice in one mapping.
+        ValueError: no valid override, several values, a setting of Hydra itself, or a key that is
+            given twice in one mapping.
 
     Example:
         >>> check_overrides(["training.epochs=1,2"])
@@ -70,6 +77,11 @@ def check_overrides(overrides: Iterable[str]) -> None:
             ) from None
         if not override.key_or_group:
             raise ValueError(f"'{text}' has no key; expected KEY=VALUE")
+        if override.key_or_group.partition("/")[0].partition(".")[0] == "hydra":
+            raise ValueError(
+                f"'{text}' has no effect: of hydra, only the composing of settings is used; "
+                "output=FOLDER says where a run goes"
+            )
         if _has_sweep(override.value()):
             raise ValueError(
                 f"'{text}' gives several values, and a run takes one; a list is written [a,b], and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +18,7 @@ from flt_mol.data.catalog import recipe
 from flt_mol.data.loading.batching import Loader
 from flt_mol.data.options import OnError
 from flt_mol.data.splits import skipped_message
+from flt_mol.models.limits import check_systems
 from flt_mol.structures import Structures
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 
@@ -52,10 +54,12 @@ def split_path(data: DataConfig, split: str) -> Path:
 def load_split(config: RunConfig, split: str) -> Any:
     """A split, with all targets that training needs; as a list where it is small.
 
-    With ``data.skip_bad``, records that are bad or lack such a target are left out.
+    With ``data.skip_bad``, records that are bad, too large for the model, or lack such a target are
+    left out.
 
     Raises:
-        ValueError: no such split, a bad record, or a target that is missing, naming the sid.
+        ValueError: no such split, a bad record, one too large for the model, or a target that is
+            missing, naming the sid.
 
     Warns:
         UserWarning: records that were left out: how many, and the first ones with the reason.
@@ -70,9 +74,12 @@ def load_split(config: RunConfig, split: str) -> Any:
         energy=data.energy,
         energy_initial=data.energy_initial,
         positions_relaxed=data.positions_relaxed,
+        check=partial(check_systems, config.model),
     )
     if data.name is not None and split not in data.paths:
         recipe(data.name).check_count(split, dataset, stacklevel=3)
+    if split == data.validation and len(dataset) > IN_MEMORY:
+        dataset.read_through()  # not after a first epoch of hours
     systems, dataset = _with_targets(dataset, split, config)
     if dataset.skipped:
         warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)

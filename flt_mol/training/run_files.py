@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -48,14 +49,16 @@ def run_name(name_or_path: str) -> str:
     return path.stem if path.suffix == ".yaml" else path.name
 
 
-def refuse_bad_yaml(file: Path) -> None:
-    """Hydra's own errors name no file, and some files end in its tracebacks.
+def read_run(file: Path) -> dict[Any, Any]:
+    """What a file holds: Hydra's own errors name no file, and some files end in its tracebacks.
 
     Raises:
-        ValueError: no valid yaml, or no mapping, naming file and line.
+        ValueError: no valid yaml, no mapping, or a key given twice, naming file and line.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        repeated = _repeated(yaml.compose(text, yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         place = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ValueError(f"{file}{place}: this is no valid yaml: {error.problem}") from error
@@ -65,3 +68,21 @@ def refuse_bad_yaml(file: Path) -> None:
         raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file}: holds no mapping of keys to values; see configs/ for examples")
+    if repeated:
+        raise ValueError(f"{file}: {repeated}: leave one of them out")
+    return content
+
+
+def _repeated(node: yaml.Node | None) -> str:
+    """The first key that a mapping has twice, of which yaml would keep the last value only."""
+    found: list[str] = []
+    if isinstance(node, yaml.MappingNode):
+        seen: set[Any] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                return f"duplicate key {key.value} in line {key.start_mark.line + 1}"
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+            found.append(_repeated(value))
+    elif isinstance(node, yaml.SequenceNode):
+        found = [_repeated(value) for value in node.value]
+    return next(filter(None, found), "")

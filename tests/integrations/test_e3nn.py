@@ -456,6 +456,43 @@ def test_blocks_of_few_irreps(irreps):
     assert layer(torch.randn(3, dim), torch.tensor([0, 3])).shape == (3, dim)
 
 
+@pytest.mark.parametrize("irreps", ["4x1o", "4x1o + 2x0o", "4x1o + 2x2e", "2x0o"])
+def test_irreps_without_scalars(irreps):
+    layer = IrrepsBlock(irreps, attention(irreps=irreps, norms=True), generator=seeded(0)).to(F64)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.normal_(generator=seeded(1))
+    x = torch.randn(3, o3.Irreps(irreps).dim, generator=seeded(2), dtype=F64)
+    ptr, out = torch.tensor([0, 3]), None
+    for turn in TURNS.values():
+        by = matrix_of(irreps, turn)
+        out = layer(x, ptr)
+        torch.testing.assert_close(layer(x @ by.T, ptr), out @ by.T, rtol=0, atol=1e-10)
+    bias = layer.ffn.first.bias
+    gates = o3.Irreps(irreps).num_irreps - o3.Irreps(irreps).count("0o")
+    assert bias.shape == (gates,)
+    copied = copy.deepcopy(layer)
+    copied.load_state_dict(layer.state_dict())
+    assert torch.equal(copied(x, ptr), out)
+    if gates:
+        (slope,) = torch.autograd.grad(out.square().sum(), bias)
+        assert (slope != 0).all()
+
+
+@pytest.mark.parametrize("irreps_out", ["3x0e", "2x1o + 3x0e + 2x2e", "1x0e + 2x1o + 2x0e"])
+def test_scalars_made_of_nothing_are_their_bias(irreps_out):
+    layer = IrrepsLinear("4x1o", irreps_out, bias=True, generator=seeded(0))
+    plain = IrrepsLinear("4x1o", irreps_out, generator=seeded(0))
+    with torch.no_grad():
+        layer.bias.copy_(torch.arange(1.0, 4.0))
+    x = torch.randn(5, 12, generator=seeded(1))
+    parts = o3.Irreps(irreps_out)
+    scalar = torch.cat([torch.full((term.dim,), term.ir.l == 0) for term in parts])
+    expected = plain(x)
+    expected[:, scalar] = layer.bias.detach()
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
+
+
 def test_vectors_grow_from_scalars():
     whole, rows = Whole(block()), rows_of(sizes=(5,))
     x = torch.zeros_like(rows.x)
@@ -494,6 +531,14 @@ REFUSED = {
     ),
     "pass local": lambda: block()(torch.ones(2, DIM), torch.tensor([0, 2])),
     "expected .N, 33.": lambda: attention()(torch.ones(2, 5)),
+    "shape .2, 5., expected .N, 33. for irreps 6x0e": lambda: block()(
+        torch.ones(2, 5), torch.tensor([0, 2])
+    ),
+    "shape .2, 6., expected .N, 33.": lambda: IrrepsNorm(IRREPS)(torch.ones(2, 6)),
+    "shape .1, 2, 33., expected .N, 33.": lambda: IrrepsNorm(IRREPS)(torch.ones(1, 2, DIM)),
+    "shape .2, 7., expected .N, 33.": lambda: IrrepsFeedForward(IRREPS)(torch.ones(2, 7)),
+    "shape .2, 5., expected .N, 12.": lambda: IrrepsLinear("4x1o", "2x1o")(torch.ones(2, 5)),
+    "x is a list": lambda: IrrepsLinear("4x1o", "2x1o")([1.0]),
     "without positions": lambda: attention()(torch.ones(2, DIM), torch.ones(2, 3)),
     "positions are missing": lambda: attention(
         rpe=FourierRPE(GaussianSpectrum(H, 2), GaussianFrequencies(3))

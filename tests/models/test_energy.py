@@ -371,7 +371,7 @@ def test_far_parts_and_vectors_are_in_the_last_blocks():
     assert [block.local.vectors for block in blocks] == [0, 3, 3]
     assert [block.local.num_filters for block in blocks] == [5, 5, 5]
     assert all(block.local_norm for block in blocks)
-    model = build(pairs=small_pairs(norm=False), num_layers=3, far_blocks=9)
+    model = build(pairs=small_pairs(norm=False), num_layers=3, far_blocks=3)
     assert [block.attention is not None for block in model.encoder.blocks] == [True] * 3
     assert not any(block.local_norm for block in model.encoder.blocks)
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from dataclasses import asdict, fields, replace
 
@@ -11,12 +12,15 @@ import yaml
 from conftest import CUTOFF, KINDS, SPECTRAL, all_outputs, small_images, small_model, small_pairs
 
 from flt_mol import resources, testing
-from flt_mol.models import EnergyConfig, EnergyModel
-from flt_mol.models.checks import check_parts
+from flt_mol.models import EnergyConfig, EnergyModel, named_config
+from flt_mol.models.checks import check_model, check_parts
 from flt_mol.models.config import PARTS, ImageConfig, PairConfig, RPEConfig, SpectralConfig
+from flt_mol.models.idle import refuse_idle, without_idle
 from flt_mol.nn.feature_map import FEATURE_MAPS
 from flt_mol.training.checkpoints import load_model
+from flt_mol.training.config import load_run_config
 
+MODELS = resources.folder("models")
 SHIPPED = ["emt_performer_small", "emt_small"]
 every_kind = pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
 
@@ -222,12 +226,59 @@ def test_choices(key, value):
     refused(f"model.{key} is {value!r}; known: {CHOICES[key]}", **{key: value})
 
 
-@pytest.mark.parametrize("name", ["spectral", "pairs", "images"])
-@pytest.mark.parametrize("value", [True, 5.0, {"cutoff": 5.0}, RPEConfig()])
-def test_parts_are_mappings(name, value):
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("value", [True, 5.0, [1], "yes", EnergyConfig()])
+def test_parts_are_parts(name, value):
     keys = ", ".join(f.name for f in fields(PARTS[name]))
     message = f"model.{name} is {value!r}, expected null or a mapping with {keys}"
     refused(message, **{"attention": "exact", name: value})
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        EnergyModel(config(**{name: value}))
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_no_dicts_in_python(name):
+    schema = PARTS[name].__name__
+    message = rf"^model.{name} is a dict, expected {schema}\(…\), or EnergyConfig.from_dict for a w"
+    with pytest.raises(ValueError, match=message):
+        EnergyModel(EnergyConfig(**{name: {}}))
+    assert isinstance(getattr(EnergyConfig.from_dict({name: {}}), name), PARTS[name])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("flt-small", r"got a str: EnergyModel\(flt_mol.models.named_config\('flt-small'\)\) is a"),
+        ({"embed_dim": 8}, "got a dict: EnergyConfig.from_dict makes one of it$"),
+        (PairConfig(), "got a PairConfig$"),
+        (3, "got a int$"),
+    ],
+)
+def test_a_model_is_made_of_a_configuration(given, message):
+    with pytest.raises(ValueError, match=f"^expected an EnergyConfig, {message}"):
+        EnergyModel(given)
+    with pytest.raises(ValueError, match=r"^model settings are .*, expected a mapping of keys"):
+        EnergyConfig.from_dict(None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 0}, "num_layers is 0, expected at least 1"),
+        ({"ffn_dim": 0}, "ffn_dim is 0, expected at least 1"),
+        ({"head_norm": "no"}, "head_norm is 'no', expected true or false"),
+        ({"recycles": 1.5}, "recycles is 1.5, expected a whole number"),
+        ({"dropout": 1.0}, "dropout is 1.0, expected from 0 to below 1"),
+        ({"num_heads": True}, "num_heads is True, expected a whole number"),
+        ({"seed": None}, "seed is None, expected a whole number"),
+        ({"rpe": RPEConfig(form="x")}, "rpe.form is 'x', expected one of "),
+        ({"rpe": RPEConfig(sigma_min=9.0)}, "rpe.sigma_min is 9.0, expected no more than "),
+        ({"rpe": RPEConfig(learned_sigma=1)}, "rpe.learned_sigma is 1, expected true or false"),
+    ],
+)
+def test_models_in_python_are_checked_as_runs_are(changes, message):
+    with pytest.raises(ValueError, match=f"^model.{message}"):
+        EnergyModel(EnergyConfig(**changes))
 
 
 TOGETHER = [
@@ -272,6 +323,24 @@ TOGETHER = [
     ({"far_blocks": 1, "num_layers": 2, "pairs": small_pairs(filter=False)}, "would be empty"),
     ({"attention": "none", "pairs.correction": True}, "model.pairs.correction corrects attention"),
     ({"images.cutoff": CUTOFF, "pairs.correction": True}, "attention without image keys: set it"),
+    ({"far_blocks": 3, "num_layers": 2}, "far_blocks is 3, .* expected at most 2, or null for all"),
+    ({"pairs.vector_blocks": 4}, "model.pairs.vector_blocks is 4, .* expected at most 3, or null"),
+    (
+        {"feedback": "positions", "outputs": ["energy", "displacement"]},
+        "moves atoms between passes, and model.recycles is 1: set it to 2 or more, or feedback",
+    ),
+    (
+        {"images.mask": "gaussian", "images.pair_types": True, "images.density": True},
+        "pair_types is true, .* 'gaussian', .*: set pair_types and density to false, or mask to c",
+    ),
+    (
+        {"images.mask": "gaussian"},
+        "images.density is true, .*: set density to false, or mask to ce",
+    ),
+    ({"spectral.k_max": 5.0}, "k_max is 5 1/Å, with 10 Å of .*: 1,767,146 waves in a usual system"),
+    ({"spectral.k_max": 2.0}, "113,097 waves .* expected at most 100,000; usual are k_max of 0.2"),
+    ({"spectral.sigma_max": 25.0}, "k_max is 0.45 1/Å, with 100 Å of padding"),
+    ({"spectral.padding": 60.0}, "k_max is 0.45 1/Å, with 60 Å of padding"),
     (
         {"images.cutoff": 6.0},
         r"model.images.cutoff and model.pairs.cutoff are \[4.0, 6.0\]: .* make them equal",
@@ -295,6 +364,75 @@ def test_what_can_be_built_is_not_refused(changes):
 def test_pairs_may_be_for_the_displacement_alone():
     outputs = ["energy", "displacement"]
     check_parts(config(pairs=small_pairs(filter=False, density=False), outputs=outputs))
+
+
+def test_waves_are_counted_for_the_larger_of_a_slab_and_a_molecule():
+    for k_max, padding, volume in ((1.99, 5.0, 3000), (1.91, None, 15**3), (0.45, 58.0, 63**3)):
+        check_parts(config(**{"spectral.k_max": k_max, "spectral.padding": padding}))
+        waves = 4 / 3 * math.pi * k_max**3 * volume
+        assert 0.9e5 < waves < 1e5
+        with pytest.raises(ValueError, match="waves in a usual system"):
+            check_parts(config(**{"spectral.k_max": 1.04 * k_max, "spectral.padding": padding}))
+
+
+def test_modifiers_of_what_is_switched_off_may_stay():
+    check_parts(config(far_blocks=1, far_scale=0.1, attention="none", spectral=None))
+    check_parts(config(**{"pairs.vector_blocks": 1, "pairs.vector_dropout": 0.5}))
+
+
+IDLE = [
+    {"far_blocks": 3, "num_layers": 2, "outputs": ["energy", "displacement"]},
+    {"pairs.vector_blocks": 4, "pairs.filter_vectors": 2, "feedback": "positions"},
+    {"images.mask": "gaussian", "images.pair_types": True},
+    {"images.mask": "gaussian", "feedback": "positions", "far_blocks": 9},
+]
+
+
+@pytest.mark.parametrize("changes", IDLE, ids=str)
+def test_weights_that_were_saved_with_settings_without_effect_load(changes, structures):
+    """An earlier version let them pass: what they hold is the model without them."""
+    changes = {"embed_dim": 8, "ffn_dim": 8, **changes}
+    stored = config(outputs=["energy", "displacement"], **{"pairs.num_basis": 4})
+    stored = config(**{**changes, "outputs": stored.outputs})
+    with pytest.raises(ValueError, match="model"):
+        refuse_idle(stored)
+    plain = without_idle(stored)
+    refuse_idle(plain)
+    assert without_idle(plain) == plain
+    weights = EnergyModel(plain).state_dict()
+    weights["config_json"] = torch.tensor(list(json.dumps(asdict(stored)).encode()))
+    again = EnergyModel.config_of(weights)
+    assert again == plain
+    model = EnergyModel(again)
+    model.load_state_dict(weights)
+    assert model(structures)["energy"].isfinite().all()
+
+
+@every_kind
+def test_what_has_an_effect_is_left_as_it_is(changes):
+    kept = small_model(**all_outputs(changes, 2, "positions")).config
+    assert without_idle(kept) == kept
+
+
+# Named models
+
+
+@pytest.mark.parametrize("name", sorted(f.parent.name for f in MODELS.glob("*/model.yaml")))
+def test_named_configurations(name):
+    found = named_config(name)
+    assert asdict(found) == {
+        **asdict(found),
+        **yaml.safe_load((MODELS / name / "model.yaml").read_text()),
+    }
+    check_model(found)
+    found.embed_dim = 3
+    assert named_config(name).embed_dim != 3
+
+
+def test_a_named_model_is_that_of_a_run():
+    assert named_config("flt-small") == load_run_config("emt_flt-small").model
+    with pytest.raises(ValueError, match="no model called 'flt-smal'; known: .*, flt-small, "):
+        named_config("flt-smal")
 
 
 # What is claimed

@@ -47,7 +47,7 @@ def build(changes, recycles=3, feedback="features", step=1.0):
 @every_kind
 def test_the_last_pass_is_the_answer_and_the_first_that_of_one_pass(changes, feedback, structures):
     model = build(changes, 3, feedback, step=30)
-    alone = build(changes, 1, feedback)
+    alone = build(changes, 1)  # with one pass there is nothing to feed back
     alone.load_state_dict(model.state_dict())
     with torch.no_grad():
         out, once = model(structures), alone(structures)

@@ -356,9 +356,9 @@ def test_all_outputs_on_all_passes(tmp_path):
     assert again.model.outputs == ["energy", "energy_initial", "displacement"]
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_every_weight_of_a_model_is_trained(tmp_path, passes):
-    settings = fuller(tmp_path, model={"recycles": passes})
+@pytest.mark.parametrize(("passes", "feedback"), [(1, "features"), (2, "positions")])
+def test_every_weight_of_a_model_is_trained(tmp_path, passes, feedback):
+    settings = fuller(tmp_path, model={"recycles": passes, "feedback": feedback})
     systems = list(open_dataset(settings.data.paths["train"]))
     torch.manual_seed(0)
     task = EnergyTask(build_model(settings, systems), settings.training, 10)

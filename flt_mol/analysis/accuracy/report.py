@@ -24,6 +24,10 @@ from flt_mol.outputs import counted
 __all__ = ["entries", "page", "report", "told"]
 
 BESIDE = {"schnet": "SchNet", "exact_images": "exact with images"}
+AIMS = (
+    "What was aimed at before anything was trained, point by point; names in quotes are those of "
+    "`scripts/accuracy_table.py --rows`."
+)
 TITLES = {
     "joint": "Both energies by one model",
     "relaxed": "Relaxed energies alone",
@@ -58,6 +62,7 @@ def page(experiment: Experiment, results: Results, names: Sequence[str]) -> str:
     parts.append(f"{NOTES} {_conditions(experiment, results, rows)}")
     if "ours" in names:
         bounds = {target: Claim().at_most[target] for target in targets}
+        parts.append(AIMS)
         parts.append(show(findings(rows, Claim(at_most=bounds), clock)))
     return "\n\n".join(parts)
 

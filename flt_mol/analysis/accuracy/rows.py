@@ -95,7 +95,7 @@ ROWS: dict[str, Row] = {
     "exact_gaussian": _row(
         "exact softmax, image keys, additive Gaussian RPE",
         attention="exact",
-        images={**_IMAGES, "mask": "gaussian", "pair_types": False},
+        images={**_IMAGES, "mask": "gaussian", "pair_types": False, "density": False},
     ),
     "exact_images": _row(
         "exact softmax, image keys, Gaussians with centres (3D-Graphormer's bias)",
@@ -178,6 +178,10 @@ def resolved(row: Row, targets: str, rows: Mapping[str, Row] | None = None) -> d
     return config
 
 
+# Settings that came later, at the value that changes nothing: results from before still hold.
+_LATER = {"redraw_every": None}
+
+
 def complete(row: Row, config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that `resolved` gave, and all others with their defaults.
 
@@ -189,7 +193,8 @@ def complete(row: Row, config: Mapping[str, Any]) -> dict[str, Any]:
         'tags'
     """
     if row.rival is None:
-        return asdict(EnergyConfig.from_dict(config))
+        every = asdict(EnergyConfig.from_dict(config))
+        return {k: v for k, v in every.items() if k not in _LATER or v != _LATER[k]}
     try:
         bound = inspect.signature(RIVALS[row.rival]).bind(**config)
     except TypeError as error:

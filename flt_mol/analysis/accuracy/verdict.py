@@ -11,8 +11,8 @@ from flt_mol.analysis.accuracy.times import Clock
 __all__ = ["Claim", "Finding", "findings", "show"]
 
 SEEDS = 5
-MEASURED = "the exact attention that the bounds come from"
-STRONGEST = "the strongest exact attention"
+MEASURED = "the exact attention that the bounds were set by"
+STRONGEST = "the strongest exact attention measured"
 _SLACK = 1.02  # of weights that count as equal
 
 

@@ -143,7 +143,7 @@ def source_plan(source: StructuresDataset) -> dict[str, Any]:
         "path": str(source.path.resolve()),
         "class": type(source).__qualname__,
         "count": len(source),
-        "options": asdict(source.options),
+        "options": {k: v for k, v in asdict(source.options).items() if k != "check"},
         "files": source_state(source),
         "versions": {
             "flt_mol": flt_mol.__version__,
