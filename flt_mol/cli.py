@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import flt_mol
+from flt_mol import resources
 from flt_mol.commands import run_predict, run_train
 from flt_mol.data_cli import add_data_commands
 from flt_mol.evaluation_cli import CHECKPOINT, add_evaluate_command, add_running
@@ -123,11 +124,15 @@ def _add_train(commands: Any) -> None:
         "train",
         help="train a model",
         description="Train the model of a run; writes checkpoints, logs and plots.",
+        epilog=f"Runs in configs/: {', '.join(_runs())}. Keys of overrides: --print-config prints "
+        "all with their values, docs/settings.md says what each is.",
     )
     parser.add_argument("config", help="name in configs/, or path to a .yaml file")
     parser.add_argument(
         "overrides",
         nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
         help="Hydra overrides, e.g. training.epochs=5 model=emt_performer_small output=runs/mine",
     )
     parser.add_argument(
@@ -145,6 +150,13 @@ def _add_train(commands: Any) -> None:
         "--print-config", action="store_true", help="print all settings as yaml, and train nothing"
     )
     parser.set_defaults(run=run_train)
+
+
+def _runs() -> list[str]:
+    try:
+        return sorted(file.stem for file in resources.folder("configs").glob("*.yaml"))
+    except FileNotFoundError:  # a broken installation, which what needs the files will tell
+        return []
 
 
 def _add_predict(commands: Any) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from flt_mol.outputs import check_file, say, say_files, show_then
@@ -21,9 +19,9 @@ def run_train(options: argparse.Namespace) -> None:
 
         from flt_mol.training.config import load_run_config
         from flt_mol.training.run import settings_yaml, train
+        from flt_mol.training.run_files import run_name
         from flt_mol.training.sweep import sweep
 
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         console = Console()
         start = [] if options.finetune is None else [f"finetune.checkpoint={options.finetune}"]
         overrides = [*start, *options.overrides]
@@ -35,7 +33,7 @@ def run_train(options: argparse.Namespace) -> None:
         if options.print_config:
             say(settings_yaml(config).rstrip())
             return
-        result = train(config, name=Path(options.config).stem, console=console)
+        result = train(config, name=run_name(options.config), console=console)
         if not result.files:  # another process of this run writes, and tells
             return
         best = result.best
@@ -77,7 +75,8 @@ def run_predict(options: argparse.Namespace) -> None:
     from flt_mol.prediction.members import load_members
     from flt_mol.prediction.table import SUFFIXES, write_predictions
 
-    check_file(options.output, SUFFIXES, "-o FILE")
+    if options.output is not None:
+        check_file(options.output, SUFFIXES, "-o FILE")
     prepare = tagger(options)
     several = [options.checkpoint, *options.ensemble]
     members = load_members(several if options.ensemble else options.checkpoint, options.device)
@@ -88,6 +87,8 @@ def run_predict(options: argparse.Namespace) -> None:
     text = "\n".join(lines(predictions, prepare))
 
     def write() -> None:
+        if options.output is None:
+            return
         write_predictions(predictions, options.output, files)
         say_files([options.output])
 

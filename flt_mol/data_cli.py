@@ -92,7 +92,7 @@ def _add_split(commands: Any) -> None:
         help="fractions, as train=0.9, or numbers of systems, as val_id=500; one may be 'rest' "
         "(default: train=0.8 val_id=0.1 test=0.1)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the random draw (default: 0)")
     parser.add_argument(
         "--group-by",
         metavar="FIELD",
@@ -141,7 +141,9 @@ def _add_verify(commands: Any) -> None:
 def _add_emt(commands: Any) -> None:
     parser = commands.add_parser("emt", help="make the data set emt_adsorption with ASE's EMT")
     parser.add_argument("output", type=Path, help="folder for the data set")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of slabs, sites and splits (default: 0, as shipped)"
+    )
     parser.add_argument("--num-slabs", type=count, help="slabs of all splits; default as shipped")
     parser.add_argument("--workers", type=count, default=2, help="processes")
     parser.set_defaults(run=data_commands.run_emt)
@@ -157,8 +159,18 @@ def _add_source(parser: Any) -> None:
         help="name of the stored target, eV; 'calculator' for the energy that ASE files hold "
         "(default: y_relaxed)",
     )
-    parser.add_argument("--energy-initial", default="y_init", metavar="KEY")
-    parser.add_argument("--positions-relaxed", default="pos_relaxed", metavar="KEY")
+    parser.add_argument(
+        "--energy-initial",
+        default="y_init",
+        metavar="KEY",
+        help="name of the energy before relaxation, eV, if there is one (default: y_init)",
+    )
+    parser.add_argument(
+        "--positions-relaxed",
+        default="pos_relaxed",
+        metavar="KEY",
+        help="name of the relaxed positions, Å, if there are any (default: pos_relaxed)",
+    )
 
 
 def _add_splits(parser: Any) -> None:

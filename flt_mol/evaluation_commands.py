@@ -73,9 +73,23 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
     for data in splits.values():
         data.read_through()
     results = _run_model(model, splits, options.batch_size)
+    baselines = {**baselines, **_own_baselines(model, results, baselines)}
     further: dict[str, Any] = {"left_out": left_out} if left_out else {}
     summary = summarise(results, baselines, checkpoint=str(options.checkpoint), **further)
     _show_and_write(options, folder, summary, results)
+
+
+def _own_baselines(
+    model: Any, results: Mapping[str, SplitResult], known: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Of data without a recipe that has them: what constants reach, to judge an MAE by."""
+    from flt_mol.evaluation.matching import constant_baseline, median_baseline
+
+    if known:
+        return {}
+    median = model.trained_on.get("energy_median")
+    found = {} if median is None else {"constant": constant_baseline(results, median)}
+    return {**found, "own median": median_baseline(results)}
 
 
 def _run_model(model: Any, splits: Mapping[str, Any], batch_size: int) -> dict[str, SplitResult]:

@@ -81,6 +81,16 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural unless it is one.
+
+    Example:
+        >>> counted(1, "epoch"), counted(4020, "step")
+        ('1 epoch', '4,020 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 _STDOUT: Any = object()
 
 

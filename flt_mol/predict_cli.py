@@ -18,13 +18,16 @@ __all__ = ["Tagger", "add_predict_options", "lines", "tagger"]
 
 def add_predict_options(parser: argparse.ArgumentParser) -> None:
     """Files, output, ensemble, and tagging."""
-    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="of structures: LMDB, and whatever ASE reads"
+    )
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
-        default=Path("predictions.csv"),
-        help=".csv, .json, or .extxyz for the structures with energy_predicted (eV)",
+        metavar="FILE",
+        help="file to write as well, in place of one of that name: .csv, .json, or .extxyz for the "
+        "structures with energy_predicted, eV (default: print only)",
     )
     parser.add_argument(
         "--ensemble",

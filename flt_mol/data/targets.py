@@ -25,6 +25,7 @@ __all__ = [
 OWN_NAMES = ("y_relaxed", "y_init", "pos_relaxed")  # OC20's own names
 _NO_ENERGIES = (USED_FIELDS | GRAPH_FIELDS) - {"y_relaxed", "y_init"}
 _LISTED = 8
+_ASE_ENERGY = " (ASE hands to a calculator what .extxyz holds as energy=…)"
 
 
 def read_targets(
@@ -45,6 +46,12 @@ def read_targets(
         if name not in OWN_NAMES and name not in read.record:
             near = nearest_fields(read, name)
             read.fail(name, f"was asked for, and is not stored; stored are: {near}")
+        if _of_calculator(read.record, name):
+            read.fail(
+                name,
+                "is what a calculator found, as a rule a total energy, and is taken for a target "
+                f"only under the name 'calculator'{_ASE_ENERGY if name == 'energy' else ''}",
+            )
     relaxed = read.vectors(options.positions_relaxed, n)
     energy = read_energy(read, options.energy)
     if energy is None and options.require_energy:
@@ -79,6 +86,7 @@ def read_energy(read: Fields, field: str) -> float | None:
 def nearest_fields(read: Fields, name: str) -> str:
     """Names of the fields that hold something, those most like `name` first."""
     stored = [field for field in read.record if field not in GRAPH_FIELDS]
+    stored = [field for field in stored if not _of_calculator(read.record, field)]
     stored = [field for field in stored if not _is_empty(read, field)]
     return ", ".join(get_close_matches(name, stored, n=len(stored) or 1, cutoff=0)) or "none"
 
@@ -86,6 +94,12 @@ def nearest_fields(read: Fields, name: str) -> str:
 def _is_empty(read: Fields, field: str) -> bool:
     describe = getattr(read.record, "describe", None)
     return bool(describe(field)[0] == "NoneType" if describe else read.record[field] is None)
+
+
+def _of_calculator(record: Mapping[str, Any], name: str) -> bool:
+    """Whether a field is there only because a calculator found it."""
+    found = getattr(record, "of_calculator", None)
+    return bool(found is not None and found(name))
 
 
 def note_numbers(record: Mapping[str, Any], numbers: MutableMapping[str, bool]) -> None:
@@ -100,6 +114,8 @@ def note_numbers(record: Mapping[str, Any], numbers: MutableMapping[str, bool]) 
     read = Fields(record, "", "")
     for name in record:
         if not isinstance(name, str) or name in _NO_ENERGIES or name in numbers:
+            continue
+        if _of_calculator(record, name):  # "calculator" is there beside it
             continue
         try:
             value = None if isinstance(record[name], str) else read.array(name)

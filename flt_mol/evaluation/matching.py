@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from flt_mol.evaluation.energy_tables import (
 from flt_mol.evaluation.metrics import mae, metrics_of
 from flt_mol.evaluation.systems import COLUMNS
 
-__all__ = ["match", "median_baseline", "score_files"]
+__all__ = ["constant_baseline", "match", "median_baseline", "score_files"]
 
 _SHOWN = 5
 
@@ -93,10 +93,18 @@ def match(predicted: EnergyTable, wanted: EnergyTable) -> dict[str, SplitResult]
     return {split: _result(predicted, wanted, pairs) for split, pairs in splits.items()}
 
 
-def median_baseline(results: dict[str, SplitResult]) -> dict[str, float]:
+def median_baseline(results: Mapping[str, SplitResult]) -> dict[str, float]:
     """{split: MAE in eV} of predicting each split's own median: what no constant can beat."""
     return {
         split: mae(np.full(len(result.target), np.median(result.target)), result.target)
+        for split, result in results.items()
+    }
+
+
+def constant_baseline(results: Mapping[str, SplitResult], value: float) -> dict[str, float]:
+    """{split: MAE in eV} of predicting `value`, eV, such as the median of the training targets."""
+    return {
+        split: mae(np.full(len(result.target), value), result.target)
         for split, result in results.items()
     }
 

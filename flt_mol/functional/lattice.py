@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flt_mol.functional._boundaries import boundaries, stored_flat
 from flt_mol.functional._common import at_least_float32, outside
 from flt_mol.functional._fragments import brought_together
 from flt_mol.functional._shortest_vectors import (
@@ -82,8 +83,8 @@ class TooManyVectorsError(UnfitSystemError):
 
 
 def reciprocal_vectors(
-    cell: Tensor,
-    pbc: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
     positions: Tensor,
     ptr: Tensor,
     *,
@@ -120,7 +121,8 @@ def reciprocal_vectors(
     what f is beyond `padding`). K depends on the data: `torch.compile` breaks the graph here.
 
     Args:
-        cell: (B, 3, 3), Å, rows are lattice vectors; anything where a direction is open.
+        cell: (B, 3, 3), Å, rows are lattice vectors; anything where a direction is open. None, with
+            `pbc` None, where all are.
         pbc: (B, 3) bool.
         positions: (N, 3), Å.
         ptr: (B + 1,), first atom of each system.
@@ -158,8 +160,9 @@ def reciprocal_vectors(
 
 
 def _vectors(
-    cell: Tensor, pbc: Tensor, positions: Tensor, ptr: Tensor, limits: Limits
+    cell: Tensor | None, pbc: Tensor | None, positions: Tensor, ptr: Tensor, limits: Limits
 ) -> ReciprocalVectors:
+    cell, pbc = boundaries(cell, pbc, positions, ptr)
     _check(cell, pbc, positions, ptr, limits)
     chosen, move = _chosen_cells(cell, pbc, positions, ptr, limits)
     integers, first = shortest_vectors(chosen.cell, ptr.cpu().diff() > 0, limits)
@@ -236,7 +239,10 @@ def _check(cell: Tensor, pbc: Tensor, positions: Tensor, ptr: Tensor, limits: Li
     systems = len(system_sizes(ptr, positions.shape[0]))
     for name, value, shape in (("cell", cell, (systems, 3, 3)), ("pbc", pbc, (systems, 3))):
         if tuple(value.shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, expected {shape}"
+                f"{stored_flat(value, shape)}"
+            )
     if pbc.dtype != torch.bool:
         raise ValueError(f"pbc has dtype {pbc.dtype}, expected torch.bool")
     for name, number in (("k_max", limits.k_max), ("padding", limits.padding)):

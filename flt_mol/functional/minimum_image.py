@@ -7,6 +7,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from flt_mol.functional._boundaries import boundaries, stored_flat
 from flt_mol.functional._common import at_least_float32
 from flt_mol.functional.packed import spread, system_sizes
 from flt_mol.functional.virtual_cells import rows_times, short_basis
@@ -17,7 +18,7 @@ _MARGIN = 1e-9  # so that rounding does not go back and forth between two equall
 _MOST_STEPS = 1000  # a handful is usual
 
 
-def minimum_image(vectors: Tensor, cell: Tensor, pbc: Tensor, ptr: Tensor) -> Tensor:
+def minimum_image(vectors: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor) -> Tensor:
     r"""The shortest of v − T·cell, over all integers T along axes that repeat.
 
     Exact for any basis of the lattice, however skewed. v is shortest if and only if
@@ -32,6 +33,7 @@ def minimum_image(vectors: Tensor, cell: Tensor, pbc: Tensor, ptr: Tensor) -> Te
     Args:
         vectors: v (N, 3), Å.
         cell: (B, 3, 3), Å, rows are lattice vectors; anything where an axis does not repeat.
+            None, with `pbc` None: nothing repeats.
         pbc: (B, 3) bool, along which lattice vectors the system repeats.
         ptr: (B + 1,), first row of each system.
 
@@ -51,6 +53,7 @@ def minimum_image(vectors: Tensor, cell: Tensor, pbc: Tensor, ptr: Tensor) -> Te
         >>> minimum_image(torch.tensor([[3.0, -9.0, 3.0]]), cell, pbc, torch.tensor([0, 1]))
         tensor([[-1., -1.,  3.]])
     """
+    cell, pbc = boundaries(cell, pbc, vectors, ptr)
     _check(vectors, cell, pbc, ptr)
     host = vectors.detach().to("cpu", torch.float64)
     periodic, host_ptr = pbc.cpu(), ptr.to("cpu", torch.int64)
@@ -124,6 +127,7 @@ def _check(vectors: Tensor, cell: Tensor, pbc: Tensor, ptr: Tensor) -> None:
         if tuple(value.shape) != shape:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}, expected {shape} for {systems} systems"
+                f"{stored_flat(value, shape)}"
             )
     if pbc.dtype != torch.bool:
         raise ValueError(f"pbc is {pbc.dtype}, expected torch.bool: pass pbc.bool()")

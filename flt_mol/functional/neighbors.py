@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flt_mol.functional._boundaries import boundaries, stored_flat
 from flt_mol.functional._common import at_least_float32, outside
 from flt_mol.functional._pair_lattices import lattices_of
 from flt_mol.functional._pair_search import search
@@ -49,7 +50,7 @@ class NeighborPairs(NamedTuple):
     index_j: Tensor
     shift: Tensor
 
-    def vectors(self, positions: Tensor, cell: Tensor, ptr: Tensor) -> Tensor:
+    def vectors(self, positions: Tensor, cell: Tensor | None, ptr: Tensor) -> Tensor:
         """r_i − r_j − T·cell, the vector from the image of j to i; differentiable.
 
         Positions are subtracted before anything else happens, so a system that lies 10⁵ Å from
@@ -57,13 +58,15 @@ class NeighborPairs(NamedTuple):
 
         Args:
             positions: (N, 3), Å.
-            cell: (B, 3, 3), Å; rows are lattice vectors.
+            cell: (B, 3, 3), Å; rows are lattice vectors. None where nothing repeats.
             ptr: (B + 1,), first row of each system.
 
         Returns:
             (P, 3), Å, at least float32.
         """
         positions = at_least_float32(positions)
+        if cell is None:
+            return positions[self.index_i] - positions[self.index_j]
         system = torch.bucketize(self.index_i, ptr.to(torch.int64), right=True) - 1
         lattice = cell.to(positions.dtype)[system]
         # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
@@ -122,8 +125,8 @@ def pair_lengths(vectors: Tensor) -> Tensor:
 
 def neighbor_pairs(
     positions: Tensor,
-    cell: Tensor,
-    pbc: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
     ptr: Tensor,
     cutoff: float,
     *,
@@ -140,7 +143,7 @@ def neighbor_pairs(
 
     Args:
         positions: (N, 3), Å, any device.
-        cell: (B, 3, 3), Å; rows are lattice vectors.
+        cell: (B, 3, 3), Å; rows are lattice vectors. None, with `pbc` None: molecules.
         pbc: (B, 3) bool, whether the system repeats along each lattice vector.
         ptr: (B + 1,), first row of each system.
         cutoff: Å.
@@ -169,9 +172,15 @@ def neighbor_pairs(
 
 
 def _found(
-    positions: Tensor, cell: Tensor, pbc: Tensor, ptr: Tensor, cutoff: float, self_pairs: bool
+    positions: Tensor,
+    cell: Tensor | None,
+    pbc: Tensor | None,
+    ptr: Tensor,
+    cutoff: float,
+    self_pairs: bool,
 ) -> NeighborPairs:
     sizes = system_sizes(ptr, positions.shape[0])
+    cell, pbc = boundaries(cell, pbc, positions, ptr)
     _check(positions, cell, pbc, len(sizes), cutoff)
     points, cells = (x.detach().cpu().to(torch.float64).numpy() for x in (positions, cell))
     lattices = lattices_of(cells, pbc.detach().cpu().numpy(), float(cutoff))
@@ -183,12 +192,17 @@ def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: f
     for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} is a {type(value).__name__}: torch.as_tensor({name})")
-    expected = {"positions": (positions.shape[0], 3), "cell": (systems, 3, 3), "pbc": (systems, 3)}
+    expected: dict[str, tuple[int, ...]] = {
+        "positions": (positions.shape[0], 3),
+        "cell": (systems, 3, 3),
+        "pbc": (systems, 3),
+    }
     for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
         if tuple(value.shape) != expected[name]:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}, expected {expected[name]} for "
                 f"{systems} systems and {positions.shape[0]} atoms"
+                f"{'' if name == 'positions' else stored_flat(value, expected[name])}"
             )
     if pbc.dtype != torch.bool:
         raise ValueError(f"pbc is {pbc.dtype}, expected torch.bool: pass pbc.bool()")

@@ -65,6 +65,8 @@ class EnergyModel(nn.Module):
         sees_images: whether periodic images of atoms count; if not, `predict` warns of cells that
             are narrower than any slab.
         rotation_invariant: whether energies are.
+        trained_on: what a checkpoint says of the training systems, if it does: "systems", how many;
+            "energy_median", eV; "most_atoms" of one system.
         supercell_consistent: whether a repeated cell repeats the energy, less the normaliser's mean
             (readouts "tags" and "sum"), or keeps it ("mean").
 
@@ -94,6 +96,7 @@ class EnergyModel(nn.Module):
         self.normalizer = Normalizer()
         self.normalizer_initial = Normalizer() if "energy_initial" in energies else None
         self.register_buffer("elements_seen", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.bool))
+        self.trained_on: dict[str, float] = {}
         self.register_state_dict_post_hook(add_config)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(drop_config)  # type: ignore[no-untyped-call]
         self.float()  # whatever torch's default dtype is

@@ -147,7 +147,7 @@ class SpectralFilter(nn.Module):
         self.out = drawn_linear(embed_dim, embed_dim, bias, generator)
 
     def geometry(
-        self, positions: Tensor, cell: Tensor, pbc: Tensor, ptr: Tensor
+        self, positions: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor
     ) -> SpectralGeometry:
         """Waves and kernels of a batch, for all filters with the same basis. Differentiable.
 
@@ -156,7 +156,8 @@ class SpectralFilter(nn.Module):
 
         Args:
             positions: (N, 3), Å.
-            cell: (B, 3, 3), Å, rows are lattice vectors, zeros where there is none.
+            cell: (B, 3, 3), Å, rows are lattice vectors, zeros where there is none. None, with
+                `pbc` None: molecules.
             pbc: (B, 3) bool.
             ptr: (B + 1,), first atom of each system.
 

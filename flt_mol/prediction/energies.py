@@ -113,7 +113,7 @@ def member_energies(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     energies = [np.empty((len(members), 0), dtype=np.float64)]
-    seen = Seen()
+    seen = Seen.of(members)
     with ExitStack() as stack:
         for model in members.models:
             stack.enter_context(evaluating(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ __all__ = ["SUMMED_UP", "Seen"]
 SUMMED_UP = {"tags", "cell"}
 """Kinds of the loaders' notes that :class:`Seen` sums up."""
 _NARROW = 4.0  # Å; the narrowest slabs of the shipped data set are wider
+_LARGER = 2  # times the atoms of the largest training system
 
 
 @dataclass
@@ -28,6 +30,15 @@ class Seen:
     without_cell: list[int | str] = field(default_factory=list)
     narrow: list[int | str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
+    trained_up_to: float = math.inf
+    large: list[int | str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, members: Members) -> Seen:
+        """None so far, for models whose checkpoints may say how large their systems were."""
+        known = [getattr(model, "trained_on", None) for _, model in members]
+        sizes = [said.get("most_atoms") for said in known if isinstance(said, dict)]
+        return cls(trained_up_to=min((size for size in sizes if size), default=math.inf))
 
     def add(self, batch: Structures) -> None:
         """Look at the systems of a batch."""
@@ -42,6 +53,9 @@ class Seen:
         for sid, vectors, periodic in zip(batch.sid, cell.numpy(), batch.pbc.cpu(), strict=True):
             if periodic.any() and heights(vectors[periodic.numpy()]).min() < _NARROW:
                 self.narrow.append(sid)
+        for sid, atoms in zip(batch.sid, batch.natoms.tolist(), strict=True):
+            if atoms > _LARGER * self.trained_up_to:
+                self.large.append(sid)
         self.count += len(batch)
         self.elements.update(batch.atomic_numbers.tolist())
 
@@ -67,6 +81,13 @@ class Seen:
                 f"cells narrower than {_NARROW:g} Å in {self._some(self.narrow)}: this model does "
                 "not see periodic images, so a supercell would get another energy per atom; "
                 "repeat them, as in the data that it was trained on",
+            )
+        if self.large:
+            yield (
+                "large",
+                f"more than {_LARGER} times as many atoms as the largest system trained on, which "
+                f"had {self.trained_up_to:g}, in {self._some(self.large)}: errors grow with size "
+                "there; where a smaller cell says the same, take it",
             )
         yield from self._unseen(members)
 

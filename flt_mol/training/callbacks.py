@@ -196,13 +196,14 @@ class EpochProgress(Callback):
             status += f"  initial {row['val/energy_initial_mae']:.3f} eV"
         if "val/displacement" in row:
             status += f"  displacement {row['val/displacement']:.3f} Å"
+            status += f" (unmoved {row['val/displacement_unmoved']:.3f})"
         if self._progress is not None:
             self._progress.update(self._task, completed=row["epoch"], status=status)
             return
         total = self._total(trainer)
         stride = max(1, total // self.PLAIN_LINES)
         if row["epoch"] % stride == 0 or row["epoch"] in (1, total):
-            self.console.print(f"epoch {int(row['epoch']):>4}/{total}  {status}")
+            self.console.print(f"epoch {int(row['epoch']):>4}/{total}  {status}", soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import warnings
@@ -31,7 +32,8 @@ def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
 
     Weights are found under the names that tools give them, or bare, and wrappers' names are taken
     off (:func:`~flt_mol.training.weight_names.model_weights`). A ``config`` that is no mapping is
-    left out, and so is its part ``data`` where that does not say plainly what a run was trained on.
+    left out, and so is its part ``data`` where that does not say plainly what a run was trained on,
+    and whatever in ``trained_on`` is no finite number by its name.
 
     Args:
         path: a file; of a folder that `save_pretrained` wrote, its ``model.safetensors``.
@@ -151,6 +153,7 @@ def _weights(path: Path, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _with_plain_config(content: dict[str, Any]) -> dict[str, Any]:
+    content["trained_on"] = _finite(content.get("trained_on"))
     config = content.get("config")
     if not isinstance(config, Mapping):
         content.pop("config", None)
@@ -159,6 +162,17 @@ def _with_plain_config(content: dict[str, Any]) -> dict[str, Any]:
     if "data" in config and not _is_data(config["data"]):
         del content["config"]["data"]
     return content
+
+
+def _finite(numbers: Any) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in (numbers.items() if isinstance(numbers, Mapping) else ())
+        if isinstance(name, str)
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }
 
 
 def _is_data(data: Any) -> bool:

@@ -65,6 +65,7 @@ def save_checkpoint(
         "config": dict(config),
         "metrics": dict(metrics or {}),
         "elements_seen": model.elements_seen.nonzero().flatten().tolist(),
+        "trained_on": dict(model.trained_on),
         "state_dict": {k: v.detach().cpu().clone() for k, v in model.state_dict().items()},
     }
     if training_state is not None:
@@ -121,8 +122,10 @@ def load_model(
             shaped or typed keys, listed.
     """
     device = find_device(map_location)
-    path, weights = read_weights(name_or_path, averaged)
+    path, content = _read(name_or_path, averaged)
+    weights = content["state_dict"]
     model = _build(path, weights)
+    model.trained_on = content.get("trained_on", {})
     problems = misfits(model.state_dict(), weights)
     if problems:
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))
@@ -135,10 +138,17 @@ def read_weights(name_or_path: str | Path, averaged: bool = True) -> tuple[Path,
 
     Args, Raises: as of `load_model`, but whether they fit is not looked at.
     """
+    path, content = _read(name_or_path, averaged)
+    return path, content["state_dict"]
+
+
+def _read(name_or_path: str | Path, averaged: bool) -> tuple[Path, dict[str, Any]]:
     path = find_checkpoint(name_or_path)
-    weights: dict[str, Tensor] = read_checkpoint(path, averaged)["state_dict"]
+    content = read_checkpoint(path, averaged)
+    weights: dict[str, Tensor] = content["state_dict"]
     renamed = current_names(weights)
-    return path, {renamed.get(key, key): value for key, value in weights.items()}
+    named = {renamed.get(key, key): value for key, value in weights.items()}
+    return path, {**content, "state_dict": named}
 
 
 def checkpoint_config(name_or_path: str | Path) -> EnergyConfig:

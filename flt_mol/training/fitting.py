@@ -14,6 +14,7 @@ from rich.console import Console
 
 from flt_mol.data.loading.batching import Loader
 from flt_mol.models.energy import EnergyModel
+from flt_mol.outputs import counted
 from flt_mol.training.callbacks import EarlyStop, EpochProgress, History, WeightAverage
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.loggers import make_loggers
@@ -68,12 +69,18 @@ def fit(
     """Train; afterwards the model has the final weights, averaged where that is asked for."""
     settings = config.training
     train_loader, validation_loader = batches.loaders()
-    steps = math.ceil(len(train_loader) / settings.accumulate) * settings.epochs
-    if settings.max_steps is not None:
-        steps = min(steps, settings.max_steps)
+    each = math.ceil(len(train_loader) / settings.accumulate)
+    steps = each * settings.epochs
+    ends = ""
+    if settings.max_steps is not None and settings.max_steps < steps:
+        steps = settings.max_steps
+        last = math.ceil(steps / each)
+        ends = f" (training.max_steps ends it in epoch {last} of {settings.epochs})"
     console.print(
-        f"{len(batches.training)} systems to train on, {len(batches.validation)} to validate, "
-        f"{sum(p.numel() for p in model.parameters()):,} parameters, {steps} steps"
+        f"{counted(len(batches.training), 'system')} to train on, {len(batches.validation):,} to "
+        f"validate, {sum(p.numel() for p in model.parameters()):,} parameters, "
+        f"{counted(steps, 'step')}{ends}",
+        soft_wrap=True,
     )
     if resume is not None:
         console.print(f"going on with the run in {history.folder}")

@@ -145,6 +145,7 @@ def _settings(
         "config": _public(config or {}),
         "metrics": {k: v for k, v in (metrics or {}).items() if math.isfinite(v)},
         **described(weights),
+        "trained_on": dict(model.trained_on),
         "sha256": {WEIGHTS_FILE: digest(data)},
     }
 

@@ -35,6 +35,7 @@ KEYS = (
     "sha256",
     "torch_dtype",
     "torch_version",
+    "trained_on",
     "units",
 )
 _OF_OTHERS = ("transformers_version",)  # and whatever begins with _
@@ -59,8 +60,9 @@ def read_pretrained(path: Path) -> dict[str, Any]:
     text = json.dumps(settings["model"], sort_keys=True).encode()
     weights[CONFIG_KEY] = torch.tensor(list(text), dtype=torch.uint8)
     _refuse_contradictions(path, settings, weights)
-    kept = ("config", "metrics", "units", "elements_seen", "flt_mol_version", "torch_version")
-    return {**{key: settings[key] for key in kept if key in settings}, "state_dict": weights}
+    kept = {"config", "metrics", "units", "elements_seen", "trained_on"}
+    kept |= {"flt_mol_version", "torch_version"}
+    return {**{key: settings[key] for key in settings if key in kept}, "state_dict": weights}
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:

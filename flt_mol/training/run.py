@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from flt_mol.data.loading.statistics import target_statistics
+from flt_mol.data.loading.statistics import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
@@ -26,6 +25,7 @@ from flt_mol.training.fitting import Batches, fit
 from flt_mol.training.folders import check_run_folder, run_folder, run_yaml
 from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
+from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, kept_random_states
 from flt_mol.training.starting import start_from
 
@@ -75,11 +75,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     else:
         console = Console(quiet=True)
     training, validation = load_splits(config)
-    with torch.random.fork_rng(), kept_random_states(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-        # What is logged at ends of epochs is of all processes by then.
-        warnings.filterwarnings("ignore", message="It is recommended to use `self.log")
+    with torch.random.fork_rng(), kept_random_states(), quiet_lightning():
         torch.manual_seed(config.training.seed)
         model = build_model(config, training, console)
         if not world.is_first:  # the same initial weights, other dropout
@@ -172,4 +168,5 @@ def build_model(
     if initial is not None and statistics.energies_initial is not None:
         initial.fit(statistics.energies_initial)
     model.mark_seen(statistics.elements)
+    model.trained_on = trained_on(statistics)
     return model

@@ -43,6 +43,10 @@ def split_path(data: DataConfig, split: str) -> Path:
                 "; to hold out a part of the training split, set data.validation_fraction=0.1, or "
                 "make files of it with flt-mol data split"
             )
+        others = [name for name in data.paths if name not in (data.train, data.validation)]
+        key = "train" if split == data.train else "validation"
+        if others and split == getattr(data, key):
+            mend += f"; or say which of your paths it is: data.{key}={' or '.join(others)}"
         raise ValueError(f"no file for split '{split}': {mend}")
     return Path(recipe(data.name).path(split))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ def find_run(name_or_path: str) -> Path:
     """The file of a run: by name in `configs/`, or by path.
 
     Raises:
-        ValueError: neither, naming the known ones.
+        ValueError: neither, naming the nearest one, or all.
     """
     path = Path(name_or_path)
     if path.suffix == ".yml":
@@ -27,10 +28,25 @@ def find_run(name_or_path: str) -> Path:
     shipped = sorted(file.stem for file in folder.glob("*.yaml"))
     if name_or_path in shipped:
         return folder / f"{name_or_path}.yaml"
+    near = difflib.get_close_matches(name_or_path, shipped, n=1)
+    there = f"did you mean {near[0]}?" if near else f"there are: {', '.join(shipped)}"
     raise ValueError(
-        f"no run called '{name_or_path}' in configs/ (there are: {', '.join(shipped)}); "
-        "a file of your own is given by its path, ending in .yaml"
+        f"no run called '{name_or_path}' in configs/ ({there}); a file of your own is given by its "
+        "path, ending in .yaml"
     )
+
+
+def run_name(name_or_path: str) -> str:
+    """What a run is called: its file, or, where that is a run's config.yaml, that run's folder.
+
+    Example:
+        >>> run_name("emt_small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
+        ('emt_small', 'mine', 'mine')
+    """
+    path = Path(name_or_path)
+    if path.name == "config.yaml":
+        return path.resolve().parent.name or path.stem
+    return path.stem if path.suffix == ".yaml" else path.name
 
 
 def read_run(file: Path) -> dict[Any, Any]:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.data.loading.statistics import TargetStatistics
+from flt_mol.data.loading.statistics import TargetStatistics, trained_on
 from flt_mol.evaluation.elements import check_elements
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.nn.radial import PairTypes
-from flt_mol.training.checkpoints import checkpoint_config, misfits, read_weights
+from flt_mol.training.checkpoints import checkpoint_config, misfits, read_checkpoint, read_weights
 from flt_mol.training.finetune_config import FinetuneConfig
 from flt_mol.training.freezing import freeze
 from flt_mol.training.shifting import refit
@@ -96,6 +96,7 @@ def start_from(
     shift = refit(model, config.normalizer, training, statistics, added)
     frozen = freeze(model, config.freeze)
     model.mark_seen(statistics.elements)
+    model.trained_on = trained_on(statistics, read_checkpoint(path).get("trained_on"))
     if new and not model.embedding.element.weight.requires_grad:
         warnings.warn(
             f"finetune.freeze keeps embedding.element.weight, so {', '.join(new)}, never trained "

@@ -19,6 +19,7 @@ from flt_mol.training.config import load_run_config
 from flt_mol.training.folders import LAST
 from flt_mol.training.overrides import split_paths
 from flt_mol.training.run import train
+from flt_mol.training.run_files import run_name
 
 __all__ = ["SweepRun", "combinations", "sweep"]
 
@@ -103,7 +104,7 @@ def sweep(
     if len(chosen) < 2:
         raise ValueError("a sweep needs an override with several values, as training.seed=0,1")
     configs = [load_run_config(name_or_path, texts) for texts, _ in chosen]
-    folder = Path(configs[0].output or f"runs/{Path(name_or_path).stem}-sweep")
+    folder = Path(configs[0].output or f"runs/{run_name(name_or_path)}-sweep")
     names = [_name(changed) for _, changed in chosen]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

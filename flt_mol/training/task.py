@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flt_mol.models.energy import EnergyModel
+from flt_mol.outputs import counted
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.checks import DECAYS
@@ -87,6 +88,7 @@ class EnergyTask(LightningModule):
             if not bool(loss.total.isfinite()):
                 raise ValueError(
                     f"the loss is {loss.total.item()} on the batch of sids {list(batch.sid)}"
+                    f"{self._weights_hint()}"
                 )
         for name, part in loss.parts.items():
             self._add(name, part.value, part.over)
@@ -135,14 +137,35 @@ class EnergyTask(LightningModule):
         if not scaled and not bool(norm.isfinite()):
             raise ValueError(
                 f"split '{self.splits[0]}': the gradient is not finite after the batch of sids "
-                f"{self._shown}"
+                f"{self._shown}{self._weights_hint()}"
             )
         self._add("gradient_norm", norm.detach(), 1)
+
+    def _weights_hint(self) -> str:
+        """What may be wrong other than the systems, once weights have been changed."""
+        if self.global_step == 0:
+            return ""
+        if all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            weights = "the weights have grown too large"
+        else:
+            weights = "the weights themselves are no longer finite"
+        rate = self.training_config.learning_rate
+        return (
+            f", after {counted(self.global_step, 'step')} that went well: if these systems are "
+            f"sound, {weights}: lower training.learning_rate, {rate:g}, or warm up for longer "
+            "(training.warmup_fraction)"
+        )
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:
         """Collect errors; the epoch's end reports them."""
         with _naming(self.splits[1]):
-            self._validation.update(self.model(batch), batch)
+            outputs = self.model(batch)
+            if not all(bool(found.isfinite().all()) for found in outputs.values()):
+                raise ValueError(
+                    f"the model's outputs are not finite on the batch of sids {list(batch.sid)}"
+                    f"{self._weights_hint()}"
+                )
+            self._validation.update(outputs, batch)
 
     def on_validation_epoch_end(self) -> None:
         """Log the errors over all systems of the split, and those of the training epoch."""

@@ -742,7 +742,7 @@ def test_the_page_has_every_row_and_says_what_it_left_out(tmp_path):
     text = page(about, results, ["tiny", "none"])
     assert "0.1000 (25)" in text
     assert "energy before relaxation" in text
-    assert "The file holds 1 lines of other rows, seeds, targets or settings." in text
+    assert "The file holds 1 line of other rows, seeds, targets or settings." in text
     assert "Verdict" not in text  # ours is not among the rows
     assert len(entries(about, results, ["tiny"])[0].records) == 1
 
@@ -752,7 +752,7 @@ def test_pages_of_several_targets_stand_side_by_side(tmp_path):
     splits = about.corpus.splits[1:]
     results.append({**about.key("tiny"), **record(0.1, 0.2, splits=splits)})
     names, epochs = ["tiny", "none"], about.settings.epochs
-    title = f"## Both energies by one model, {epochs} epochs"
+    title = f"## Both energies by one model, {epochs} epoch"
     assert report(about, results, names) == f"{title}\n\n{page(about, results, ['tiny'])}"
     for targets, found in (("relaxed", {"energy": 0.3}), ("initial", {"energy_initial": 0.4})):
         each = about._replace(settings=replace(about.settings, targets=targets))
@@ -765,7 +765,7 @@ def test_pages_of_several_targets_stand_side_by_side(tmp_path):
     assert text == report(about, results, ["tiny", "none"])
     titles = [line for line in text.splitlines() if line.startswith("#")]
     assert titles == [
-        f"## {part}, {epochs} epochs"
+        f"## {part}, {epochs} epoch"
         for part in ("Both energies by one model", "Relaxed energies alone",
                      "Energies before relaxation alone", "Together and alone")
     ]  # fmt: skip

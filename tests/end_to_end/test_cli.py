@@ -1,5 +1,6 @@
 """The whole road through the command line: train, evaluate, predict, inspect."""
 
+import argparse
 import csv
 import json
 import math
@@ -16,7 +17,7 @@ from ase.build import add_adsorbate, fcc111
 from ase.io import read, write
 
 from flt_mol import resources
-from flt_mol.cli import main
+from flt_mol.cli import build_parser, main
 from flt_mol.training.checkpoints import load_model
 
 TINY = [
@@ -350,3 +351,47 @@ def test_genuine_oc20_file_moved_and_read_only(run, oc20_data, tmp_path, capsys)
         assert os.listdir(place.parent) == ["data.lmdb"]
     finally:
         place.parent.chmod(0o755)
+
+
+def help_of(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_every_option_and_argument_says_what_it_is():
+    lacking = []
+
+    def look(parser, name):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command, sub in action.choices.items():
+                    look(sub, f"{name} {command}")
+            elif not action.help:
+                lacking.append(f"{name} {action.option_strings or action.dest}")
+
+    look(build_parser(), "flt-mol")
+    assert lacking == []
+
+
+def test_train_asks_for_a_run_only_and_lists_them(capsys):
+    text = help_of(["train"], capsys)
+    assert "emt_flt-small" in text
+    assert "--print-config" in text
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert capsys.readouterr().err.strip().endswith("arguments are required: config")
+
+
+def test_a_misspelt_run_is_met_with_the_nearest(capsys):
+    assert main(["train", "emt_flt_small"]) == 2
+    assert "(did you mean emt_flt-small?)" in capsys.readouterr().err
+    assert main(["train", "nonsense"]) == 2
+    assert "there are: emt_flt-base, " in capsys.readouterr().err
+
+
+def test_a_runs_settings_train_it_anew_under_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "emt_small", *TINY, "training.max_steps=1", "output=runs/first"]) == 0
+    assert main(["train", "runs/first/config.yaml"]) == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "first-2"]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import statistics
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from flt_mol import resources
 from flt_mol.cli import main
 from flt_mol.data import open_dataset
+from flt_mol.training.checkpoints import load_model, save_checkpoint
 
 SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 
@@ -188,3 +190,21 @@ def test_splits_without_targets_and_with_bad_ones(shipped, tmp_path, capsys):
     assert content["left_out"] == {"bad": 2}
     assert content["splits"]["bad"]["count"] == 2
     assert "bad: 2 bad records were left out" in (tmp_path / "e" / "report.html").read_text()
+
+
+def test_own_data_have_constants_to_compare_with(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = resources.folder("datasets") / "emt_adsorption" / "val_id.lmdb"
+    targets = [system.energy.item() for system in open_dataset(source)]
+    model = load_model("emt_small")
+    assert main(["evaluate", "emt_small", "--data", str(source), "--json"]) == 0
+    own = statistics.fmean(abs(y - statistics.median(targets)) for y in targets)
+    baselines = json.loads(capsys.readouterr().out)["baselines"]
+    assert baselines == {"own median": {"val_id": pytest.approx(own)}}
+    model.trained_on = {"energy_median": 1.5}
+    save_checkpoint("mine.ckpt", model, {})
+    assert main(["evaluate", "mine.ckpt", "--data", str(source), "--no-report"]) == 0
+    heading, _, row = capsys.readouterr().out.splitlines()[:3]
+    assert heading.endswith("constant  own median")
+    constant = statistics.fmean(abs(y - 1.5) for y in targets)
+    assert row.split()[-2:] == [f"{constant:.4f}", f"{own:.4f}"]

@@ -1,6 +1,7 @@
 """`flt-mol predict`: tags, ensembles and outputs through the command line."""
 
 import csv
+import re
 
 import ase.io
 import pytest
@@ -112,3 +113,13 @@ def test_warnings_come_once(capsys):
     assert err.count("warning") == 2
     assert "all tags are 0 in 3 of 4 structures (POSCAR, slab.cif, slab.xyz)" in err
     assert "no cell in 1 of 4 structures (slab.xyz)" in err
+
+
+def test_without_o_nothing_is_written(place, capsys):
+    before = sorted(path.name for path in place.iterdir())
+    (place / "predictions.csv").write_text("mine")
+    assert main(["predict", "emt_small", "slab.extxyz"]) == 0
+    out = capsys.readouterr().out
+    assert re.fullmatch(r"slab\.extxyz +-?\d+\.\d{6} eV\n", out)
+    assert (place / "predictions.csv").read_text() == "mine"
+    assert sorted(path.name for path in place.iterdir()) == sorted([*before, "predictions.csv"])

@@ -16,7 +16,7 @@ from flt_mol.evaluation.energy_tables import TARGET, read_energies, read_ids
 from flt_mol.evaluation.matching import median_baseline, score_files
 from flt_mol.evaluation.metrics import metrics_of
 from flt_mol.evaluation.report import write_csv
-from flt_mol.predictions import Prediction, write_predictions
+from flt_mol.predict import Prediction, write_predictions
 
 REAL = os.environ.get("FLT_MOL_TEST_DATA")
 

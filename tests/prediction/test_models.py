@@ -73,3 +73,20 @@ def test_an_ensemble_of_both_released_models():
     found = predict(structures, list(TRAINED))
     for row, name in zip(found.members, TRAINED, strict=True):
         np.testing.assert_array_equal(row, predict(structures, name))
+
+
+def test_systems_far_larger_than_those_trained_on_are_warned_of_once():
+    model = model_of("flt-small")
+    model.trained_on = {"most_atoms": 13}
+    slab = platinum()
+    with pytest.warns(UserWarning, match="more than 2 times as many atoms.*13, in 2 of 3") as seen:
+        predict([slab, slab * (3, 1, 1), slab * (2, 2, 1)], model, 1)
+    assert len(seen) == 1
+    model.trained_on = {}
+    predict([slab * (3, 1, 1)], model)
+    other = model_of("flt-small")
+    other.trained_on = {"most_atoms": 1000}
+    model.trained_on = {"most_atoms": 21}  # the smaller one counts
+    with pytest.warns(UserWarning, match="which had 21"):
+        predict(slab * (2, 2, 1), [model, other])
+    predict(slab * (3, 1, 1), model)

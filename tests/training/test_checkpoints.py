@@ -1,5 +1,6 @@
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -335,3 +336,17 @@ def test_checkpoints_are_brought_to_the_disk(model, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", synced.append)
     save_checkpoint(tmp_path / "a.ckpt", model, {})
     assert len(synced) == 2
+
+
+def test_what_it_was_trained_on_comes_back_and_may_be_missing(tmp_path):
+    model = small_model()
+    model.trained_on = {"systems": 5, "energy_median": -0.5, "most_atoms": 52}
+    path = save_checkpoint(tmp_path / "a.ckpt", model, {})
+    assert load_model(path).trained_on == model.trained_on
+    content = torch.load(path, weights_only=True)
+    for odd in ([1], {"systems": "many", "energy_median": math.nan, 3: 4, "most_atoms": True}):
+        torch.save({**content, "trained_on": odd}, path)
+        assert load_model(path).trained_on == {}
+    del content["trained_on"]
+    torch.save(content, path)
+    assert load_model(path).trained_on == {}

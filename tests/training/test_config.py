@@ -126,9 +126,11 @@ def test_keys_given_twice(override):
         check_overrides([override])
 
 
-def test_unknown_run_lists_the_known():
-    with pytest.raises(ValueError, match=r"emt_performer_small, emt_small"):
+def test_unknown_run_names_the_nearest_or_all():
+    with pytest.raises(ValueError, match=r"'emt_smal' in configs/ \(did you mean emt_small\?\)"):
         load_run_config("emt_smal")
+    with pytest.raises(ValueError, match=r"emt_performer_small, emt_small"):
+        load_run_config("nonsense")
     with pytest.raises(ValueError, match="no configuration file"):
         load_run_config("missing.yaml")
 

@@ -1,7 +1,6 @@
 """Runs that start from a checkpoint."""
 
 import csv
-import logging
 import re
 from dataclasses import replace
 
@@ -30,15 +29,6 @@ from flt_mol.training.starting import start_from
 
 NEW, SEEN = 47, (8, 29)  # Ag; O and Cu
 QUIET = Console(quiet=True)
-
-
-@pytest.fixture(autouse=True)
-def _few_words():
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
 
 
 def checkpoint(path, **changes):
@@ -427,3 +417,13 @@ def test_settings_of_the_call(tmp_path):
     assert config["data"]["validation_fraction"] is None
     assert config["training"]["seed"] == 3
     assert not (result.folder / "held_out.csv").exists()
+
+
+def test_the_largest_system_of_both_trainings_counts(tmp_path):
+    model = small_model()
+    model.trained_on = {"systems": 100, "energy_median": 5.0, "most_atoms": 52}
+    path = save_checkpoint(tmp_path / "before.ckpt", model, {})
+    atoms = [Structures.single([29, 8], [[0, 0, 0], [0, 0, 2]], energy=e) for e in (-1.0, 1.0, 2.0)]
+    after = small_model()
+    start_from(after, FinetuneConfig(checkpoint=str(path)), atoms, target_statistics(atoms))
+    assert after.trained_on == {"systems": 3, "energy_median": 1.0, "most_atoms": 52}

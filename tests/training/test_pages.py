@@ -1,6 +1,5 @@
 """The pages on training, fine-tuning and checkpoints: every block runs, in order, in one folder."""
 
-import logging
 import re
 import shlex
 from pathlib import Path
@@ -14,15 +13,6 @@ from flt_mol.cli import main
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", flags=re.DOTALL)
-
-
-@pytest.fixture(autouse=True)
-def _few_words():
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
 
 
 def run_commands(block):

@@ -253,3 +253,10 @@ def test_export_of_a_run_keeps_all_outputs(tmp_path):
     settings = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
     assert settings["normalizer"]["energy_initial"]["mean"] == 3.0
     assert settings["metrics"] == {}
+
+
+def test_a_folder_says_what_the_model_was_trained_on(tmp_path):
+    model = small_model()
+    model.trained_on = {"systems": 5, "energy_median": -0.5, "most_atoms": 52}
+    save_pretrained(model, tmp_path / "shared")
+    assert from_pretrained(tmp_path / "shared").trained_on == model.trained_on

@@ -2,7 +2,9 @@
 
 import csv
 import importlib.util
+import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -718,3 +720,62 @@ def test_a_logger_that_is_not_installed(tmp_path):
         pytest.skip("it is installed")
     with pytest.raises(ValueError, match="pip install wandb"):
         train(config(tmp_path, [-1.0, 0.0, 2.0], loggers=["wandb"]), console=quiet())
+
+
+def test_a_split_that_goes_by_another_name_is_pointed_at(tmp_path):
+    data = DataConfig(paths={"train": "a.extxyz", "dev": "b.extxyz"})
+    with pytest.raises(ValueError, match=r"data.paths.val_id or data.name.*data.validation=dev$"):
+        split_path(data, "val_id")
+    with pytest.raises(ValueError, match=r"set data.paths.train or data.name; .*data.train=dev$"):
+        split_path(replace(data, paths={"dev": "b.extxyz"}), "train")
+    with pytest.raises(ValueError, match="validation_fraction.*data split$"):
+        split_path(DataConfig(paths={"train": "a.extxyz"}), "val_id")
+
+
+@pytest.mark.parametrize("energies", [[-1.0, 0.0, 2.0], [-1.0, 0.0, 2.0] * 12])
+def test_a_rate_that_is_too_high_is_blamed_and_not_the_systems(tmp_path, energies):
+    """One batch an epoch, where validation meets it first; and several."""
+    settings = config(tmp_path, energies, learning_rate=1e30, warmup_fraction=0.0, decay="cosine")
+    with pytest.raises(ValueError, match="not finite|is nan|is inf") as caught:
+        train(settings, console=quiet())
+    assert "lower training.learning_rate, 1e+30" in str(caught.value)
+    assert re.search(r"after (1 step|\d+ steps) that went well", str(caught.value))
+
+
+def test_the_first_batch_is_no_matter_of_the_rate(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "flt_mol.training.task.training_loss",
+        lambda *args: training_loss(*args)._replace(total=torch.tensor(math.nan)),
+    )
+    with pytest.raises(ValueError, match=r"the loss is nan on the batch of sids \[[^]]*\]$"):
+        train(config(tmp_path, [-1.0, 0.0, 2.0]), console=quiet())
+
+
+def printed(settings):
+    out = Console(record=True, width=80, file=io.StringIO())
+    train(settings, console=out)
+    return out.export_text()
+
+
+def test_displacements_are_shown_beside_those_of_atoms_that_stay(tmp_path):
+    text = printed(fuller(tmp_path, epochs=1))
+    # One atom of the three that are free moves, by 0.3 Å.
+    assert re.search(r"displacement \d\.\d{3} Å \(unmoved 0\.100\)", text)
+
+
+def test_steps_that_end_a_run_early_are_said(tmp_path):
+    text = printed(config(tmp_path, [-1.0, 0.0, 2.0], epochs=60, max_steps=1))
+    assert "3 systems to train on, 2 to validate" in text
+    assert "1 step (training.max_steps ends it in epoch 1 of 60)" in text
+
+
+def test_all_steps_need_no_words(tmp_path):
+    text = printed(config(tmp_path, [-1.0, 0.0, 2.0], max_steps=50))
+    assert "2 steps\n" in text
+
+
+def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
+    result = train(config(tmp_path, [-1.0, 0.0, 2.0, 9.0]), console=quiet())
+    expected = {"systems": 4, "energy_median": 1.0, "most_atoms": 4}
+    for name in ("best.ckpt", "last.ckpt"):
+        assert load_model(result.folder / name).trained_on == expected

@@ -20,6 +20,7 @@ from flt_mol.analysis.accuracy.rows import Row
 from flt_mol.analysis.accuracy.runs import Experiment
 from flt_mol.analysis.accuracy.table import DASH, Entry, ratio
 from flt_mol.analysis.tables import markdown_table
+from flt_mol.outputs import counted
 
 __all__ = ["LONG_RANGE_ROWS", "experiments", "long_range_page", "reach_of_energies"]
 
@@ -140,8 +141,8 @@ def _notes(all_of: Mapping[str, Experiment]) -> str:
     settings = next(iter(all_of.values())).settings
     text = (
         f"Charges ±{corpus.charge:g} e, {corpus.fewest} to {corpus.most} particles, {corpus.train} "
-        f"systems to train on, {corpus.test} to test, {settings.epochs} epochs, mean ± standard "
-        "deviation over n seeds. The open clusters' energies have a spread of "
+        f"systems to train on, {corpus.test} to test, {counted(settings.epochs, 'epoch')}, mean ± "
+        "standard deviation over n seeds. The open clusters' energies have a spread of "
     )
     near, far = CUTOFF, CUTOFF * BLOCKS
     whole, beyond_near = reach_of_energies(corpus, near)

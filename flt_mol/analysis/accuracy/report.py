@@ -19,6 +19,7 @@ from flt_mol.analysis.accuracy.table import (
 )
 from flt_mol.analysis.accuracy.times import Clock
 from flt_mol.analysis.accuracy.verdict import Claim, findings, show
+from flt_mol.outputs import counted
 
 __all__ = ["entries", "page", "report", "told"]
 
@@ -97,23 +98,25 @@ def _of_epochs(
     parts = []
     for targets, rows in found.items():
         if trained := [row.name for row in rows if row.records]:
-            parts += [f"## {TITLES[targets]}, {epochs} epochs"]
+            parts += [f"## {TITLES[targets]}, {counted(epochs, 'epoch')}"]
             parts += [page(by_targets[targets], results, trained)]
     joint = found.pop("joint")
     alone = {TARGETS[targets][0]: rows for targets, rows in found.items()}
     beside = targets_table(joint, alone, experiment.corpus.splits[1])
     if beside is not None and any(row.records for row in joint):
-        parts += [f"## Together and alone, {epochs} epochs", beside]
+        parts += [f"## Together and alone, {counted(epochs, 'epoch')}", beside]
     return parts
 
 
 def _conditions(experiment: Experiment, results: Results, rows: Sequence[Entry]) -> str:
     settings = experiment.settings
-    text = f"Targets: {settings.targets}, {settings.epochs} epochs."
+    text = f"Targets: {settings.targets}, {counted(settings.epochs, 'epoch')}."
     models = sum("row" in record for record in results.read())
     others = models - sum(len(row.records) for row in rows)
     if others:
-        text += f" The file holds {others} lines of other rows, seeds, targets or settings."
+        text += (
+            f" The file holds {counted(others, 'line')} of other rows, seeds, targets or settings."
+        )
     return text
 
 

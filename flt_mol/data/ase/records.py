@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,15 +31,22 @@ _MADE = ("pos", "atomic_numbers", "cell", "pbc", "tags", "fixed", "natoms")
 
 
 class AtomsRecord(dict[str, Any]):
-    """Fields by name, and which of them the atoms hold two values of."""
+    """Fields by name, which of them the atoms hold two values of, and which a calculator found."""
 
-    def __init__(self, fields: Mapping[str, Any], conflicts: Mapping[str, str]) -> None:
+    def __init__(
+        self, fields: Mapping[str, Any], conflicts: Mapping[str, str], found: Collection[str] = ()
+    ) -> None:
         super().__init__(fields)
         self.conflicts = dict(conflicts)
+        self.found = frozenset(found)
 
     def conflict(self, name: str) -> str | None:
         """What to say of a field with two values, None of any other."""
         return self.conflicts.get(name)
+
+    def of_calculator(self, name: str) -> bool:
+        """Whether a field is what a calculator found, and stored by nobody else."""
+        return name in self.found
 
 
 def atoms_record(atoms: Any) -> AtomsRecord:
@@ -58,10 +65,10 @@ def atoms_record(atoms: Any) -> AtomsRecord:
         Fields by name; those that are None are missing.
     """
     results = dict(_results(atoms))
+    stored = {**dict(_vectors(atoms)), **dict(_further(atoms.info))}
     fields: dict[str, Any] = {
         **results,
-        **dict(_vectors(atoms)),
-        **dict(_further(atoms.info)),
+        **stored,
         "pos": atoms.get_positions(),
         "atomic_numbers": atoms.get_atomic_numbers(),
         "cell": np.asarray(atoms.get_cell()),
@@ -70,7 +77,7 @@ def atoms_record(atoms: Any) -> AtomsRecord:
         "fixed": fixed_atoms(atoms),
         "natoms": len(atoms),
     }
-    record = AtomsRecord(fields, _conflicts(atoms.info))
+    record = AtomsRecord(fields, _conflicts(atoms.info), results.keys() - stored.keys())
     if "energy" in results:
         record["calculator"] = results["energy"]
     for name in ("sid", "y_relaxed", "y_init", "pos_relaxed"):

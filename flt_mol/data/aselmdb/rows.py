@@ -42,6 +42,7 @@ class Row(Mapping[str, Any]):
         }
         self._pairs: dict[str, Any] = {}  # in `key_value_pairs`, where `data` has that name too
         self._filled: dict[str, str] = {}
+        self._found = set(self._fields)
         for part in ("key_value_pairs", "data"):
             value = content.get(part)
             if value is None:
@@ -54,6 +55,7 @@ class Row(Mapping[str, Any]):
                 pairs = content.get("key_value_pairs") or {}
                 self._pairs = {name: pairs[name] for name in pairs if name in value}
             self._fields |= value
+            self._found -= value.keys()
         if "energy" in content:
             self._fields["calculator"] = content["energy"]
         self._fields |= {
@@ -105,6 +107,10 @@ class Row(Mapping[str, Any]):
         if self._pairs.get(name) is None or name in self._MADE or name in _COLUMNS:
             return None
         return disagreement(name, self[name], decode_json(self._pairs[name]))
+
+    def of_calculator(self, name: str) -> bool:
+        """Whether a field is what a calculator found, and stored by nobody else."""
+        return name in self._found and name not in self._filled
 
     def _natoms(self) -> int:
         return int(np.size(decode_json(self._row.get("numbers", []))))

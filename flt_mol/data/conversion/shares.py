@@ -93,7 +93,9 @@ def assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict[
     empty = [name for name, indices in result.items() if not indices]
     if empty:
         raise ValueError(
-            f"split {empty[0]} gets no systems: there are {len(groups)} in {len(members)} groups"
+            f"split {empty[0]} gets no systems: there are {len(groups)} in {len(members)} groups, "
+            "and a group stays whole: give it a larger share, make fewer splits, or group by what "
+            "has more values"
         )
     return {name: sorted(indices) for name, indices in result.items()}
 

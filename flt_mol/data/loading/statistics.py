@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -15,7 +16,7 @@ from flt_mol.data.loading.batching import make_loader
 from flt_mol.moments import Moments
 from flt_mol.structures import Structures
 
-__all__ = ["TargetStatistics", "target_statistics"]
+__all__ = ["TargetStatistics", "target_statistics", "trained_on"]
 
 MAX_ATOMIC_NUMBER = 118
 _AT_ONCE = 256
@@ -33,6 +34,8 @@ class TargetStatistics:
         energies: count, mean and population standard deviation, eV.
         lowest: eV.
         highest: eV.
+        median: eV; of an even number of targets, between the two in the middle.
+        most_atoms: of the largest system.
         elements: atomic numbers that occur, ascending.
         energies_initial: as `energies`, before relaxation; None unless asked for.
     """
@@ -40,8 +43,27 @@ class TargetStatistics:
     energies: Moments
     lowest: float
     highest: float
+    median: float
+    most_atoms: int
     elements: tuple[int, ...]
     energies_initial: Moments | None = None
+
+
+def trained_on(
+    statistics: TargetStatistics, before: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """What a model remembers of the systems that it was trained on: plain numbers by name.
+
+    Args:
+        statistics: of them.
+        before: what it remembers of an earlier training, whose largest system counts, too.
+    """
+    most = max(statistics.most_atoms, (before or {}).get("most_atoms", 0))
+    return {
+        "systems": statistics.energies.count,
+        "energy_median": statistics.median,
+        "most_atoms": most,
+    }
 
 
 def target_statistics(
@@ -51,7 +73,7 @@ def target_statistics(
     *,
     initial: bool = False,
 ) -> TargetStatistics:
-    """Mean, spread and range of the targets and the elements of a data set, read once in batches.
+    """What the targets, sizes and elements of a data set are, read once in batches.
 
     Args:
         dataset: of single systems, or a list of them.
@@ -67,10 +89,11 @@ def target_statistics(
         >>> atoms = [Structures.single([z], [[0, 0, 0]], energy=float(z)) for z in (1, 8)]
         >>> target_statistics(atoms)
         TargetStatistics(energies=Moments(count=2, mean=4.5, std=3.5), lowest=1.0, highest=8.0,
-        elements=(1, 8), energies_initial=None)
+        median=4.5, most_atoms=1, elements=(1, 8), energies_initial=None)
     """
     energies, lowest, highest = Moments(), math.inf, -math.inf
-    before = Moments()
+    before, most_atoms = Moments(), 0
+    targets: list[Tensor] = []
     atoms = torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.int64)
     total = len(dataset)  # type: ignore[arg-type]
     for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
@@ -81,11 +104,21 @@ def target_statistics(
         energies += Moments.of(energy)
         low, high = energy.aminmax()
         lowest, highest = min(lowest, low.item()), max(highest, high.item())
+        targets.append(energy.to("cpu", torch.float64))
+        most_atoms = max(most_atoms, int(batch.natoms.max()))
         atoms += torch.bincount(batch.atomic_numbers, minlength=len(atoms))
         if progress is not None:
             progress(energies.count, total)
     elements = tuple(atoms.nonzero().flatten().tolist())
-    return TargetStatistics(energies, lowest, highest, elements, before if initial else None)
+    return TargetStatistics(
+        energies,
+        lowest,
+        highest,
+        float(np.median(torch.cat(targets).numpy())),
+        most_atoms,
+        elements,
+        before if initial else None,
+    )
 
 
 def _targets(batch: Structures, field: str, dataset: Any, rows: range) -> Tensor:

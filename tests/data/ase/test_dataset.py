@@ -329,3 +329,29 @@ def test_total_energies_are_no_targets_unless_asked_for(tmp_path: Path) -> None:
     assert calculator in text
     assert relaxations not in text
     assert "calculator" not in open_dataset(molecule("H2O")).without_targets()
+
+
+@pytest.mark.parametrize("suffix", ["extxyz", "traj", "db"])
+@pytest.mark.filterwarnings("ignore:.*(all tags are 0|no tags)")
+def test_a_calculators_energy_has_one_name_only(tmp_path: Path, suffix: str) -> None:
+    atoms = molecule("H2O")
+    atoms.calc = SinglePointCalculator(atoms, energy=-14.0)
+    path = tmp_path / f"calc.{suffix}"
+    ase.io.write(path, atoms)
+    for options in ({"energy": "energy"}, {"energy_initial": "energy"}):
+        with pytest.raises(ValueError, match=r"energy is what a calculator found.*'calculator'"):
+            open_dataset(path, **options)
+    text = open_dataset(path).without_targets()
+    assert text is not None
+    assert "stored are" not in text
+    with pytest.raises(ValueError, match="was asked for") as caught:
+        open_dataset(path, energy="E")
+    assert "energy," not in str(caught.value).partition("stored are")[2]
+    assert open_dataset(path, energy="calculator")[0].energy.tolist() == [-14.0]
+
+
+def test_an_energy_that_somebody_stored_is_one(slab: Atoms) -> None:
+    slab.calc = SinglePointCalculator(slab, energy=-14.0)
+    slab.info = {"energy": -0.5, "sid": 1}
+    (system,) = open_dataset(slab, energy="energy")
+    assert system.energy.tolist() == [-0.5]

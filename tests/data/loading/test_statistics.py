@@ -10,7 +10,7 @@ import torch
 
 from flt_mol.data import open_dataset
 from flt_mol.data.loading import statistics
-from flt_mol.data.loading.statistics import target_statistics
+from flt_mol.data.loading.statistics import target_statistics, trained_on
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.structures import Structures
 
@@ -101,3 +101,16 @@ def test_energies_before_relaxation_matter_only_where_asked_for() -> None:
     assert target_statistics(systems).energies.count == 9
     with pytest.raises(ValueError, match=r"sid 106 has no energy before relaxation.*\(y_init\)"):
         target_statistics(systems, initial=True)
+
+
+def test_median_and_largest_system():
+    atoms = [
+        Structures.single([1] * n, [[0, 0, i] for i in range(n)], energy=e)
+        for n, e in ((1, -2.0), (3, 5.0), (2, 0.0), (1, 1.0))
+    ]
+    found = target_statistics(atoms)
+    assert (found.median, found.most_atoms) == (0.5, 3)
+    told = {"systems": 4, "energy_median": 0.5, "most_atoms": 3}
+    assert trained_on(found) == told
+    assert trained_on(found, {"most_atoms": 2, "systems": 9}) == told
+    assert trained_on(found, {"most_atoms": 7})["most_atoms"] == 7
