@@ -36,6 +36,7 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         ValueError: attention of another width, or none of ours, or an option of PyG's attention.
 
     Example:
+        >>> import torch
         >>> layer = FLTGPSConv(16, None, FLTAttention(16, 4))
         >>> layer(torch.randn(5, 16), None, batch=torch.tensor([0, 0, 0, 1, 1])).shape
         torch.Size([5, 16])
