@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from flt_mol.outputs import check_file, say, say_files, show_then
@@ -77,6 +78,11 @@ def run_predict(options: argparse.Namespace) -> None:
 
     if options.output is not None:
         check_file(options.output, SUFFIXES, "-o FILE")
+        if any(Path(file).resolve() == options.output.resolve() for file in options.files):
+            raise ValueError(
+                f"{options.output} is one of the files to predict, and would be overwritten; "
+                "give another with -o FILE"
+            )
     prepare = tagger(options)
     several = [options.checkpoint, *options.ensemble]
     members = load_members(several if options.ensemble else options.checkpoint, options.device)

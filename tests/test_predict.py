@@ -14,6 +14,7 @@ from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
 from torch import nn
 
+from flt_mol.data import tag_slab
 from flt_mol.predict import (
     Prediction,
     predict,
@@ -274,6 +275,16 @@ def test_layer_numbers_taken_for_tags_are_warned_of():
     with pytest.warns(UserWarning, match="layer numbers") as caught:
         predict([atoms, atoms], Fake())
     assert len(caught) == 1
+
+
+def test_tags_of_a_slab_that_hangs_are_not_taken_for_layer_numbers():
+    atoms = fcc111("Pt", (2, 2, 3), vacuum=8.0)
+    add_adsorbate(atoms, "O", 1.2, "ontop")
+    atoms.positions[:, 2] *= -1
+    atoms.positions[:, 2] += atoms.cell[2, 2]
+    tagged = tag_slab(atoms, "O", surface="half")
+    assert set(tagged.get_tags()) == {0, 1, 2}
+    predict(tagged, Fake())
 
 
 def test_names_that_are_no_text_are_escaped(tmp_path):

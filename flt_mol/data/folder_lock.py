@@ -15,6 +15,19 @@ except ImportError:  # not on Windows
 
 __all__ = ["locked_folder"]
 
+_HELD: set[IO[bytes]] = set()
+
+
+def _let_go() -> None:
+    """In a forked worker: a lock would last as long as the last process that has it open."""
+    for file in _HELD:
+        file.close()
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_let_go)
+
 
 @contextmanager
 def locked_folder(folder: Path, doing: str) -> Iterator[None]:
@@ -46,9 +59,11 @@ def locked_folder(folder: Path, doing: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
+    _HELD.add(file)
     try:
         yield
     finally:
+        _HELD.discard(file)
         with suppress(OSError):
             path.unlink(missing_ok=True)
         file.close()

@@ -22,6 +22,7 @@ _DELIMITERS = ",;\t"
 
 Key = tuple[str, str]  # split, empty where a file has none, and sid
 Row = tuple[int, Mapping[str, Any]]
+_LARGEST = 1e9  # eV; squares and sums of these are finite
 
 
 @dataclass
@@ -180,11 +181,14 @@ def _text(value: Any) -> str:
 
 def _energy(value: Any, what: str) -> float:
     try:
-        energy = math.nan if isinstance(value, bool) else float(value)
+        odd = isinstance(value, bool) or "_" in str(value)
+        energy = math.nan if odd else float(value)
     except (TypeError, ValueError, OverflowError):
         energy = math.nan
     if not math.isfinite(energy):
         raise ValueError(f"{what} is {value!r}, expected a finite number in eV")
+    if abs(energy) > _LARGEST:
+        raise ValueError(f"{what} is {value!r} eV, which is no energy of a structure")
     return energy
 
 

@@ -48,7 +48,7 @@ def summarise(
         in eV, `ewt` is a fraction.
 
     Raises:
-        ValueError: no splits.
+        ValueError: no splits, or several of which one is called "all".
     """
     if not results:
         raise ValueError("no split was evaluated")
@@ -65,6 +65,10 @@ def summarise(
         "splits": {split: _metrics(result) for split, result in results.items()},
     }
     if len(results) > 1:
+        if ALL in results:
+            raise ValueError(
+                f"a split is called '{ALL}', which stands for all splits together: rename it"
+            )
         content[ALL] = _metrics(join_results(results))
     content["baselines"] = {name: dict(values) for name, values in (baselines or {}).items()}
     content["worst"] = [

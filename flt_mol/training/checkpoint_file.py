@@ -47,7 +47,7 @@ def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
     if path.suffix.lower() == ".safetensors":
         content: Any = read_pretrained(path)
     else:
-        _refuse_damaged(path)
+        refuse_damaged(path)
         content = _load(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
@@ -99,7 +99,7 @@ def _mapping(content: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[Any, 
     return next((content[key] for key in keys if isinstance(content.get(key), Mapping)), None)
 
 
-def _refuse_damaged(path: Path) -> None:
+def refuse_damaged(path: Path) -> None:
     """Compare the checksums, which torch.load does not."""
     try:
         with path.open("rb") as file:

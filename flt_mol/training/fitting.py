@@ -65,6 +65,7 @@ def fit(
     history: History,
     console: Console,
     resume: Path | None,
+    data: int = 0,
 ) -> None:
     """Train; afterwards the model has the final weights, averaged where that is asked for."""
     settings = config.training
@@ -86,7 +87,9 @@ def fit(
         console.print(f"going on with the run in {history.folder}")
     splits = config.data.train, config.data.validation
     task = EnergyTask(model, settings, steps, config.loss, splits)
-    trainer = _trainer(settings, history, console, steps, len(train_loader), resume, batches.world)
+    trainer = _trainer(
+        settings, history, console, steps, len(train_loader), resume, batches.world, data
+    )
     try:
         with history.interruptible():
             trainer.fit(
@@ -114,6 +117,7 @@ def _trainer(
     batches: int,
     resume: Path | None,
     world: World,
+    data: int,
 ) -> Trainer:
     callbacks: list[Any] = [history, EpochProgress(console, history)]
     if settings.ema_decay is not None:
@@ -122,7 +126,7 @@ def _trainer(
     if settings.early_stop is not None:
         callbacks.append(EarlyStop(settings.early_stop))
     point = history.folder / RESUME
-    callbacks.append(ResumePoint(point, settings.save_minutes, lambda: history.interrupted))
+    callbacks.append(ResumePoint(point, settings.save_minutes, lambda: history.interrupted, data))
     try:
         return Trainer(
             max_epochs=math.ceil(steps / math.ceil(batches / settings.accumulate)),

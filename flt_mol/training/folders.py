@@ -30,12 +30,13 @@ class RunFolder(NamedTuple):
     resume: Path | None
 
 
-def check_run_folder(output: str | None, settings: Mapping[str, Any]) -> None:
+def check_run_folder(output: str | None, settings: Mapping[str, Any], done: bool = False) -> None:
     """Refuse an output folder that cannot be one, before any work is done.
 
     Args:
         output: folder, or None for one under ``runs``.
         settings: plain data of the run.
+        done: whether it may hold this run, finished.
 
     Raises:
         ValueError: it holds a finished run, or another one, is a file, or cannot be written.
@@ -47,16 +48,17 @@ def check_run_folder(output: str | None, settings: Mapping[str, Any]) -> None:
         raise ValueError("output is empty: give a folder, or null for runs/NAME")
     folder = Path(output)
     if (folder / CONFIG).exists():
-        if (folder / LAST).exists():
+        finished = (folder / LAST).exists()
+        if finished and not done:
             raise ValueError(
                 f"{folder} holds a run already; choose another output folder, or remove it"
             )
         changed = _changes(folder, settings)
         if changed:
+            kind = "a run" if finished else "a run that was broken off,"
             raise ValueError(
-                f"{folder} holds a run that was broken off, with other settings: "
-                f"{'; '.join(changed)}. Give the same ones to go on with it, choose another output "
-                "folder, or remove it"
+                f"{folder} holds {kind} with other settings: {'; '.join(changed)}. Give the same "
+                "ones to go on with it, choose another output folder, or remove it"
             )
     check_folder(folder, "output=FOLDER")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import random
 import time
 import warnings
@@ -19,9 +18,17 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 import flt_mol
 from flt_mol.files import temporary_path
+from flt_mol.training.checkpoint_file import refuse_damaged
 from flt_mol.training.processes import gathered
 
-__all__ = ["RESUME", "ResumePoint", "WholeFiles", "kept_random_states", "random_states"]
+__all__ = [
+    "RESUME",
+    "ResumePoint",
+    "WholeFiles",
+    "check_resume",
+    "kept_random_states",
+    "random_states",
+]
 
 RESUME = "resume.ckpt"
 _KEY = "flt_mol"
@@ -35,10 +42,47 @@ class WholeFiles(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
         """Whoever reads `path` finds this one whole or the one before, power cuts included."""
-        with temporary_path(path) as temporary, temporary.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with temporary_path(path, durable=True) as temporary:
+                torch.save(checkpoint, temporary)
+        except (OSError, RuntimeError) as error:
+            cause = _system_error(error)
+            if cause is None:
+                raise
+            raise OSError(cause.errno, cause.strerror, str(path)) from error
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """What the system said: torch says something of its own when a disk is full."""
+    while error is not None and not (isinstance(error, OSError) and error.errno):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def check_resume(path: Path, data: int) -> None:
+    """Refuse a point that one cannot go on from.
+
+    Args:
+        path: of the file.
+        data: digest of the data that there are now.
+
+    Raises:
+        ValueError: it is damaged, or of other data, with the mend.
+    """
+    mend = f"remove {path} to begin anew"
+    try:
+        refuse_damaged(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        saved = content[_KEY]["data"]
+    except Exception as error:  # whatever unpickling foreign bytes comes to
+        raise ValueError(
+            f"{path}: the point to go on from is damaged, or of another version; {mend}"
+        ) from error
+    if saved != data:
+        raise ValueError(
+            f"{path}: the data have changed since this run was broken off; {mend}, or put the "
+            "data back"
+        )
 
 
 class ResumePoint(Callback):
@@ -56,12 +100,14 @@ class ResumePoint(Callback):
         path: of the file.
         minutes: between two points within an epoch.
         stop: whether somebody asked to stop; then KeyboardInterrupt is raised, after a last point.
+        data: of :func:`~flt_mol.training.run_data.data_digest`, saved with the point.
     """
 
-    def __init__(self, path: Path, minutes: float, stop: Callable[[], bool]) -> None:
+    def __init__(self, path: Path, minutes: float, stop: Callable[[], bool], data: int = 0) -> None:
         self.path = path
         self.minutes = minutes
         self.stop = stop
+        self.data = data
         self._saved_at = time.monotonic()
         self._took = 0.0
         self._step_before = 0
@@ -112,6 +158,7 @@ class ResumePoint(Callback):
         checkpoint[_KEY] = {
             "random_states": states,
             "stopped": trainer.should_stop,
+            "data": self.data,
             "flt_mol_version": flt_mol.__version__,
             "torch_version": str(torch.__version__),
         }

@@ -26,7 +26,8 @@ from flt_mol.training.folders import check_run_folder, run_folder, run_yaml
 from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.quiet import quiet_lightning
-from flt_mol.training.resume import RESUME, kept_random_states
+from flt_mol.training.resume import RESUME, check_resume, kept_random_states
+from flt_mol.training.run_data import data_digest
 from flt_mol.training.starting import start_from
 
 
@@ -66,9 +67,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     check_run(config)
     check_accelerator(config.training.accelerator)
     world = world_of(config.training.devices, config.training.nodes)
-    here = Path.cwd()
-    start = absolute_start(config.finetune, here)
-    config = replace(config, data=absolute(config.data, here), finetune=start)
+    config = settled(config)
     settings = run_settings(config)
     if world.is_first:
         check_run_folder(config.output, settings)
@@ -85,12 +84,15 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             return _follow(config, name, model, batches, console)
         with run_folder(config.output, name, settings) as folder:
             history = History(folder.path, {"name": name, **settings})
+            data = data_digest(training, validation)
+            if folder.resume is not None:
+                check_resume(folder.resume, data)
             if config.data.validation_fraction is not None:
                 write_sids(folder.path / "held_out.csv", validation)
             if config.finetune.checkpoint is not None and folder.resume is None:
                 _begin(history, config, model, validation, console)
             with shown_folder(folder.path, world):
-                fit(model, config, batches, history, console, folder.resume)
+                fit(model, config, batches, history, console, folder.resume, data)
             return _finish(history, config, model, validation)
 
 
@@ -101,6 +103,13 @@ def _begin(
     metrics = evaluate_splits(model, {"start": validation})["start"].metrics
     history.begin(model, {"epoch": 0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]})
     console.print(f"epoch    0  MAE val {metrics['mae']:.3f} eV, of what it starts from")
+
+
+def settled(config: RunConfig) -> RunConfig:
+    """The run with relative paths taken from the working directory."""
+    here = Path.cwd()
+    start = absolute_start(config.finetune, here)
+    return replace(config, data=absolute(config.data, here), finetune=start)
 
 
 def run_settings(config: RunConfig) -> dict[str, Any]:

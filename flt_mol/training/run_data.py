@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -190,6 +191,23 @@ def _parts(
 
 def _lacks(systems: Structures, needs: Iterable[str]) -> str | None:
     return next((field for field in needs if getattr(systems, field) is None), None)
+
+
+def data_digest(*splits: Any) -> int:
+    """A number that changes with the data.
+
+    Of small splits with any atom or energy, of large ones with the numbers of atoms.
+    """
+    crc = 0
+    for split in splits:
+        if isinstance(split, list):
+            for system in split:
+                for field in (system.atomic_numbers, system.positions, system.energy):
+                    if field is not None:
+                        crc = zlib.crc32(field.contiguous().numpy().tobytes(), crc)
+        else:
+            crc = zlib.crc32(np.asarray(split.natoms(), np.int64).tobytes(), crc)
+    return crc
 
 
 def split_loader(

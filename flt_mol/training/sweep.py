@@ -16,9 +16,9 @@ from rich.console import Console
 from flt_mol.files import temporary_path
 from flt_mol.training.checkpoint_file import read_checkpoint
 from flt_mol.training.config import load_run_config
-from flt_mol.training.folders import LAST
+from flt_mol.training.folders import LAST, check_run_folder
 from flt_mol.training.overrides import split_paths
-from flt_mol.training.run import train
+from flt_mol.training.run import run_settings, settled, train
 from flt_mol.training.run_files import run_name
 
 __all__ = ["SweepRun", "combinations", "sweep"]
@@ -94,7 +94,8 @@ def sweep(
         console: where progress goes.
 
     Raises:
-        ValueError: as of one run; no override with several values, or two runs with one name.
+        ValueError: as of one run; no override with several values, two runs with one name, or one
+            whose folder holds a run of other settings.
 
     Returns:
         The runs, those with the lowest validation MAE first.
@@ -102,13 +103,18 @@ def sweep(
     console = console or Console()
     chosen = combinations(overrides)
     if len(chosen) < 2:
-        raise ValueError("a sweep needs an override with several values, as training.seed=0,1")
+        raise ValueError(
+            "a sweep needs an override with several values, as training.seed=0,1; paths, as of "
+            "data and output, are taken as they are"
+        )
     configs = [load_run_config(name_or_path, texts) for texts, _ in chosen]
     folder = Path(configs[0].output or f"runs/{run_name(name_or_path)}-sweep")
     names = [_name(changed) for _, changed in chosen]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two runs of the sweep would be called {twice}: give each value once")
+    for config, name in zip(configs, names, strict=True):
+        check_run_folder(str(folder / name), run_settings(settled(config)), done=True)
     runs = []
     for number, (config, name, (_, changed)) in enumerate(
         zip(configs, names, chosen, strict=True), start=1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,29 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     refused(tmp_path / "file" / "x", r"cannot make the folder .*file/x: Not a directory")
     (tmp_path / "taken" / ".download.lock").mkdir(parents=True)
     refused(tmp_path / "taken", r"cannot write .*taken/\.download\.lock: Is a directory")
+
+
+def _work(begun: Any) -> None:
+    begun.set()
+    time.sleep(30)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes that fork")
+def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A killed run leaves its workers for some seconds."""
+    with locked_folder(tmp_path, "training"):
+        context = multiprocessing.get_context("fork")
+        begun = context.Event()
+        worker = context.Process(target=_work, args=(begun,))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads, beside which torch forks
+            worker.start()
+        assert begun.wait(20)
+        (held,) = folder_lock._HELD
+        held.close()  # as a kill does
+        try:
+            with locked_folder(tmp_path, "training"):
+                assert worker.is_alive()
+        finally:
+            worker.kill()
+            worker.join()

@@ -123,3 +123,10 @@ def test_without_o_nothing_is_written(place, capsys):
     assert re.fullmatch(r"slab\.extxyz +-?\d+\.\d{6} eV\n", out)
     assert (place / "predictions.csv").read_text() == "mine"
     assert sorted(path.name for path in place.iterdir()) == sorted([*before, "predictions.csv"])
+
+
+def test_what_is_read_is_not_overwritten(place, capsys):
+    before = (place / "slab.extxyz").read_bytes()
+    assert main(["predict", "emt_small", "POSCAR", "slab.extxyz", "-o", "./slab.extxyz"]) == 2
+    assert "is one of the files to predict" in capsys.readouterr().err
+    assert (place / "slab.extxyz").read_bytes() == before

@@ -78,6 +78,8 @@ def test_what_this_library_writes_is_read(tmp_path, file):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
+        ("sid,energy\n11,1_0\n", r"p\.csv, line 2, sid 11: energy is '1_0', expected a finite"),
+        ("sid,energy\n11,-1e155\n", r"p\.csv, line 2, sid 11: .*no energy of a structure"),
         ("sid,energy\n11,nan\n", r"p\.csv, line 2, sid 11: energy is 'nan', expected a finite"),
         ("sid,energy\n11,1e999\n", "line 2, sid 11: energy is '1e999'"),
         ("sid,energy\n11,\n", "line 2, sid 11: energy is ''"),

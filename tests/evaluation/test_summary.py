@@ -130,3 +130,9 @@ def test_files(results, tmp_path):
     with pytest.raises(TypeError):
         report.write_json({"a": object()}, path)
     assert json.loads(path.read_text()) == content
+
+
+def test_a_split_called_like_all_of_them_is_refused(results):
+    with pytest.raises(ValueError, match="'all', which stands for all splits together"):
+        summarise({**results, "all": results["val_id"]})
+    assert "all" in summarise({"all": results["val_id"]})["splits"]

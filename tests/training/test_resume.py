@@ -1,8 +1,12 @@
 """Runs that are broken off and given again."""
 
+import errno
 import random
+import re
 import warnings
+import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +18,13 @@ from flt_mol.testing.killing_train import kill_trainings, short_run
 from flt_mol.training import folders
 from flt_mol.training.callbacks import History
 from flt_mol.training.checkpoints import load_model
-from flt_mol.training.resume import RESUME, ResumePoint, random_states, set_random_states
+from flt_mol.training.resume import (
+    RESUME,
+    ResumePoint,
+    WholeFiles,
+    random_states,
+    set_random_states,
+)
 from flt_mol.training.run import train
 from flt_mol.training.task import EnergyTask
 
@@ -269,3 +279,53 @@ def test_killed(tmp_path):
     rows = list(kill_trainings(config, tmp_path, kills=2))
     assert sum(len(row.seconds) for row in rows) == 2
     assert [row.differing for row in rows] == [()] * len(rows)
+
+
+@pytest.fixture
+def broken_off(base, tmp_path, monkeypatch):
+    """A run with a point, and its folder."""
+    with monkeypatch.context() as patch:
+        break_at(patch, EnergyTask, "training_step", 9)
+        with pytest.raises(Broken):
+            go(base, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])
+def test_a_damaged_point_is_refused_by_name(base, broken_off, damage):
+    file = broken_off / RESUME
+    content = bytearray(file.read_bytes())
+    with zipfile.ZipFile(file) as archive:
+        entry = max(archive.infolist(), key=lambda one: one.file_size)
+    name, extra = content[entry.header_offset + 26 :][:2], content[entry.header_offset + 28 :][:2]
+    start = entry.header_offset + 30 + int.from_bytes(name, "little")
+    content[start + int.from_bytes(extra, "little") + entry.file_size // 2] ^= 1
+    damaged = {"flipped": bytes(content), "cut": bytes(content[:5000]), "empty": b""}
+    file.write_bytes(damaged[damage])
+    with pytest.raises(ValueError, match=r"resume\.ckpt: .*damaged.*remove .*to begin anew"):
+        go(base, broken_off)
+
+
+def test_other_data_under_the_same_name_are_refused(base, broken_off):
+    file = Path(base.data.paths["train"])
+    before = file.read_text()
+    try:
+        file.write_text(re.sub(r"y_relaxed=-?\d", "y_relaxed=3", before))
+        with pytest.raises(ValueError, match="the data have changed since"):
+            go(base, broken_off)
+    finally:
+        file.write_text(before)
+    go(base, broken_off)
+
+
+def test_a_full_disk_is_told_as_such(base, tmp_path, monkeypatch):
+    def full(*args):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("enforce fail at inline_container.cc") from error
+
+    monkeypatch.setattr("flt_mol.training.resume.torch.save", full)
+    with pytest.raises(OSError, match=r"No space left.*resume\.ckpt"):
+        WholeFiles().save_checkpoint({}, tmp_path / RESUME)
+    assert not list(tmp_path.iterdir())

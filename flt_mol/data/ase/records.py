@@ -170,6 +170,10 @@ def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
     cell = cell.reshape(3, 3)
     normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
     heights = np.asarray(record["pos"]).reshape(-1, 3) @ normal
+    numbers = np.asarray(record["atomic_numbers"]).reshape(-1)
+    # A slab whose adsorbate is below, or which wraps, has its own elements there.
+    if set(numbers[tags == 0]) <= set(numbers[tags != 0]):
+        return {}
     others = max(heights[tags == tag].mean() for tag in set(tags.tolist()) - {0})
     if not normal.any() or heights[tags == 0].mean() <= others:
         return {}
