@@ -27,7 +27,7 @@ from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, check_resume, kept_random_states
-from flt_mol.training.run_data import data_digest
+from flt_mol.training.run_data import data_digest, warn_far_off
 from flt_mol.training.starting import start_from
 
 
@@ -74,6 +74,8 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     else:
         console = Console(quiet=True)
     training, validation = load_splits(config)
+    warn_far_off(training, config.data.train)
+    warn_far_off(validation, config.data.validation)
     with torch.random.fork_rng(), kept_random_states(), quiet_lightning():
         torch.manual_seed(config.training.seed)
         model = build_model(config, training, console)

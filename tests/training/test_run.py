@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from ase.build import add_adsorbate, fcc111
@@ -22,7 +23,7 @@ from flt_mol.training.checkpoints import load_model
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
 from flt_mol.training.losses import LossConfig, training_loss
 from flt_mol.training.run import build_model, train
-from flt_mol.training.run_data import load_split, split_path, with_pairs_in_memory
+from flt_mol.training.run_data import far_off, load_split, split_path, with_pairs_in_memory
 from flt_mol.training.task import EnergyTask, learning_rate_factor
 
 
@@ -779,3 +780,15 @@ def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
     expected = {"systems": 4, "energy_median": 1.0, "most_atoms": 4}
     for name in ("best.ckpt", "last.ckpt"):
         assert load_model(result.folder / name).trained_on == expected
+
+
+@pytest.mark.filterwarnings("ignore:elements never trained on")
+def test_a_total_energy_among_adsorption_energies_is_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match=r"split 'train': 1 of 5.*#2: -5332 eV; median -1 eV"):
+        train(config(tmp_path, [-1.0, 0.0, -5332.0, -1.5, 0.5], epochs=1), console=quiet())
+
+
+def test_wide_but_even_energies_are_not_far_off():
+    energies = np.linspace(-4000.0, 300.0, 50)
+    assert len(far_off(energies)) == 0
+    assert far_off(np.append(np.full(9, -1.0), [18.5, 40.0, -70.0])).tolist() == [11, 10]
