@@ -100,7 +100,7 @@ class ResumePoint(Callback):
         path: of the file.
         minutes: between two points within an epoch.
         stop: whether somebody asked to stop; then KeyboardInterrupt is raised, after a last point.
-        data: of :func:`~flt_mol.training.run_data.data_digest`, saved with the point.
+        data: of :func:`~flt_mol.training.data_checks.data_digest`, saved with the point.
     """
 
     def __init__(self, path: Path, minutes: float, stop: Callable[[], bool], data: int = 0) -> None:

@@ -20,6 +20,7 @@ from flt_mol.training.callbacks import History
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.checks import check_accelerator, check_run
 from flt_mol.training.config import RunConfig, absolute
+from flt_mol.training.data_checks import data_digest, warn_far_off
 from flt_mol.training.finetune_settings import absolute_start
 from flt_mol.training.fitting import Batches, fit
 from flt_mol.training.folders import check_run_folder, run_folder, run_yaml
@@ -27,7 +28,6 @@ from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, check_resume, kept_random_states
-from flt_mol.training.run_data import data_digest, warn_far_off
 from flt_mol.training.starting import start_from
 
 

@@ -21,9 +21,10 @@ from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.models.energy import EnergyConfig, EnergyModel, PairConfig, SpectralConfig
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
+from flt_mol.training.data_checks import far_off
 from flt_mol.training.losses import LossConfig, training_loss
 from flt_mol.training.run import build_model, train
-from flt_mol.training.run_data import far_off, load_split, split_path, with_pairs_in_memory
+from flt_mol.training.run_data import load_split, split_path, with_pairs_in_memory
 from flt_mol.training.task import EnergyTask, learning_rate_factor
 
 
