@@ -1,4 +1,4 @@
-"""Data that would spoil a run without a word: energies far off the others, data that have changed."""
+"""Data that would spoil a run without a word: energies far off all others, data that changed."""
 
 from __future__ import annotations
 
