@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from flt_mol.evaluation_cli import CHECKPOINT
 from flt_mol.outputs import check_folder, say_files
 
 
@@ -17,7 +18,7 @@ def add_export(commands: Any) -> None:
         description="Write the model of a checkpoint as config.json, model.safetensors and a "
         "README.md, the layout of Hugging Face's hub; evaluate and predict read such folders.",
     )
-    parser.add_argument("checkpoint", help="a .ckpt file, the folder of a run, or a shipped model")
+    parser.add_argument("checkpoint", help=CHECKPOINT)
     parser.add_argument("folder", type=Path, help="made if missing; a README.md in it is kept")
     parser.set_defaults(run=run_export)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import yaml
-
 from flt_mol import resources
 from flt_mol.models.config import EnergyConfig
 
@@ -26,6 +24,8 @@ def named_config(name: str) -> EnergyConfig:
         >>> config.embed_dim, config.pairs.cutoff, config.outputs
         (64, 5.0, ['energy', 'displacement'])
     """
+    import yaml  # models need torch and numpy only, to be built into other nets
+
     files = {file.parent.name: file for file in resources.folder("models").glob("*/model.yaml")}
     if name not in files:
         raise ValueError(f"no model called '{name}'; known: {', '.join(sorted(files))}")

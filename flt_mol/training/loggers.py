@@ -41,7 +41,7 @@ def make_loggers(names: Sequence[str], folder: Path, resume: Path | None = None)
 
 
 def _step(resume: Path) -> int:
-    content: dict[str, Any] = torch.load(resume, map_location="cpu", weights_only=True)
+    content: dict[str, Any] = torch.load(resume, map_location="cpu", weights_only=True, mmap=True)
     return int(content["global_step"])
 
 

@@ -132,20 +132,12 @@ class ResumePoint(Callback):
             return
         if trainer.global_step == self._step_before:  # gradients are under way
             return
-        stop = self._asked(trainer)
-        if stop or _any(trainer, self._since() >= 60 * self.minutes):
-            self._save(trainer)
-        if stop and not trainer.received_sigterm:
-            raise KeyboardInterrupt
+        self._save_or_stop(trainer, self._since() >= 60 * self.minutes)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A point, unless the last one was a moment ago and nothing ends here."""
-        stop = self._asked(trainer)
         waited = min(60 * self.minutes, self._took / _SHARE)
-        if stop or trainer.should_stop or _any(trainer, self._since() >= waited):
-            self._save(trainer)
-        if stop and not trainer.received_sigterm:
-            raise KeyboardInterrupt
+        self._save_or_stop(trainer, trainer.should_stop or self._since() >= waited)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -181,8 +173,13 @@ class ResumePoint(Callback):
                     stacklevel=2,
                 )
 
-    def _asked(self, trainer: Trainer) -> bool:
-        return _any(trainer, self.stop() or trainer.received_sigterm)
+    def _save_or_stop(self, trainer: Trainer, due: bool) -> None:
+        asked = self.stop() or trainer.received_sigterm
+        if not _any(trainer, due or asked):
+            return
+        self._save(trainer)
+        if _any(trainer, asked) and not trainer.received_sigterm:
+            raise KeyboardInterrupt
 
     def _since(self) -> float:
         return time.monotonic() - self._saved_at
