@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flt_mol.functional import forward_only
 from flt_mol.functional._common import at_least_float32
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
@@ -16,7 +17,8 @@ from flt_mol.functional.images import image_attention
 from flt_mol.functional.linear import linear_sums, normalised
 from flt_mol.functional.packed import system_index
 from flt_mol.functional.pairs import pair_sums
-from flt_mol.nn.feature_map import FeatureMap
+from flt_mol.nn._plain import is_plain
+from flt_mol.nn.feature_map import FeatureMap, SoftmaxFeatures
 from flt_mol.nn.local import PairWeights
 
 MODES = ("linear", "exact", "auto")
@@ -94,6 +96,9 @@ def attend(rule: Rule, rows: Projected) -> Tensor:
 
 def linear(rule: Rule, rows: Projected) -> Tensor:
     """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
+    without_gradient = _forward_only(rule, rows)
+    if without_gradient is not None:
+        return without_gradient
     queries = _features(rule.feature_map, rows.query, rows.query_at, key=False)
     keys = _features(rule.feature_map, rows.key, rows.key_at, key=True)
     if rule.causal:
@@ -105,6 +110,22 @@ def linear(rule: Rule, rows: Projected) -> Tensor:
     if rows.pairs is not None:
         sums = sums + pair_sums(queries, keys, rows.value, rows.pairs.weight, *rows.pairs[:2])
     return normalised(sums)
+
+
+def _forward_only(rule: Rule, rows: Projected) -> Tensor | None:
+    """The same in chunks and in place; None where a gradient or another form is asked for."""
+    if rule.causal or rows.pairs is not None or not is_plain(rule.feature_map, SoftmaxFeatures):
+        return None
+    if not forward_only.available(rows.query, rows.key, rows.value):
+        return None
+    assert isinstance(rule.feature_map, SoftmaxFeatures)
+    projection, query_at = rule.feature_map.factors(rows.query_at, key=False)
+    _, key_at = rule.feature_map.factors(rows.key_at, key=True)
+    if isinstance(query_at, Tensor) or isinstance(key_at, Tensor):
+        return None  # frequencies of each head's own
+    return forward_only.forward_softmax_attention(
+        *(rows.query, rows.key, rows.value, projection, rows.ptr, rows.key_ptr, query_at, key_at)
+    )
 
 
 def _features(

@@ -185,6 +185,12 @@ class SoftmaxFeatures(RandomFeatures):
     exponential = True
     estimates_softmax = True
 
+    def factors(
+        self, at: PositionFeatures | None, *, key: bool
+    ) -> tuple[Tensor, Tensor | SharedLogits | None]:
+        """W (H, M, D) and the position logits, which `forward` brings together."""
+        return self._drawn("content_projection"), self._position_logits(at, key)
+
     def _features(
         self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
     ) -> Tensor:

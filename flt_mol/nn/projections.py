@@ -121,7 +121,7 @@ class Projections(nn.Module):
         query = self._by_head(self.query(layout.pack(x)))
         key = self._by_head(self.key(keys.pack(sources)))
         value = self._by_head(self.value(keys.pack(values)))
-        at = self._places(
+        at = self.places(
             Place(layout, positions, position_features),
             None if context is None else Place(keys, context_positions, context_features),
             (query.shape[0], key.shape[0]),
@@ -145,7 +145,7 @@ class Projections(nn.Module):
     def _by_head(self, rows: Tensor) -> Tensor:
         return rows.view(rows.shape[0], self.num_heads, self.embed_dim // self.num_heads)
 
-    def _places(
+    def places(
         self,
         queries: Place,
         keys: Place | None,

@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.nn import forward_only
+from flt_mol.nn._plain import is_plain
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.inputs import Place
 from flt_mol.nn.layout import layout_of
@@ -104,24 +106,46 @@ class FLTBlock(nn.Module):
         Raises:
             ValueError: a part without its geometry.
         """
-        h = self.attention_norm(x)
-        out = x
-        if self.attention is not None:
-            out = out + self.attention(
-                h,
-                positions,
-                ptr=ptr,
-                position_features=position_features,
-                pairs=pairs,
-                images=images,
-            )
-        if self.spectral is not None:
-            out = out + self.spectral(h, _needed(waves, "waves", "SpectralFilter.geometry"))
-        if self.local is not None:
-            near = h if self.local_norm else x
-            out = out + self.local(near, _needed(local, "local", "a LocalBasis"))
+        geometry = BlockGeometry(position_features, positions, pairs, images, waves, local)
+        alone = not self.training and forward_only.available(x, *self.parameters())
+        out = self._mixed(x, ptr, geometry, alone)
+        if alone and forward_only.can_feed_forward(self.ffn_norm, self.ffn):
+            return forward_only.add_feed_forward(out, self.ffn_norm, self.ffn)
         result: Tensor = out + self.ffn(self.ffn_norm(out))
         return result
+
+    def _mixed(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry, alone: bool) -> Tensor:
+        """The sum of x and what attention and filters give; `alone`: no gradient is asked for."""
+        filters = self.spectral is not None or self.local is not None
+        quick = None
+        weighted = geometry.pairs is not None or geometry.images is not None
+        if alone and self.attention is not None and not weighted:
+            quick = forward_only.attention_of(
+                self.attention, x, ptr, geometry.positions, geometry.position_features
+            )
+        if quick is not None and not filters and is_plain(self.attention_norm, nn.LayerNorm):
+            return quick(x, self.attention_norm)
+        h = self.attention_norm(x)
+        out = x
+        if quick is not None:
+            out = quick(x, h)
+        elif self.attention is not None:
+            out = out + self.attention(
+                h,
+                geometry.positions,
+                ptr=ptr,
+                position_features=geometry.position_features,
+                pairs=geometry.pairs,
+                images=geometry.images,
+            )
+        if self.spectral is not None:
+            out = out + self.spectral(
+                h, _needed(geometry.waves, "waves", "SpectralFilter.geometry")
+            )
+        if self.local is not None:
+            near = h if self.local_norm else x
+            out = out + self.local(near, _needed(geometry.local, "local", "a LocalBasis"))
+        return out
 
 
 class FLTEncoder(nn.Module):

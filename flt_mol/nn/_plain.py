@@ -1,0 +1,22 @@
+"""Whether a module does what its class says, so that its weights may be used without calling it."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+
+def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether `module` is a `kind` itself, no child of it, and nobody watches its calls.
+
+    Parametrisations (LoRA, weight norm) make another class of a module, so they do not pass.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> is_plain(layer, nn.Linear), is_plain(layer, nn.Module)
+        (True, False)
+    """
+    if type(module) is not kind or torch_module._has_any_global_hook():
+        return False
+    own = (module._forward_hooks, module._forward_pre_hooks, "forward" in vars(module))
+    return not any(own)

@@ -1,0 +1,320 @@
+"""A block where no gradient is asked for: the same numbers to rounding, in chunks and in place.
+
+Products of weights are taken before rows meet them where that saves more than it costs: of long
+systems, queries are only needed as W_φ·q, values only in sums over keys, and what queries read only
+behind the output map. A layer then costs its four C × C maps and the keys' features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.functional import forward_only as rows_only
+from flt_mol.functional.feature_maps import SharedLogits
+from flt_mol.functional.forward_only import KeySums, available, pieces
+from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.nn._plain import is_plain
+from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.feature_map import SoftmaxFeatures
+from flt_mol.nn.inputs import Place
+from flt_mol.nn.layout import layout_of
+
+__all__ = ["add_feed_forward", "attention_of", "available", "can_feed_forward"]
+
+# Bytes of the feed-forward net's hidden layer held at once: within a core's cache.
+FFN_BYTES = 3 * 2**23
+
+
+class Maps(NamedTuple):
+    """The weights of an attention layer as rows meet them.
+
+    Attributes:
+        query: W_qᵀ (C, C).
+        key: W_kᵀ (C, C), and its bias.
+        value: W_vᵀ (C, C).
+        out: W_oᵀ (C, C).
+        columns: random directions (H, D, M), scaled.
+        query_bias: W_φ·b_q (H·M,), what the bias of queries adds to logits.
+        out_bias: b_o + W_o b_v (C,): weights sum to 1, so the bias of values passes through.
+    """
+
+    query: Tensor
+    key: tuple[Tensor, Tensor | None]
+    value: Tensor
+    out: Tensor
+    columns: Tensor
+    query_bias: Tensor | None
+    out_bias: Tensor | None
+
+
+class Rows(NamedTuple):
+    """What attention reads, and where its output goes.
+
+    Attributes:
+        x: (N, C), to which it is added.
+        norm: from x to what attention reads, or that itself, (N, C).
+        out: (N, C), of rows that systems have.
+        at: T and F of queries and of keys, or None twice.
+    """
+
+    x: Tensor
+    norm: Tensor | nn.Module
+    out: Tensor
+    at: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]
+
+    def normed(self, part: slice) -> Tensor:
+        """What attention reads of some rows."""
+        if isinstance(self.norm, Tensor):
+            return self.norm[part]
+        rows: Tensor = self.norm(self.x[part])
+        return rows
+
+    def write(self, part: slice, attended: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Write x + attended · weight + bias for some rows."""
+        if bias is None:
+            torch.addmm(self.x[part], attended, weight, out=self.out[part])
+        else:
+            torch.add(self.x[part], bias, out=self.out[part]).addmm_(attended, weight)
+
+
+def attention_of(
+    attention: FLTAttention,
+    x: Tensor,
+    ptr: Tensor,
+    positions: Tensor | None,
+    features: PositionFeatures | None,
+) -> Callable[[Tensor, Tensor | nn.Module], Tensor] | None:
+    """What adds an attention layer's output to x; None where it has to be called as it is.
+
+    The function takes x (N, C) and its norm, or the normalised rows, and gives a new tensor.
+
+    Raises:
+        ValueError: as the layer itself.
+    """
+    if x.dim() != 2 or x.dtype not in (torch.float32, torch.float64) or not _is_known(attention):
+        return None
+    if attention.query.weight.dtype != x.dtype or x.shape[1] != attention.embed_dim:
+        return None
+    layout = layout_of(x, ptr=ptr)
+    short = attention.mode == "auto" and bool((ptr.diff() < attention.exact_below).any())
+    if short or not len(x):
+        return None
+    attention.refresh()
+    place = Place(layout, positions, features)
+    queries, keys = attention.places(place, None, (len(x), len(x)), needed=True, redraw=True)
+    assert isinstance(attention.feature_map, SoftmaxFeatures)
+    logits = [
+        attention.feature_map.factors(at, key=key)[1]
+        for at, key in ((queries, False), (keys, True))
+    ]
+    if any(isinstance(given, Tensor) for given in logits):
+        return None  # frequencies of each head's own
+    at = tuple(
+        rows_only.flat_columns(given, x.dtype) if isinstance(given, SharedLogits) else None
+        for given in logits
+    )
+
+    def add(x: Tensor, norm: Tensor | nn.Module) -> Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        add_attention(attention, Rows(x, norm, out, (at[0], at[1])), layout.ptr)
+        return out
+
+    return add
+
+
+def _is_known(attention: FLTAttention) -> bool:
+    """Whether `add_attention` has a form for this layer."""
+    maps = (attention.query, attention.key, attention.value, attention.out)
+    return (
+        is_plain(attention, FLTAttention)
+        and all(is_plain(layer, nn.Linear) for layer in maps)
+        and is_plain(attention.feature_map, SoftmaxFeatures)
+        and attention.mode in ("linear", "auto")
+        and not attention.causal
+    )
+
+
+def can_feed_forward(norm: nn.Module, ffn: nn.Module) -> bool:
+    """Whether they are LayerNorm, and Linear, GELU, Linear, Dropout, as `FLTBlock` makes them."""
+    kinds = (nn.Linear, nn.GELU, nn.Linear, nn.Dropout)
+    if not is_plain(norm, nn.LayerNorm) or not is_plain(ffn, nn.Sequential):
+        return False
+    layers = list(ffn.children())
+    return (
+        len(layers) == len(kinds)
+        and all(is_plain(layer, kind) for layer, kind in zip(layers, kinds, strict=True))
+        and getattr(layers[1], "approximate", None) == "none"
+    )
+
+
+def add_feed_forward(x: Tensor, norm: nn.LayerNorm, ffn: nn.Sequential) -> Tensor:
+    """Add FFN(LayerNorm(x)) to x in place, for Linear, GELU, Linear; a chunk of rows at a time."""
+    first, last = ffn[0], ffn[2]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    size = max(128, FFN_BYTES // (first.out_features * x.element_size()))
+    hidden = x.new_empty(min(size, len(x)), first.out_features)
+    for part in pieces(slice(0, len(x)), size):
+        rows = x[part]
+        h, inner = norm(rows), hidden[: len(rows)]
+        if first.bias is None:
+            torch.mm(h, first.weight.T, out=inner)
+        else:
+            torch.addmm(first.bias, h, first.weight.T, out=inner)
+        torch.ops.aten.gelu_(inner)
+        if last.bias is not None:
+            rows.add_(last.bias)
+        rows.addmm_(inner, last.weight.T)
+    return x
+
+
+def add_attention(attention: FLTAttention, rows: Rows, ptr: Tensor) -> None:
+    """Add what an attention layer gives, system by system; short ones share their products."""
+    maps, chunk = _maps(attention), rows_only.CHUNK
+    for systems in _groups(ptr, chunk):
+        length = systems[-1].stop - systems[0].start
+        if len(systems) == 1 and _folding_pays(maps, length):
+            _add_folded(maps, rows, systems[0])
+        elif length <= chunk:
+            _add_short(maps, rows, systems)
+        else:
+            _add_long(maps, rows, systems[0])
+
+
+def _maps(attention: FLTAttention) -> Maps:
+    assert isinstance(attention.feature_map, SoftmaxFeatures)
+    query, key, value, out = attention.query, attention.key, attention.value, attention.out
+    projection = attention.feature_map.factors(None, key=False)[0]
+    columns = rows_only.scaled_columns(projection, query.weight.dtype)
+    query_bias: Tensor | None = None
+    out_bias: Tensor | None = out.bias
+    if query.bias is not None:
+        heads, head_dim = columns.shape[:2]
+        query_bias = (query.bias.view(heads, 1, head_dim) @ columns).flatten()
+    if value.bias is not None:
+        passed = out.weight @ value.bias
+        out_bias = passed if out_bias is None else out_bias + passed
+    key_map = key.weight.T, key.bias
+    return Maps(
+        query.weight.T, key_map, value.weight.T, out.weight.T, columns, query_bias, out_bias
+    )
+
+
+def _groups(ptr: Tensor, size: int) -> list[list[slice]]:
+    """Systems that are not empty, neighbours together as long as they have up to `size` rows."""
+    groups: list[list[slice]] = []
+    offsets = ptr.tolist()
+    for start, stop in pairwise(offsets):
+        if start == stop:
+            continue
+        if groups and stop - groups[-1][0].start <= size:
+            groups[-1].append(slice(start, stop))
+        else:
+            groups.append([slice(start, stop)])
+    return groups
+
+
+def _add_short(maps: Maps, rows: Rows, systems: list[slice]) -> None:
+    """Systems that fit a chunk together."""
+    part = slice(systems[0].start, systems[-1].stop)
+    heads, head_dim, features = maps.columns.shape
+    h = rows.normed(part)
+    key = _linear(h, *maps.key).view(-1, heads, head_dim)
+    value = (h @ maps.value).view(-1, heads, head_dim)
+    query = (h @ maps.query).view(-1, heads, head_dim)
+    at_queries, at_keys = rows.at
+    keys, queries = (h.new_empty(len(h), heads, features) for _ in range(2))
+    rows_only.logits_into(keys, key, maps.columns, at_keys, part)
+    rows_only.logits_into(queries, query, maps.columns, at_queries, part)
+    if maps.query_bias is not None:
+        queries.flatten(1).add_(maps.query_bias)
+    attended = query  # its rows are logits by now
+    for system in systems:
+        own = slice(system.start - part.start, system.stop - part.start)
+        sums = rows_only.add_keys(None, keys[own], key[own], value[own])
+        rows_only.read_sums(sums, queries[own], attended[own])
+    rows.write(part, attended.flatten(1), maps.out, maps.out_bias)
+
+
+def _add_long(maps: Maps, rows: Rows, system: slice) -> None:
+    """One system, a chunk at a time: all keys, then all queries."""
+    heads, head_dim, features = maps.columns.shape
+    parts = pieces(system, rows_only.CHUNK)
+    logits = rows.x.new_empty(rows_only.CHUNK, heads, features)
+    sums = None
+    for part in parts:
+        h, key, keys = _keys(maps, rows, part, logits)
+        value = (h @ maps.value).view(-1, heads, head_dim)
+        sums = rows_only.add_keys(sums, keys, key, value)
+    assert sums is not None
+    for part in parts:
+        h = rows.normed(part)
+        query = (h @ maps.query).view(-1, heads, head_dim)
+        queries = rows_only.logits_into(logits[: len(h)], query, maps.columns, rows.at[0], part)
+        if maps.query_bias is not None:
+            queries.flatten(1).add_(maps.query_bias)
+        rows_only.read_sums(sums, queries, query)
+        rows.write(part, query.flatten(1), maps.out, maps.out_bias)
+
+
+def _add_folded(maps: Maps, rows: Rows, system: slice) -> None:
+    """The same with W_φ W_q, and W_o W_v around the sums, multiplied first.
+
+    Σ_j φ(k_j) v_jᵀ = (Σ_j φ(k_j) h_jᵀ) W_vᵀ, and φ(q)·S W_oᵀ = φ(q)·(S W_oᵀ).
+    """
+    heads, head_dim, features = maps.columns.shape
+    parts, width = pieces(system, rows_only.CHUNK), rows.x.shape[1]
+    logits = rows.x.new_empty(rows_only.CHUNK, heads, features)
+    sums = None
+    for part in parts:
+        h, key, keys = _keys(maps, rows, part, logits)
+        peak = rows_only.key_exponentials(sums, keys, key)
+        flat = keys.flatten(1)
+        if sums is None:
+            values = (flat.T @ h).view(heads, features, width)
+            sums = KeySums(peak, keys.sum(0), values)
+        else:
+            sums.values.flatten(0, 1).addmm_(flat.T, h)
+            sums = KeySums(peak, sums.weights.add_(keys.sum(0)), sums.values)
+    assert sums is not None
+    by_head = maps.value.view(width, heads, head_dim).transpose(0, 1)
+    out = (sums.values @ by_head @ maps.out.view(heads, head_dim, width)).flatten(0, 1)
+    query = maps.query.view(width, heads, head_dim).transpose(0, 1) @ maps.columns
+    query = query.transpose(0, 1).flatten(1)
+    for part in parts:
+        h = rows.normed(part)
+        flat = torch.mm(h, query, out=logits[: len(h)].flatten(1))
+        if rows.at[0] is not None:
+            basis, columns = rows.at[0]
+            flat.addmm_(basis[part].to(flat.dtype), columns)
+        if maps.query_bias is not None:
+            flat.add_(maps.query_bias)
+        queries = flat.view(-1, heads, features)
+        rows_only.query_exponentials(sums.peak, queries)
+        queries.div_(rows_only.normaliser(queries, sums.weights))
+        rows.write(part, flat, out, maps.out_bias)
+
+
+def _keys(maps: Maps, rows: Rows, part: slice, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised rows, their keys (n, H, D) and the keys' logits (n, H, M), in `logits`."""
+    heads, head_dim, _ = maps.columns.shape
+    h = rows.normed(part)
+    key = _linear(h, *maps.key).view(-1, heads, head_dim)
+    return h, key, rows_only.logits_into(logits[: len(h)], key, maps.columns, rows.at[1], part)
+
+
+def _folding_pays(maps: Maps, num_rows: int) -> bool:
+    """Whether products of weights cost less than what they save, by multiplications."""
+    heads, head_dim, features = maps.columns.shape
+    width, wide = maps.out.shape[0], heads * features
+    saved = width**2 + wide * head_dim - width * wide
+    return num_rows * saved > width * wide * head_dim
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
