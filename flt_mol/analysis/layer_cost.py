@@ -100,7 +100,9 @@ def _runs(size: LayerSize, part: str) -> dict[str, Callable[[], object]]:
     positions = 15 * torch.rand(size.tokens, 3, dtype=torch.float32)
     runs: dict[str, Callable[[], object]] = {}
     for name, rpe in (("", None), (", RPE", _rpe(size))):
-        layer = _Layer(size, part, rpe)
+        layer = _Layer(
+            size, part, rpe
+        ).eval()  # nothing drops out; values alone have a form of their own
         arguments = (x, None if rpe is None else positions)
         runs[f"forward{name}"] = _inference(layer, *arguments)
         runs[f"training{name}"] = _training(layer, *arguments)

@@ -116,6 +116,8 @@ def _forward_only(rule: Rule, rows: Projected) -> Tensor | None:
     """The same in chunks and in place; None where a gradient or another form is asked for."""
     if rule.causal or rows.pairs is not None or not is_plain(rule.feature_map, SoftmaxFeatures):
         return None
+    if rule.feature_map.training:
+        return None  # checkpointing runs a step twice, without gradients first
     if not forward_only.available(rows.query, rows.key, rows.value):
         return None
     assert isinstance(rule.feature_map, SoftmaxFeatures)

@@ -89,7 +89,8 @@ def test_a_graph_is_compiled_and_exported_without_looking(structures):
     model = small_model().eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
-        assert torch.equal(compiled(structures)["energy"], model(structures)["energy"])
+        # Graphs take the form that is differentiable: the same but for rounding.
+        torch.testing.assert_close(compiled(structures)["energy"], model(structures)["energy"])
     fields = (getattr(structures, n) for n in ("atomic_numbers", "positions", "tags", "ptr"))
     found = export(model).module()(*fields)
     torch.testing.assert_close(found, model(structures)["energy"])
