@@ -326,8 +326,13 @@ def test_wrong_splits_and_files_are_named(run, tmp_path, capsys):
 
 def test_a_used_output_folder_is_not_overwritten(run, capsys):
     before = (run / "best.ckpt").read_bytes()
-    assert main(["train", "emt_small", *TINY, f"output={run}"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert main(["train", "emt_small", *TINY, f"output={run}"]) == 0
+    out = capsys.readouterr().out
+    assert f"the run in {run} is finished, and is left as it is" in out
+    assert "written:" not in out
+    assert out.count("best epoch") == 1
+    assert main(["train", "emt_small", *TINY, "training.epochs=4", f"output={run}"]) == 2
+    assert "holds a finished run with other settings: training.epochs=3" in capsys.readouterr().err
     assert (run / "best.ckpt").read_bytes() == before
 
 
