@@ -28,6 +28,7 @@ from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, check_resume, kept_random_states
+from flt_mol.training.seen import systems_seen
 from flt_mol.training.starting import start_from
 
 
@@ -98,12 +99,13 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
         if not world.is_first:
             return _follow(config, name, model, batches, console)
         with run_folder(config.output, name, settings) as folder:
-            history = History(folder.path, {"name": name, **settings})
+            seen = _systems(config, training, validation)
+            history = History(folder.path, {"name": name, **settings}, seen)
             data = data_digest(training, validation)
             if folder.resume is not None:
                 check_resume(folder.resume, data)
             if config.data.validation_fraction is not None:
-                write_sids(folder.path / "held_out.csv", validation)
+                write_sids(folder.path / "held_out.csv", seen["held_out"]["sid"])
             if config.finetune.checkpoint is not None and folder.resume is None:
                 _begin(history, config, model, validation, console)
             with shown_folder(folder.path, world):
@@ -142,6 +144,11 @@ def _left_as_it_is(folder: Path, split: str, console: Console) -> TrainingResult
 def _files(folder: Path) -> tuple[Path, ...]:
     found = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
     return tuple(sorted(found))
+
+
+def _systems(config: RunConfig, training: Any, validation: Any) -> dict[str, Any]:
+    held_out = validation if config.data.validation_fraction is not None else None
+    return systems_seen(training, held_out)
 
 
 def _begin(

@@ -16,6 +16,7 @@ from rich.console import Console
 from flt_mol.files import temporary_path
 from flt_mol.training.checkpoint_file import read_checkpoint
 from flt_mol.training.config import load_run_config
+from flt_mol.training.finding import SWEEP_TABLE
 from flt_mol.training.folders import LAST, check_run_folder
 from flt_mol.training.overrides import split_paths
 from flt_mol.training.run import best_line, run_settings, settled, train
@@ -128,7 +129,7 @@ def sweep(
             best = train(replace(config, output=str(path)), name, console).best
         runs.append(SweepRun(name, changed, best))
         runs.sort(key=lambda run: run.best["val/mae"])
-        _write(runs, folder / "sweep.csv")
+        _write(runs, folder / SWEEP_TABLE)
     return runs
 
 
