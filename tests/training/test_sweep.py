@@ -54,7 +54,9 @@ def test_a_sweep(run_file, tmp_path, monkeypatch):
     saved = yaml.safe_load((tmp_path / "out" / runs[0].name / "config.yaml").read_text())
     assert saved["training"]["learning_rate"] == float(runs[0].settings["training.learning_rate"])
     monkeypatch.setattr(module, "train", None)
-    with pytest.raises(ValueError, match=r"holds a finished run with other settings: training\.epochs=1"):
+    with pytest.raises(
+        ValueError, match=r"holds a finished run with other settings: training\.epochs=1"
+    ):
         sweep(run_file, [*overrides, "training.epochs=2"], Console(quiet=True))
     console = Console(file=io.StringIO(), width=200)
     assert sweep(run_file, overrides, console) == runs, "finished runs are kept"
