@@ -53,7 +53,8 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
     from flt_mol.evaluation.earlier import free_folder
     from flt_mol.evaluation.report import trained_on_lines
     from flt_mol.evaluation.summary import summarise
-    from flt_mol.evaluation_data import Wanted, open_evaluated
+    from flt_mol.evaluation_data import open_evaluated
+    from flt_mol.evaluation_runs import Wanted
     from flt_mol.models.limits import check_systems
     from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
 

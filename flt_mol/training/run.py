@@ -17,7 +17,7 @@ from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import History
-from flt_mol.training.checkpoints import load_model, read_checkpoint
+from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
 from flt_mol.training.checks import check_accelerator, check_run
 from flt_mol.training.config import RunConfig, absolute
 from flt_mol.training.data_checks import data_digest, warn_far_off
@@ -28,7 +28,7 @@ from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, check_resume, kept_random_states
-from flt_mol.training.seen import systems_seen
+from flt_mol.training.seen import read_systems, systems_seen
 from flt_mol.training.starting import start_from
 
 
@@ -148,7 +148,9 @@ def _files(folder: Path) -> tuple[Path, ...]:
 
 def _systems(config: RunConfig, training: Any, validation: Any) -> dict[str, Any]:
     held_out = validation if config.data.validation_fraction is not None else None
-    return systems_seen(training, held_out)
+    start = config.finetune.checkpoint
+    before = None if start is None else read_systems(read_checkpoint(find_checkpoint(start)))
+    return systems_seen(training, held_out, before)
 
 
 def _begin(

@@ -20,6 +20,19 @@ _DIGITS = 3  # of Å; files with fewer decimals than float32 has give the same
 _AT_ONCE = 256
 
 
+@dataclass(frozen=True)
+class SystemsSeen:
+    """Of a checkpoint.
+
+    Attributes:
+        trained_on: fingerprints; None where they are not known.
+        held_out: (sid, fingerprint) of each; empty where none were, or it is not known.
+    """
+
+    trained_on: frozenset[int] | None = None
+    held_out: frozenset[tuple[str, int]] = frozenset()
+
+
 def fingerprints(structures: Structures) -> list[int]:
     """B 64-bit numbers that tell systems apart by elements, positions and cell, to 0.001 Å.
 
@@ -48,26 +61,30 @@ def _rounded(values: Tensor) -> Any:
     return np.round(values.numpy().astype(np.float64), _DIGITS) + 0.0  # no −0
 
 
-def systems_seen(training: Any, held_out: Any | None) -> dict[str, Any]:
+def systems_seen(
+    training: Any, held_out: Any | None, before: SystemsSeen | None = None
+) -> dict[str, Any]:
     """What a checkpoint says of the systems of its run: tensors and plain data.
 
     Args:
         training: as :func:`~flt_mol.training.run_data.load_split` gave it; fingerprints are taken
             of what is in memory, a large data set would have to be read once more.
         held_out: of the training split, to validate on; None where the run has a split for that.
+        before: of the checkpoint that the run starts from, whose training counts, too.
 
     Returns:
         ``{"trained_on": (n,) int64 or None, "held_out": None or {"sid": names, "fingerprint":
         (m,) int64}}``.
     """
-    known = isinstance(training, list)
-    content: dict[str, Any] = {
-        "trained_on": torch.tensor([f for _, f in _each(training)]) if known else None,
-        "held_out": None,
-    }
+    content: dict[str, Any] = {"trained_on": None, "held_out": None}
+    if isinstance(training, list):
+        known = {number for _, number in _each(training)} | (
+            (before and before.trained_on) or set()
+        )
+        content["trained_on"] = torch.tensor(sorted(known), dtype=torch.int64)
     if held_out is not None:
         pairs = list(_each(held_out))
-        found = torch.tensor([number for _, number in pairs])
+        found = torch.tensor([number for _, number in pairs], dtype=torch.int64)
         content["held_out"] = {"sid": [sid for sid, _ in pairs], "fingerprint": found}
     return content
 
@@ -82,19 +99,6 @@ def _each(systems: Any) -> Iterator[tuple[str, int]]:
 def named_fingerprints(structures: Structures) -> Iterable[tuple[str, int]]:
     """(sid, fingerprint) of each system."""
     return zip(map(str, structures.sid), fingerprints(structures), strict=True)
-
-
-@dataclass(frozen=True)
-class SystemsSeen:
-    """Of a checkpoint.
-
-    Attributes:
-        trained_on: fingerprints; None where they are not known.
-        held_out: (sid, fingerprint) of each; empty where none were, or it is not known.
-    """
-
-    trained_on: frozenset[int] | None = None
-    held_out: frozenset[tuple[str, int]] = frozenset()
 
 
 def read_systems(content: Mapping[str, Any]) -> SystemsSeen:

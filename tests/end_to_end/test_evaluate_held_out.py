@@ -11,7 +11,8 @@ from ase.io import read, write
 
 from flt_mol.cli import main
 from flt_mol.data import open_dataset
-from flt_mol.evaluation_data import Wanted, open_evaluated
+from flt_mol.evaluation_data import open_evaluated
+from flt_mol.evaluation_runs import Wanted
 from flt_mol.training.seen import systems_seen
 
 COUNT, HELD = 10, 2
@@ -145,6 +146,15 @@ def test_systems_that_were_trained_on_are_counted(place, capsys):
     _, summary = evaluated("tuned", "--data", "others.extxyz")
     assert "trained_on" not in summary
     assert "trained on" not in capsys.readouterr().err
+
+
+def test_a_second_tuning_that_holds_out_others(place):
+    start = ["train", "finetune", "--finetune", "tuned", "training.epochs=1", "training.seed=1"]
+    assert main([*start, f"data.paths.train={place}", "output=again"]) == 0
+    both = len(held_out("tuned") & held_out("again"))
+    assert both < HELD
+    _, summary = evaluated("again")
+    assert summary["trained_on"] == {"val": HELD - both}
 
 
 def test_splits_of_such_a_run(place, capsys):

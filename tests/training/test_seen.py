@@ -50,6 +50,14 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path):
     }
 
 
+def test_what_the_starting_checkpoint_was_trained_on_counts():
+    first = read_systems({"systems": systems_seen([system(1), system(2)], None)})
+    second = read_systems({"systems": systems_seen([system(2), system(3)], [system(1)], first)})
+    assert second.trained_on == {fingerprints(system(h))[0] for h in (1, 2, 3)}
+    third = systems_seen([system(3)], None, SystemsSeen())
+    assert third["trained_on"].tolist() == fingerprints(system(3))
+
+
 def test_of_a_large_data_set_only_what_was_held_out_is_noted():
     class Large:
         def __len__(self):
