@@ -52,9 +52,10 @@ def held_out(folder="tuned"):
         return {row["sid"] for row in csv.DictReader(file)}
 
 
-def evaluated(*arguments, status=0):
+def evaluated(*arguments, status=0, report=False):
     """The sids by split; and results.json."""
-    assert main(["evaluate", *arguments, "--output", "out"]) == status
+    more = [] if report else ["--no-report"]
+    assert main(["evaluate", *arguments, "--output", "out", *more]) == status
     if status:
         return None
     with open("out/predictions.csv") as file:
@@ -66,7 +67,7 @@ def evaluated(*arguments, status=0):
 @pytest.mark.parametrize("name", ["tuned", "tuned/last.ckpt", "elsewhere.ckpt"])
 def test_only_what_was_held_out(place, capsys, name):
     shutil.copyfile("tuned/best.ckpt", "elsewhere.ckpt")
-    rows, summary = evaluated(name)
+    rows, summary = evaluated(name, report=True)
     assert set(rows) == {("val", sid) for sid in held_out()}
     assert len(rows) == HELD
     assert summary["held_out"] == {"val": str(place)}
@@ -134,7 +135,7 @@ def test_systems_that_were_trained_on_are_counted(place, capsys):
         del frame.info["sid"]
     write("copy.extxyz", frames)
     for data in (place, "copy.extxyz"):
-        rows, summary = evaluated("tuned", "--data", str(data))
+        rows, summary = evaluated("tuned", "--data", str(data), report=True)
         assert len(rows) == COUNT
         (split,) = summary["splits"]
         assert summary["trained_on"] == {split: COUNT - HELD}
