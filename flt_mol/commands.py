@@ -19,7 +19,7 @@ def run_train(options: argparse.Namespace) -> None:
         from rich.console import Console
 
         from flt_mol.training.config import load_run_config
-        from flt_mol.training.run import settings_yaml, train
+        from flt_mol.training.run import best_line, settings_yaml, train
         from flt_mol.training.run_files import run_name
         from flt_mol.training.sweep import sweep
 
@@ -35,13 +35,9 @@ def run_train(options: argparse.Namespace) -> None:
             say(settings_yaml(config).rstrip())
             return
         result = train(config, name=run_name(options.config), console=console)
-        if not result.files:  # another process of this run writes, and tells
+        if result.was_finished or not result.files:  # another process of this run writes, and tells
             return
-        best = result.best
-        console.print(
-            f"best epoch {int(best['epoch'])}: {config.data.validation} "
-            f"MAE {best['val/mae']:.4f} eV, EwT {100 * best['val/ewt']:.2f} %"
-        )
+        console.print(best_line(result.best, config.data.validation))
         say_files(result.files)
 
 

@@ -41,7 +41,7 @@ def add_evaluate_command(commands: Any) -> None:
     parser.add_argument(
         "--data",
         help="name in datasets/, a folder with dataset.yaml, or a file or folder of records "
-        "(default: what the checkpoint was trained on)",
+        "(default: the data set of the checkpoint's training, or what that held out of its file)",
     )
     parser.add_argument(
         "--split", action="append", help="split of the data set; may be repeated (default: all val)"
@@ -52,7 +52,8 @@ def add_evaluate_command(commands: Any) -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        help="folder for results (default: beside the run; of --predictions none is written)",
+        help="folder for results (default: evaluation, or evaluation-2 and so on for further "
+        "evaluations, in the checkpoint's folder; of --predictions none is written)",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--no-report", action="store_true", help="write no report.html")

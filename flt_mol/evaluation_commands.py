@@ -50,33 +50,35 @@ def _evaluate_predictions(options: argparse.Namespace) -> None:
 
 
 def _evaluate_checkpoint(options: argparse.Namespace) -> None:
-    from flt_mol.data.splits import open_splits, skipped_message
+    from flt_mol.evaluation.earlier import free_folder
+    from flt_mol.evaluation.report import trained_on_lines
     from flt_mol.evaluation.summary import summarise
+    from flt_mol.evaluation_data import open_evaluated
+    from flt_mol.evaluation_runs import Wanted
     from flt_mol.models.limits import check_systems
     from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
 
     checkpoint = find_checkpoint(options.checkpoint)
-    folder = options.output or _evaluation_folder(checkpoint)
-    check_folder(folder, "--output FOLDER")
+    beside = _evaluation_folder(checkpoint)
+    check_folder(options.output or beside, "--output FOLDER")
     model = load_model(checkpoint, map_location=options.device)
-    trained_on = read_checkpoint(checkpoint).get("config", {}).get("data", {})
     on_error: OnError = "skip" if options.skip_bad else "raise"
     check = partial(check_systems, model.config)
-    splits, baselines = open_splits(
-        options.data, options.split, trained_on, on_error, options.energy, check
+    wanted = Wanted(options.data, options.split, options.energy, on_error, check)
+    opened = open_evaluated(checkpoint, read_checkpoint(checkpoint), wanted)
+    results = _run_model(model, opened.splits, options.batch_size)
+    baselines = {**opened.baselines, **_own_baselines(model, results, opened.baselines)}
+    summary = summarise(
+        results,
+        baselines,
+        checkpoint=str(options.checkpoint),
+        checkpoint_file=str(checkpoint.resolve()),
+        energy=opened.energy,
+        **opened.remarks(),
     )
-    left_out = {}
-    for split, data in splits.items():
-        if data.skipped:
-            left_out[split] = len(data.skipped)
-            say(f"flt-mol: {skipped_message(data)}", sys.stderr)
-    for data in splits.values():
-        data.read_through()
-    results = _run_model(model, splits, options.batch_size)
-    baselines = {**baselines, **_own_baselines(model, results, baselines)}
-    further: dict[str, Any] = {"left_out": left_out} if left_out else {}
-    summary = summarise(results, baselines, checkpoint=str(options.checkpoint), **further)
-    _show_and_write(options, folder, summary, results)
+    for line in trained_on_lines(summary):
+        say(f"flt-mol: warning: {line}", sys.stderr)
+    _show_and_write(options, options.output or free_folder(beside, summary), summary, results)
 
 
 def _own_baselines(
@@ -119,12 +121,17 @@ def _show_and_write(
 ) -> None:
     """The table, or JSON; and the files, where there is a folder for them."""
     from flt_mol.evaluation import report
+    from flt_mol.evaluation.earlier import replaced
 
-    text = json.dumps(summary, indent=1) if options.json else report.table(summary)
+    text = "\n".join([report.table(summary), *report.held_out_lines(summary)])
+    text = json.dumps(summary, indent=1) if options.json else text
 
     def write() -> None:
         if folder is None:
             return
+        before = replaced(folder, summary)
+        if before:
+            say(f"flt-mol: warning: {folder} held an evaluation of {before}, replaced", sys.stderr)
         with writing(folder):
             files = _write_files(folder, summary, results, not options.no_report)
         if not options.json:
@@ -151,7 +158,7 @@ def _write_files(
 
 
 def _evaluation_folder(checkpoint: Path) -> Path:
-    """Beside the run; shipped models lie where one should not write."""
+    """The first to take: beside the run; shipped models lie where one should not write."""
     from flt_mol import resources
 
     if resources.folder("models") in checkpoint.parents:

@@ -13,7 +13,7 @@ from flt_mol.evaluation.drawing import system_png
 from flt_mol.evaluation.elements import unseen_message
 from flt_mol.evaluation.page import Markup, element, page, picture, table
 from flt_mol.evaluation.page_figures import ewt_svg, histogram_svg, parity_svg
-from flt_mol.evaluation.report import shown_splits
+from flt_mol.evaluation.report import held_out_lines, shown_splits, trained_on_lines
 from flt_mol.evaluation.splits import unfixed_message
 from flt_mol.evaluation.summary import ALL
 from flt_mol.files import temporary_path
@@ -109,6 +109,8 @@ class _Report:
         unfixed = [split for split, r in self.results.items() if r.unfixed]
         for split, count in (self.summary.get("left_out") or {}).items():
             text = f"{split}: {count} bad records were left out"
+            notes.append(element("p", text, class_="note"))
+        for text in (*held_out_lines(self.summary), *trained_on_lines(self.summary)):
             notes.append(element("p", text, class_="note"))
         if unseen:
             notes.append(element("p", unseen_message(unseen), class_="note"))

@@ -12,11 +12,21 @@ from flt_mol.evaluation.collecting import SplitResult
 from flt_mol.evaluation.summary import ALL
 from flt_mol.evaluation.systems import COLUMNS
 from flt_mol.files import temporary_path
+from flt_mol.outputs import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["maes", "rich_table", "table", "table_rows", "write_csv", "write_json"]
+__all__ = [
+    "held_out_lines",
+    "maes",
+    "rich_table",
+    "table",
+    "table_rows",
+    "trained_on_lines",
+    "write_csv",
+    "write_json",
+]
 
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
@@ -66,6 +76,24 @@ def table(summary: Summary) -> str:
         lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def held_out_lines(summary: Summary) -> list[str]:
+    """Of splits that a run held out of its training split: what they are, one line each."""
+    return [
+        f"{split}: the {counted(summary['splits'][split]['count'], 'system')} of {path} that "
+        "training held out"
+        for split, path in summary.get("held_out", {}).items()
+    ]
+
+
+def trained_on_lines(summary: Summary) -> list[str]:
+    """Of splits with systems that the model was trained on: how many, one line each."""
+    return [
+        f"{split}: {count:,} of its {counted(summary['splits'][split]['count'], 'system')} were "
+        "trained on; their errors say nothing of new ones"
+        for split, count in summary.get("trained_on", {}).items()
+    ]
 
 
 def rich_table(summary: Summary) -> Table:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from flt_mol.models.energy import EnergyConfig, PairConfig, RPEConfig, SpectralConfig
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
-from flt_mol.training.resume import RESUME
+from flt_mol.training.resume import RESUME, steps_done
 from flt_mol.training.run import train
 
 __all__ = ["KilledTraining", "kill_trainings", "short_run"]
@@ -153,8 +153,7 @@ def _run(config: RunConfig, output: Path, limit: float | None = None) -> tuple[f
 def _steps(output: Path) -> int | None:
     if not (output / RESUME).exists():
         return None
-    content = torch.load(output / RESUME, map_location="cpu", weights_only=True)
-    return int(content["global_step"])
+    return steps_done(output / RESUME)
 
 
 def _differing(one: Path, other: Path) -> tuple[str, ...]:

@@ -33,13 +33,18 @@ class History(Callback):
     Args:
         folder: where ``best.ckpt`` and, at the end, ``last.ckpt`` go.
         config: plain data of the run, stored in both.
+        systems: which ones are trained on and held out, stored in both; see
+            :func:`~flt_mol.training.seen.systems_seen`.
     """
 
     average: WeightAverage | None = None
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], systems: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder = folder
         self.config = config
+        self.systems = systems
         self.epochs: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
         self.interrupted = False
@@ -97,16 +102,19 @@ class History(Callback):
             self.best = row
             if not trainer.is_global_zero:
                 return
-            save_checkpoint(self.folder / "best.ckpt", self.weights(pl_module), self.config, row)
+            self._save("best.ckpt", self.weights(pl_module), row)
 
     def begin(self, model: EnergyModel, row: dict[str, float]) -> None:
         """The weights before the first step, with their errors, are the best so far."""
         self.best = row
-        save_checkpoint(self.folder / "best.ckpt", model, self.config, row)
+        self._save("best.ckpt", model, row)
 
     def finish(self, model: EnergyModel) -> None:
         """Keep the final weights too: the sign that the run is done."""
-        save_checkpoint(self.folder / LAST, model, self.config, self.epochs[-1])
+        self._save(LAST, model, self.epochs[-1])
+
+    def _save(self, name: str, model: EnergyModel, row: dict[str, float]) -> None:
+        save_checkpoint(self.folder / name, model, self.config, row, systems=self.systems)
 
 
 class WeightAverage(EMAWeightAveraging):

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 import flt_mol
-from flt_mol import resources
 from flt_mol.files import temporary_path
 from flt_mol.models.checks import check_model
 from flt_mol.models.energy import CONFIG_KEY, EnergyConfig, EnergyModel
 from flt_mol.nn.feature_map import current_names
 from flt_mol.training.checkpoint_file import FORMAT, FORMAT_VERSION, read_checkpoint
 from flt_mol.training.devices import find_device
-from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
+from flt_mol.training.finding import find_checkpoint
 from flt_mol.training.weight_names import strip_prefixes
 
 __all__ = [
@@ -31,9 +30,6 @@ __all__ = [
     "strip_prefixes",
 ]
 
-RELEASED_WEIGHTS = "weights.ckpt"
-_IN_FOLDERS = ("best.ckpt", RELEASED_WEIGHTS, WEIGHTS_FILE)
-
 
 def save_checkpoint(
     path: str | Path,
@@ -41,6 +37,7 @@ def save_checkpoint(
     config: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
     training_state: Mapping[str, Any] | None = None,
+    systems: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `model` with the run's plain `config` and `metrics` to `path`.
 
@@ -54,6 +51,8 @@ def save_checkpoint(
         metrics: by name.
         training_state: tensors and plain data to go on training with, which `load_model` does not
             look at, but for a ``"raw_state_dict"`` of weights that were not averaged.
+        systems: which ones were trained on and held out, as
+            :func:`~flt_mol.training.seen.systems_seen` gives it.
     """
     path = Path(path)
     content: dict[str, Any] = {
@@ -70,36 +69,11 @@ def save_checkpoint(
     }
     if training_state is not None:
         content["training_state"] = dict(training_state)
+    if systems is not None:
+        content["systems"] = dict(systems)
     with temporary_path(path, durable=True) as temporary:
         torch.save(content, temporary)
     return path
-
-
-def find_checkpoint(name_or_path: str | Path) -> Path:
-    """A checkpoint file by path, by folder, or by the name of a shipped model.
-
-    Folders are those of runs (their best.ckpt) and those that `save_pretrained` wrote (their
-    model.safetensors).
-
-    Raises:
-        ValueError: none of these, naming the shipped models that have weights.
-    """
-    path = Path(name_or_path)
-    if path.is_file():
-        return path.with_name(WEIGHTS_FILE) if path.name == CONFIG_FILE else path
-    for name in _IN_FOLDERS:
-        if (path / name).is_file():
-            return path / name
-    if (path / CONFIG_FILE).is_file():
-        raise ValueError(f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it")
-    models = resources.folder("models")
-    shipped = sorted(file.parent.name for file in models.glob(f"*/{RELEASED_WEIGHTS}"))
-    if str(name_or_path) in shipped:
-        return models / str(name_or_path) / RELEASED_WEIGHTS
-    raise ValueError(
-        f"no checkpoint at '{name_or_path}': give a .ckpt file, the folder of a run, one that "
-        f"save_pretrained wrote, or a shipped model ({', '.join(shipped) or 'none has weights'})"
-    )
 
 
 def load_model(

@@ -41,7 +41,8 @@ class DataConfig:
         paths: split → path of a file, overrides or stands for the data set's own; relative paths
             are taken from the configuration file's folder.
         validation_fraction: share of the training split that is held out, at random by
-            `training.seed`, and takes the place of `validation`; None trains on all of it.
+            `training.seed`, and takes the place of `validation`, in `flt-mol evaluate`, too; None
+            trains on all of it.
         skip_bad: whether training leaves bad records out, with a warning, or refuses them; bad are
             also those that lack a target which the model's outputs or the training settings need.
         energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.

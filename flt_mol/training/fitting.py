@@ -19,7 +19,7 @@ from flt_mol.training.callbacks import EarlyStop, EpochProgress, History, Weight
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.loggers import make_loggers
 from flt_mol.training.processes import World
-from flt_mol.training.resume import RESUME, ResumePoint, WholeFiles
+from flt_mol.training.resume import RESUME, ResumePoint, WholeFiles, steps_done
 from flt_mol.training.run_data import split_loader
 from flt_mol.training.task import EnergyTask
 
@@ -72,19 +72,16 @@ def fit(
     train_loader, validation_loader = batches.loaders()
     each = math.ceil(len(train_loader) / settings.accumulate)
     steps = each * settings.epochs
-    ends = ""
-    if settings.max_steps is not None and settings.max_steps < steps:
-        steps = settings.max_steps
-        last = math.ceil(steps / each)
-        ends = f" (training.max_steps ends it in epoch {last} of {settings.epochs})"
-    console.print(
-        f"{counted(len(batches.training), 'system')} to train on, {len(batches.validation):,} to "
-        f"validate, {sum(p.numel() for p in model.parameters()):,} parameters, "
-        f"{counted(steps, 'step')}{ends}",
-        soft_wrap=True,
-    )
-    if resume is not None:
-        console.print(f"going on with the run in {history.folder}")
+    if settings.max_steps is not None:
+        steps = min(steps, settings.max_steps)
+    lines = [_announced(model, batches, each, steps)]
+    if resume is None:
+        lines.append(_advice(batches, len(train_loader), steps))
+    else:
+        where = _place(steps_done(resume), each, steps)
+        lines.append(f"going on with the run in {history.folder}, {where}")
+    for line in filter(None, lines):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     splits = config.data.train, config.data.validation
     task = EnergyTask(model, settings, steps, config.loss, splits)
     trainer = _trainer(
@@ -107,6 +104,60 @@ def fit(
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
     model.load_state_dict(history.weights(task).state_dict())
+
+
+def _announced(model: EnergyModel, batches: Batches, each: int, steps: int) -> str:
+    """What a run is about to do, `each` steps an epoch and `steps` in all."""
+    epochs, ends = batches.config.training.epochs, ""
+    if steps < each * epochs:
+        last = math.ceil(steps / each)
+        ends = f" (training.max_steps ends it in epoch {last} of {epochs})"
+    return (
+        f"{counted(len(batches.training), 'system')} to train on, {len(batches.validation):,} to "
+        f"validate, {sum(p.numel() for p in model.parameters()):,} parameters, "
+        f"{counted(steps, 'step')}{ends}"
+    )
+
+
+def _place(done: int, each: int, steps: int) -> str:
+    """Where a run goes on that has made `done` of `steps` steps, `each` of them an epoch.
+
+    Example:
+        >>> _place(151, 67, 804), _place(804, 67, 804)
+        ('in epoch 3 of 12, after step 151 of 804', 'after the last of 804 steps')
+    """
+    if done >= steps:
+        return f"after the last of {counted(steps, 'step')}"
+    epoch, epochs = done // each + 1, math.ceil(steps / each)
+    return f"in epoch {epoch:,} of {epochs:,}, after step {done:,} of {steps:,}"
+
+
+def _advice(batches: Batches, loaded: int, steps: int) -> str:
+    """What to say where one step an epoch sees all systems; nothing where there are more.
+
+    Args:
+        batches: of the run.
+        loaded: batches of a process in an epoch.
+        steps: of the whole run.
+    """
+    systems, settings, size = len(batches.training), batches.config.training, batches.world.size
+    if loaded > settings.accumulate or systems < 3:
+        return ""
+    by = "batch_size" if settings.batch_atoms is None else "batch_atoms"
+    given = f"training.{by}={getattr(settings, by)}"
+    given += f" × accumulate={settings.accumulate}" if settings.accumulate > 1 else ""
+    given += f" × {size} processes" if size > 1 else ""
+    if loaded > 1:
+        more = f"training.accumulate=1 makes {loaded} an epoch"
+    elif by == "batch_atoms":
+        more = f"a smaller training.{by} makes more"
+    else:
+        few = 2 ** int(math.log2(max(2, systems // size // 10)))
+        more = f"training.{by}={few} makes {math.ceil(systems / size / few)} an epoch"
+    return (
+        f"{systems:,} systems at {given}: one step an epoch, {steps:,} in all. Few steps learn "
+        f"little; {more}"
+    )
 
 
 def _trainer(

@@ -15,7 +15,15 @@ from flt_mol.files import temporary_path
 from flt_mol.outputs import check_folder
 from flt_mol.training.resume import RESUME
 
-__all__ = ["CONFIG", "LAST", "RunFolder", "check_run_folder", "run_folder", "run_yaml"]
+__all__ = [
+    "CONFIG",
+    "LAST",
+    "RunFolder",
+    "check_run_folder",
+    "finished_run",
+    "run_folder",
+    "run_yaml",
+]
 
 CONFIG = "config.yaml"
 LAST = "last.ckpt"
@@ -30,16 +38,30 @@ class RunFolder(NamedTuple):
     resume: Path | None
 
 
-def check_run_folder(output: str | None, settings: Mapping[str, Any], done: bool = False) -> None:
+def finished_run(output: str | None, settings: Mapping[str, Any]) -> Path | None:
+    """The folder `output`, if it holds a finished run of the same settings.
+
+    Processes that train together all find the same: a run ends only after all of them took part.
+    """
+    if output is None or not output.strip():
+        return None
+    folder = Path(output)
+    if not (folder / LAST).is_file() or not (folder / CONFIG).is_file():
+        return None
+    return None if _changes(folder, settings) else folder
+
+
+def check_run_folder(output: str | None, settings: Mapping[str, Any]) -> None:
     """Refuse an output folder that cannot be one, before any work is done.
+
+    One that holds the same run, broken off or finished (:func:`finished_run`), can.
 
     Args:
         output: folder, or None for one under ``runs``.
         settings: plain data of the run.
-        done: whether it may hold this run, finished.
 
     Raises:
-        ValueError: it holds a finished run, or another one, is a file, or cannot be written.
+        ValueError: it holds a run of other settings, is a file, or cannot be written.
     """
     if output is None:
         check_folder(Path("runs"), "output=FOLDER")
@@ -48,17 +70,14 @@ def check_run_folder(output: str | None, settings: Mapping[str, Any], done: bool
         raise ValueError("output is empty: give a folder, or null for runs/NAME")
     folder = Path(output)
     if (folder / CONFIG).exists():
-        finished = (folder / LAST).exists()
-        if finished and not done:
-            raise ValueError(
-                f"{folder} holds a run already; choose another output folder, or remove it"
-            )
         changed = _changes(folder, settings)
         if changed:
-            kind = "a run" if finished else "a run that was broken off,"
+            finished = (folder / LAST).exists()
+            kind = "a finished run" if finished else "a run that was broken off,"
+            mend = "Choose" if finished else "Give the same ones to go on with it, choose"
             raise ValueError(
-                f"{folder} holds {kind} with other settings: {'; '.join(changed)}. Give the same "
-                "ones to go on with it, choose another output folder, or remove it"
+                f"{folder} holds {kind} with other settings: {'; '.join(changed)}. {mend} another "
+                "output folder, or remove it"
             )
     check_folder(folder, "output=FOLDER")
 
@@ -77,7 +96,7 @@ def run_folder(output: str | None, name: str, settings: Mapping[str, Any]) -> It
         settings: plain data of the run.
 
     Raises:
-        ValueError: another process is training into `output`.
+        ValueError: another process is training into `output`, or has just finished there.
     """
     with ExitStack() as lock:
         folder, made = _make(output, name, settings, lock)
@@ -112,6 +131,8 @@ def _make(
         folder = Path(output)
         new = not folder.exists()
         lock.enter_context(locked_folder(folder, _LOCK))
+        if (folder / LAST).exists():  # since this process looked first
+            raise ValueError(f"another process has just finished the run in {folder}")
         return folder, new
     Path("runs").mkdir(exist_ok=True)
     number = 1

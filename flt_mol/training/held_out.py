@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,10 @@ def load_splits(config: RunConfig) -> tuple[Any, Any]:
     return chosen(whole, kept), chosen(whole, held)
 
 
-def write_sids(path: Path, systems: Any) -> Path:
+def write_sids(path: Path, sids: Sequence[str]) -> Path:
     """A CSV file with the column sid: which systems were held out."""
     with temporary_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as f:
         rows = csv.writer(f, lineterminator="\n")
         rows.writerow(["sid"])
-        rows.writerows([systems[i].sid[0]] for i in range(len(systems)))
+        rows.writerows([sid] for sid in sids)
     return path

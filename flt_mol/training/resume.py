@@ -28,6 +28,7 @@ __all__ = [
     "check_resume",
     "kept_random_states",
     "random_states",
+    "steps_done",
 ]
 
 RESUME = "resume.ckpt"
@@ -83,6 +84,12 @@ def check_resume(path: Path, data: int) -> None:
             f"{path}: the data have changed since this run was broken off; {mend}, or put the "
             "data back"
         )
+
+
+def steps_done(path: Path) -> int:
+    """Steps of the optimiser before the point in a file, whose tensors are left on the disk."""
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return int(content["global_step"])
 
 
 class ResumePoint(Callback):

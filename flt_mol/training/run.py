@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,38 @@ from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import History
-from flt_mol.training.checkpoints import load_model
+from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
 from flt_mol.training.checks import check_accelerator, check_run
 from flt_mol.training.config import RunConfig, absolute
 from flt_mol.training.data_checks import data_digest, warn_far_off
 from flt_mol.training.finetune_settings import absolute_start
 from flt_mol.training.fitting import Batches, fit
-from flt_mol.training.folders import check_run_folder, run_folder, run_yaml
+from flt_mol.training.folders import check_run_folder, finished_run, run_folder, run_yaml
 from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, check_resume, kept_random_states
+from flt_mol.training.seen import read_systems, systems_seen
 from flt_mol.training.starting import start_from
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Where a run put its files, and its best epoch's metrics."""
+    """Where a run put its files, and its best epoch's metrics.
+
+    Attributes:
+        folder: of the run.
+        checkpoint: with the lowest validation MAE.
+        best: metrics of that epoch.
+        files: all that the run wrote; none of a process that trained beside the one that writes.
+        was_finished: whether the run had been finished before, so that nothing was done.
+    """
 
     folder: Path
     checkpoint: Path
     best: dict[str, float]
     files: tuple[Path, ...]
+    was_finished: bool = False
 
 
 def train(config: RunConfig, name: str = "run", console: Console | None = None) -> TrainingResult:
@@ -46,7 +56,8 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
 
     A run that was broken off, however abruptly, goes on when the same settings are given again,
     from the latest point in its folder (:class:`~flt_mol.training.resume.ResumePoint`), to the same
-    weights, bit for bit, as if nothing had happened.
+    weights, bit for bit, as if nothing had happened. Of one that is finished in `config.output` the
+    result is given, and nothing is touched.
 
     The random states of torch, numpy and Python are the same after as before. A run that fails or
     is interrupted before there are weights leaves no folder behind; one with weights keeps them,
@@ -65,14 +76,17 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     """
     console = console or Console()
     check_run(config)
-    check_accelerator(config.training.accelerator)
     world = world_of(config.training.devices, config.training.nodes)
     config = settled(config)
     settings = run_settings(config)
+    if not world.is_first:
+        console = Console(quiet=True)
+    finished = finished_run(config.output, settings)
+    if finished is not None:
+        return _left_as_it_is(finished, config.data.validation, console)
+    check_accelerator(config.training.accelerator)
     if world.is_first:
         check_run_folder(config.output, settings)
-    else:
-        console = Console(quiet=True)
     training, validation = load_splits(config)
     warn_far_off(training, config.data.train)
     warn_far_off(validation, config.data.validation)
@@ -85,17 +99,58 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
         if not world.is_first:
             return _follow(config, name, model, batches, console)
         with run_folder(config.output, name, settings) as folder:
-            history = History(folder.path, {"name": name, **settings})
+            seen = _systems(config, training, validation)
+            history = History(folder.path, {"name": name, **settings}, seen)
             data = data_digest(training, validation)
             if folder.resume is not None:
                 check_resume(folder.resume, data)
             if config.data.validation_fraction is not None:
-                write_sids(folder.path / "held_out.csv", validation)
+                write_sids(folder.path / "held_out.csv", seen["held_out"]["sid"])
             if config.finetune.checkpoint is not None and folder.resume is None:
                 _begin(history, config, model, validation, console)
             with shown_folder(folder.path, world):
                 fit(model, config, batches, history, console, folder.resume, data)
             return _finish(history, config, model, validation)
+
+
+def best_line(best: Mapping[str, float], split: str) -> str:
+    """The metrics of the best epoch in one line.
+
+    Example:
+        >>> best_line({"epoch": 11.0, "val/mae": 0.08141, "val/ewt": 0.2555}, "val_id")
+        'best epoch 11: val_id MAE 0.0814 eV, EwT 25.55 %'
+    """
+    return (
+        f"best epoch {int(best['epoch'])}: {split} MAE {best['val/mae']:.4f} eV, "
+        f"EwT {100 * best['val/ewt']:.2f} %"
+    )
+
+
+def _left_as_it_is(folder: Path, split: str, console: Console) -> TrainingResult:
+    """A run that is finished: a chain of jobs may give its command once more."""
+    checkpoint = folder / "best.ckpt"
+    best = read_checkpoint(checkpoint)["metrics"]
+    lines = (
+        f"the run in {folder} is finished, and is left as it is",
+        best_line(best, split),
+        f"to train longer, or anew on changed data, give another folder (output=FOLDER; --finetune "
+        f"{folder} would start from its weights), or remove this one",
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return TrainingResult(folder, checkpoint, best, _files(folder), was_finished=True)
+
+
+def _files(folder: Path) -> tuple[Path, ...]:
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    return tuple(sorted(found))
+
+
+def _systems(config: RunConfig, training: Any, validation: Any) -> dict[str, Any]:
+    held_out = validation if config.data.validation_fraction is not None else None
+    start = config.finetune.checkpoint
+    before = None if start is None else read_systems(read_checkpoint(find_checkpoint(start)))
+    return systems_seen(training, held_out, before)
 
 
 def _begin(
@@ -148,8 +203,7 @@ def _finish(
     parity(result, folder / "parity.png")
     history.finish(model)
     (folder / RESUME).unlink(missing_ok=True)
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
-    return TrainingResult(folder, folder / "best.ckpt", history.best, tuple(files))
+    return TrainingResult(folder, folder / "best.ckpt", history.best, _files(folder))
 
 
 def build_model(

@@ -6,15 +6,13 @@ import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import Subset
 
 from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.catalog import recipe
+from flt_mol.data.chosen import Chosen
 from flt_mol.data.loading.batching import Loader
 from flt_mol.data.options import OnError
 from flt_mol.data.splits import skipped_message
@@ -86,28 +84,11 @@ def load_split(config: RunConfig, split: str) -> Any:
     return dataset if systems is None else systems
 
 
-class _Chosen(Subset[Structures]):
-    """The systems of a data set that have all targets; the others are in `skipped`, too."""
-
-    def __init__(self, dataset: Any, indices: list[int], lacking: list[str]) -> None:
-        super().__init__(dataset, indices)
-        self.path: Path = dataset.path
-        self.skipped: list[str] = [*dataset.skipped, *lacking]
-
-    def where(self, index: int) -> str:
-        """File and key of system `index`, for errors."""
-        return str(cast(Any, self.dataset).where(self.indices[index]))
-
-    def natoms(self) -> NDArray[np.int64]:
-        """Atoms of each system (len,)."""
-        return np.asarray(cast(Any, self.dataset).natoms()[self.indices], np.int64)
-
-
 def chosen(systems: Any, indices: list[int]) -> Any:
     """Some systems of what :func:`load_split` gave, as it gives them."""
     if isinstance(systems, list):
         return [systems[i] for i in indices]
-    return _Chosen(systems, indices, [])
+    return Chosen(systems, indices)
 
 
 class _Need(NamedTuple):
@@ -169,7 +150,7 @@ def _with_targets(
         lacking.append(f"{dataset.where(indices[0])}: {without}")
     if not chosen:
         raise ValueError(f"split '{split}': every record lacks a target; the first: {lacking[0]}")
-    return systems if small else None, _Chosen(dataset, chosen, lacking) if lacking else dataset
+    return systems if small else None, Chosen(dataset, chosen, lacking) if lacking else dataset
 
 
 def _parts(

@@ -16,9 +16,10 @@ from rich.console import Console
 from flt_mol.files import temporary_path
 from flt_mol.training.checkpoint_file import read_checkpoint
 from flt_mol.training.config import load_run_config
+from flt_mol.training.finding import SWEEP_TABLE
 from flt_mol.training.folders import LAST, check_run_folder
 from flt_mol.training.overrides import split_paths
-from flt_mol.training.run import run_settings, settled, train
+from flt_mol.training.run import best_line, run_settings, settled, train
 from flt_mol.training.run_files import run_name
 
 __all__ = ["SweepRun", "combinations", "sweep"]
@@ -114,7 +115,7 @@ def sweep(
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two runs of the sweep would be called {twice}: give each value once")
     for config, name in zip(configs, names, strict=True):
-        check_run_folder(str(folder / name), run_settings(settled(config)), done=True)
+        check_run_folder(str(folder / name), run_settings(settled(config)))
     runs = []
     for number, (config, name, (_, changed)) in enumerate(
         zip(configs, names, chosen, strict=True), start=1
@@ -123,11 +124,12 @@ def sweep(
         path = folder / name
         if (path / LAST).exists():
             best = read_checkpoint(path / "best.ckpt")["metrics"]
+            console.print(f"finished before; {best_line(best, config.data.validation)}")
         else:
             best = train(replace(config, output=str(path)), name, console).best
         runs.append(SweepRun(name, changed, best))
         runs.sort(key=lambda run: run.best["val/mae"])
-        _write(runs, folder / "sweep.csv")
+        _write(runs, folder / SWEEP_TABLE)
     return runs
 
 

@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -105,7 +106,7 @@ def test_evaluate_prints_all_four_splits_and_names_its_files(run, capsys):
     out = capsys.readouterr().out
     for split in ("val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"):
         assert split in out
-    assert str(run / "evaluation" / "results.json") in out
+    assert re.search(rf"{run}/evaluation(-2)?/results\.json", out)
 
 
 def test_predictions_are_the_same_in_new_processes_and_batches(run, slab_file, tmp_path):
@@ -326,8 +327,13 @@ def test_wrong_splits_and_files_are_named(run, tmp_path, capsys):
 
 def test_a_used_output_folder_is_not_overwritten(run, capsys):
     before = (run / "best.ckpt").read_bytes()
-    assert main(["train", "emt_small", *TINY, f"output={run}"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert main(["train", "emt_small", *TINY, f"output={run}"]) == 0
+    out = capsys.readouterr().out
+    assert f"the run in {run} is finished, and is left as it is" in out
+    assert "written:" not in out
+    assert out.count("best epoch") == 1
+    assert main(["train", "emt_small", *TINY, "training.epochs=4", f"output={run}"]) == 2
+    assert "holds a finished run with other settings: training.epochs=3" in capsys.readouterr().err
     assert (run / "best.ckpt").read_bytes() == before
 
 

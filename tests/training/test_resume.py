@@ -1,6 +1,7 @@
 """Runs that are broken off and given again."""
 
 import errno
+import io
 import random
 import re
 import warnings
@@ -130,8 +131,34 @@ def test_it_does_go_on(base, tmp_path, monkeypatch):
     monkeypatch.setattr(
         EnergyTask, "training_step", lambda *args: steps.append(1) or original(*args)
     )
-    go(base, tmp_path / "run")
+    text = told(base, tmp_path / "run")
     assert len(steps) == 18 - 14, "of 18 batches 14 were in the 7 steps that were kept"
+    assert (
+        f"going on with the run in {tmp_path / 'run'}, in epoch 3 of 3, after step 7 of 9" in text
+    )
+
+
+def told(config, output):
+    console = Console(file=io.StringIO(), width=50)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="elements never trained on")
+        train(replace(config, output=str(output)), console=console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when", "place"),
+    [
+        (EnergyTask, "training_step", 12, "in epoch 3 of 3, after step 6 of 9"),
+        (History, "finish", 0, "after the last of 9 steps"),
+    ],
+)
+def test_where_it_goes_on_at_ends_of_epochs(base, tmp_path, monkeypatch, owner, name, when, place):
+    with monkeypatch.context() as patch:
+        break_at(patch, owner, name, when)
+        with pytest.raises(Broken):
+            go(base, tmp_path / "run")
+    assert f"going on with the run in {tmp_path / 'run'}, {place}\n" in told(base, tmp_path / "run")
 
 
 @pytest.mark.parametrize("when", [1, 2])
@@ -140,6 +167,7 @@ def test_early_stop(base, tmp_path, monkeypatch, when):
     config = replace(base, training=settings)
     whole = go(config, tmp_path / "whole")
     assert torch.load(whole.folder / "last.ckpt")["metrics"]["epoch"] == 3
+    assert go(config, tmp_path / "whole").was_finished
     with monkeypatch.context() as patch:
         break_at(patch, History, "on_train_epoch_end", when)
         with pytest.raises(Broken):
@@ -193,8 +221,44 @@ def test_other_settings_are_refused(base, tmp_path, monkeypatch):
         go(other, tmp_path / "run")
     workers = replace(base, training=replace(base.training, save_minutes=3.0))
     go(workers, tmp_path / "run")
-    with pytest.raises(ValueError, match="holds a run already"):
-        go(base, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"holds a finished run with other.*\. Choose another"):
+        go(other, tmp_path / "run")
+    assert go(base, tmp_path / "run").was_finished
+
+
+def contents(folder):
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_finished_run_is_left_as_it_is(base, undisturbed, monkeypatch):
+    before = contents(undisturbed.folder)
+    monkeypatch.setattr("flt_mol.training.run.load_splits", None)  # nor are data looked at
+    console = Console(file=io.StringIO(), width=50)
+    again = train(replace(base, output=str(undisturbed.folder)), console=console)
+    assert contents(undisturbed.folder) == before
+    assert again == replace(undisturbed, was_finished=True)
+    first, second, third = console.file.getvalue().splitlines()
+    assert first == f"the run in {undisturbed.folder} is finished, and is left as it is"
+    assert second.startswith(f"best epoch {undisturbed.best['epoch']}: val_id MAE ")
+    assert "to train longer" in third
+    assert f"--finetune {undisturbed.folder}" in third
+
+
+def test_processes_agree_on_a_finished_run(base, undisturbed, monkeypatch, capsys):
+    for name, value in (("LOCAL_WORLD_SIZE", 2), ("WORLD_SIZE", 2), ("RANK", 1)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    again = train(replace(base, output=str(undisturbed.folder)))
+    assert again.was_finished
+    assert capsys.readouterr().out == "", "the first process tells"
+
+
+def test_a_run_that_another_process_finishes_meanwhile(base, undisturbed, monkeypatch):
+    before = contents(undisturbed.folder)
+    monkeypatch.setattr("flt_mol.training.run.finished_run", lambda *args: None)
+    with pytest.raises(ValueError, match="another process has just finished"):
+        go(base, undisturbed.folder)
+    assert contents(undisturbed.folder) == before
 
 
 def test_one_process_at_a_time(base, tmp_path):

@@ -776,6 +776,36 @@ def test_all_steps_need_no_words(tmp_path):
     assert "2 steps\n" in text
 
 
+@pytest.mark.parametrize(
+    ("systems", "settings", "words"),
+    [
+        (
+            24,
+            {"batch_size": 24},
+            "24 systems at training.batch_size=24: one step an epoch, 2 in all. Few steps learn "
+            "little; training.batch_size=2 makes 12 an epoch\n",
+        ),
+        (24, {"batch_size": 23}, None),
+        (2, {"batch_size": 512}, None),
+        (
+            5,
+            {"batch_size": 2, "accumulate": 4},
+            "training.batch_size=2 × accumulate=4: one step an epoch, 2 in all. Few steps learn "
+            "little; training.accumulate=1 makes 3 an epoch\n",
+        ),
+        (5, {"batch_atoms": 100}, "5 systems at training.batch_atoms=100: one step"),
+        (5, {"batch_atoms": 8}, None),
+    ],
+)
+def test_one_step_an_epoch_is_advised_against(tmp_path, systems, settings, words):
+    energies = [-1.0 + i / systems for i in range(systems)]
+    text = printed(config(tmp_path, energies, **settings))
+    if words is None:
+        assert "one step an epoch" not in text
+    else:
+        assert text.count(words) == 1
+
+
 def test_a_checkpoint_knows_what_it_was_trained_on(tmp_path):
     result = train(config(tmp_path, [-1.0, 0.0, 2.0, 9.0]), console=quiet())
     expected = {"systems": 4, "energy_median": 1.0, "most_atoms": 4}

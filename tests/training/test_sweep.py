@@ -1,6 +1,7 @@
 """Runs that differ in a few settings."""
 
 import csv
+import io
 from dataclasses import replace
 
 import pytest
@@ -53,9 +54,13 @@ def test_a_sweep(run_file, tmp_path, monkeypatch):
     saved = yaml.safe_load((tmp_path / "out" / runs[0].name / "config.yaml").read_text())
     assert saved["training"]["learning_rate"] == float(runs[0].settings["training.learning_rate"])
     monkeypatch.setattr(module, "train", None)
-    with pytest.raises(ValueError, match=r"holds a run with other settings: training\.epochs=1"):
+    with pytest.raises(
+        ValueError, match=r"holds a finished run with other settings: training\.epochs=1"
+    ):
         sweep(run_file, [*overrides, "training.epochs=2"], Console(quiet=True))
-    assert sweep(run_file, overrides, Console(quiet=True)) == runs, "finished runs are kept"
+    console = Console(file=io.StringIO(), width=200)
+    assert sweep(run_file, overrides, console) == runs, "finished runs are kept"
+    assert console.file.getvalue().count("finished before; best epoch 1: val_id MAE") == 2
 
 
 def test_settings_are_checked_before_the_first_run(run_file, tmp_path, monkeypatch):

@@ -1,0 +1,71 @@
+"""Where a checkpoint is: a file, the folder of a run or an export, a shipped model."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from flt_mol import resources
+from flt_mol.data.natural import natural
+from flt_mol.outputs import counted
+from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
+
+__all__ = ["RELEASED_WEIGHTS", "SWEEP_TABLE", "find_checkpoint"]
+
+RELEASED_WEIGHTS = "weights.ckpt"
+SWEEP_TABLE = "sweep.csv"
+_IN_FOLDERS = ("best.ckpt", RELEASED_WEIGHTS, WEIGHTS_FILE)
+_SHOWN = 8  # folders in a message
+
+
+def find_checkpoint(name_or_path: str | Path) -> Path:
+    """A checkpoint file by path, by folder, or by the name of a shipped model.
+
+    Folders are those of runs (their best.ckpt) and those that `save_pretrained` wrote (their
+    model.safetensors).
+
+    Raises:
+        ValueError: none of these, naming the folders inside that are some, or the shipped models
+            that have weights.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path.with_name(WEIGHTS_FILE) if path.name == CONFIG_FILE else path
+    for name in _IN_FOLDERS:
+        if (path / name).is_file():
+            return path / name
+    if (path / CONFIG_FILE).is_file():
+        raise ValueError(f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it")
+    models = resources.folder("models")
+    shipped = sorted(file.parent.name for file in models.glob(f"*/{RELEASED_WEIGHTS}"))
+    if str(name_or_path) in shipped:
+        return models / str(name_or_path) / RELEASED_WEIGHTS
+    _refuse_outer_folder(path)
+    raise ValueError(
+        f"no checkpoint at '{name_or_path}': give a .ckpt file, the folder of a run, one that "
+        f"save_pretrained wrote, or a shipped model ({', '.join(shipped) or 'none has weights'})"
+    )
+
+
+def _refuse_outer_folder(folder: Path) -> None:
+    """Name the folders with checkpoints in a folder, such as that of a sweep."""
+    found = {path.parent for name in _IN_FOLDERS for path in folder.glob(f"*/{name}")}
+    if not found:
+        return
+    ranked = [one for one in _sweep_order(folder) if one in found]
+    places = [*ranked, *sorted(found - set(ranked), key=natural)]
+    order = ", the lowest validation MAE first" if ranked else ""
+    more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    raise ValueError(
+        f"no checkpoint at '{folder}' itself, but in {counted(len(places), 'folder')} inside: give "
+        f"one of them{order}: {', '.join(map(str, places[:_SHOWN]))}{more}"
+    )
+
+
+def _sweep_order(folder: Path) -> list[Path]:
+    """The runs of a sweep as its table ranks them."""
+    table = folder / SWEEP_TABLE
+    if not table.is_file():
+        return []
+    with table.open(newline="", encoding="utf-8", errors="replace") as file:
+        return [folder / (row.get("run") or "") for row in csv.DictReader(file)]
