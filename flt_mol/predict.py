@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flt_mol.prediction.frames import write_extxyz
     from flt_mol.prediction.members import EnsembleEnergies, load_model
     from flt_mol.prediction.table import Prediction, write_predictions
+    from flt_mol.prediction.tag_rules import surface_rule
 
 __all__ = [
     "EnsembleEnergies",
@@ -33,6 +34,7 @@ __all__ = [
     "predict",
     "predict_files",
     "predict_structures",
+    "surface_rule",
     "write_extxyz",
     "write_predictions",
 ]
@@ -45,6 +47,7 @@ _ROOMS = {
     "load_model": "members",
     "predict_files": "files",
     "predict_structures": "energies",
+    "surface_rule": "tag_rules",
     "write_extxyz": "frames",
     "write_predictions": "table",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
+    from flt_mol.data.slabs.surface import Surface
     from flt_mol.models.energy import EnergyModel
 
 __all__ = ["EnsembleEnergies", "Members", "load_members", "load_model"]
@@ -66,17 +68,29 @@ class Members:
         models: K modules.
         labels: how messages name them.
         ensemble: whether they were given as an ensemble.
+        sources: what was given for each, a checkpoint or the module.
     """
 
     models: tuple[nn.Module, ...]
     labels: tuple[str, ...]
     ensemble: bool
+    sources: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.models)
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(self.labels, self.models, strict=True)
+
+    @cached_property
+    def surface(self) -> Surface | None:
+        """The `surface` of `flt_mol.data.tag_slab` that fits them all, where that is known."""
+        from flt_mol.prediction.tag_rules import surface_rule
+
+        try:
+            return surface_rule(self.sources)
+        except ValueError:  # different ones, or a file that is gone by now
+            return None
 
     def check(self, structures: Structures) -> None:
         """Refuse systems that a member refuses, without calling it.
@@ -135,7 +149,7 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
     if ensemble:
         _refuse_different_targets(given, labels)
     models = _load_each_once(given, labels, device)
-    return Members(models, labels, ensemble)
+    return Members(models, labels, ensemble, tuple(given))
 
 
 def _label(one: Any, place: int) -> str:

@@ -62,12 +62,13 @@ class Seen:
     def messages(self, members: Members) -> Iterator[tuple[str, str]]:
         """Warnings for these models, kind and text; that of elements is a kind by itself."""
         if self.untagged:
+            rule = "" if members.surface is None else f", surface={members.surface!r}"
             yield (
                 "tags",
                 f"all tags are 0 in {self._some(self.untagged)}: the model takes every atom for "
                 "one below the surface. Set tags (0 below the surface, 1 surface, 2 adsorbate), "
-                "in ASE with atoms.set_tags(...) or flt_mol.data.tag_slab(atoms), in the command "
-                "with --tag-slab; .traj and .extxyz keep them",
+                f"in ASE with atoms.set_tags(...) or flt_mol.data.tag_slab(atoms{rule}), in the "
+                "command with --tag-slab; .traj and .extxyz keep them",
             )
         if self.without_cell:
             yield (
