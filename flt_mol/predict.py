@@ -99,8 +99,9 @@ def predict(
         `mean`, `spread` and `members`.
 
     Raises:
-        ValueError: something that is not an `ase.Atoms`, naming its place; an energy that is not
-            finite; an ensemble of fewer than two, or of models of different energies.
+        ValueError: something that is not an `ase.Atoms`, naming its place; a `batch_size` that is
+            no whole number from 1 on; an energy that is not finite; an ensemble of fewer than two,
+            or of models of different energies.
 
     Warns:
         UserWarning: once each for all structures: tags that are all 0, or look like layer

@@ -134,8 +134,27 @@ def test_unseen_elements_and_missing_cells_are_warned_of_once():
 def test_structures_that_are_none():
     with pytest.raises(ValueError, match=r"structure 1 is a str, expected ase\.Atoms"):
         predict([slab(), "POSCAR"], Fake())
+    with pytest.raises(ValueError, match="atoms is a NoneType, expected ase.Atoms, or several"):
+        predict(None, Fake())
+    for member in (None, 3):
+        with pytest.raises(ValueError, match=f"checkpoint is a {type(member).__name__}, expected"):
+            predict(slab(), ["emt_small", member])
+
+
+@pytest.mark.parametrize("size", [2.5, True, "4", None, float("nan"), [3]])
+def test_batch_sizes_that_are_none(size, tmp_path):
+    with pytest.raises(ValueError, match="batch_size must be a whole number, got"):
+        predict(slab(), Fake(), size)
+    with pytest.raises(ValueError, match="batch_size must be a whole number, got"):
+        predict_structures("no such model", [], size)
+    with pytest.raises(ValueError, match="batch_size must be a whole number, got"):
+        predict_files("no such model", [tmp_path / "missing"], size)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         predict(slab(), Fake(), batch_size=0)
+    assert (
+        predict([slab()] * 3, Fake(), np.int64(2)).tolist()
+        == predict([slab()] * 3, Fake()).tolist()
+    )
 
 
 def test_energies_that_are_not_finite_are_refused():

@@ -145,6 +145,12 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
             f"an ensemble has at least two members, got {len(given)}; give one checkpoint by "
             "itself, not in a list"
         )
+    for one in given:
+        if not isinstance(one, str | Path | nn.Module):
+            raise ValueError(
+                f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped "
+                "model, a module, or a list of these"
+            )
     labels = tuple(_label(one, place) for place, one in enumerate(given))
     if ensemble:
         _refuse_different_targets(given, labels)
@@ -188,11 +194,6 @@ def _load(one: Any, device: str | torch.device | None) -> nn.Module:
         if device is not None:
             raise ValueError("device is for checkpoints; move a module yourself: model.to(device)")
         return one
-    if not isinstance(one, str | Path):
-        raise ValueError(
-            f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped model, "
-            "a module, or a list of these"
-        )
     if device is None:
         return load_model(one)
     from flt_mol.training.checkpoints import load_model as load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -50,13 +51,26 @@ def adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: Frame) -> tuple[R
 
 def _of_indices(atoms: Atoms, indices: Iterable[int]) -> Rows:
     given = list(indices)
-    wrong = [i for i in given if int(i) != i or not -len(atoms) <= i < len(atoms)]
+    if any(isinstance(i, bool | np.bool_) for i in given):  # True would be atom 1
+        raise ValueError(
+            "is to have an adsorbate given as a mask; give its atoms by number, "
+            "np.flatnonzero(mask)"
+        )
+    wrong = [i for i in given if not _is_row(i, len(atoms))]
     if wrong:
         raise ValueError(f"has atoms 0 to {len(atoms) - 1}; the adsorbate is to have {wrong}")
     rows = np.unique(np.array([int(i) % len(atoms) for i in given], dtype=np.int64))
     if len(rows) == len(atoms):
         raise ValueError("is to be all adsorbate: no slab is left")
     return rows
+
+
+def _is_row(index: object, count: int) -> bool:
+    try:
+        number = operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return -count <= number < count
 
 
 def _with_above(rows: Rows, frame: Frame) -> Frame:

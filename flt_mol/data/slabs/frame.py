@@ -68,7 +68,7 @@ def slab_frame(atoms: Atoms, axis: int | None = None) -> Frame:
     """
     cell, periodic = np.asarray(atoms.cell.complete()), np.asarray(atoms.pbc)
     there = np.asarray(atoms.cell).any(axis=1)
-    if axis is not None and axis not in (0, 1, 2):
+    if axis is not None and (type(axis) is bool or axis not in (0, 1, 2)):
         raise ValueError(f"axis is {axis!r}, expected 0, 1 or 2")
     gaps = {k: _gap(atoms, cell, k, bool(periodic[k])) for k in range(3)}
     axis = _vacuum_axis(gaps, periodic & there) if axis is None else axis
