@@ -85,13 +85,18 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
         ValueError: none of these, naming the shipped models that have weights.
     """
     path = Path(name_or_path)
-    if path.is_file():
-        return path.with_name(WEIGHTS_FILE) if path.name == CONFIG_FILE else path
-    for name in _IN_FOLDERS:
-        if (path / name).is_file():
-            return path / name
-    if (path / CONFIG_FILE).is_file():
-        raise ValueError(f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it")
+    of_config = path.name == CONFIG_FILE and path.is_file()
+    if path.is_file() and not of_config:
+        return path
+    folder = path.parent if of_config else path
+    for name in (WEIGHTS_FILE,) if of_config else _IN_FOLDERS:
+        if (folder / name).is_file():
+            return folder / name
+    if (folder / CONFIG_FILE).is_file():
+        raise ValueError(
+            f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it, which holds the "
+            "weights: copy it there, or write both anew with flt-mol export"
+        )
     models = resources.folder("models")
     shipped = sorted(file.parent.name for file in models.glob(f"*/{RELEASED_WEIGHTS}"))
     if str(name_or_path) in shipped:

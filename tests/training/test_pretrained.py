@@ -141,6 +141,25 @@ def test_wrapped_weights_of_other_tools(model, folder):
     assert torch.equal(energies(load_model(folder)), energies(model))
 
 
+def test_a_file_that_lacks_the_other_one(folder, tmp_path, capsys):
+    (tmp_path / "weights").mkdir()
+    told = "there is no config.json beside it.*put"
+    for lone in (tmp_path / "weights" / "model.safetensors", tmp_path / "mine.safetensors"):
+        lone.write_bytes((folder / "model.safetensors").read_bytes())
+        with pytest.raises(
+            ValueError, match=f"{lone.name}: {told}"
+        ):
+            load_model(lone)
+    assert main(["predict", str(tmp_path / "weights"), "POSCAR"]) == 2
+    assert "there is no config.json beside it" in capsys.readouterr().err
+    (folder / "model.safetensors").unlink()
+    for given in (folder, folder / "config.json"):
+        with pytest.raises(ValueError, match="and no model.safetensors beside it.* flt-mol export"):
+            load_model(given)
+    with pytest.raises(ValueError, match="and no model.safetensors beside it"):
+        from_pretrained(folder)
+
+
 @pytest.mark.parametrize("cut", [0, 4, 100, -1])
 def test_cut_short(cut, folder):
     file = folder / "model.safetensors"
@@ -171,7 +190,7 @@ def test_a_flipped_bit_is_noticed(model, folder):
         ({"model": {"embed_dm": 16}}, "unknown model setting embed_dm; did you mean embed_dim"),
         ({"elements_seen": [1, 2]}, r"config\.json: elements_seen is \[1, 2\], and the weights"),
         ({"normalizer": {}}, r"config\.json: normalizer is \{\}"),
-        ({"model_type": "bert", "format": "x"}, "carry no model configuration"),
+        ({"model_type": "bert", "format": "x"}, "config.json beside it is not one of flt_mol"),
     ],
 )
 def test_a_config_that_does_not_belong(changes, message, folder):
@@ -188,7 +207,9 @@ def test_keys_that_the_hub_adds_are_no_mistake(model, folder):
 @pytest.mark.parametrize("text", ["{", "\xff", "[1]"])
 def test_a_config_that_is_no_json(text, folder):
     (folder / "config.json").write_text(text, "latin-1")
-    with pytest.raises(ValueError, match=r"config\.json: this is no valid json|carry no model"):
+    with pytest.raises(
+        ValueError, match="this is no valid json|is not one of flt_mol"
+    ):
         load_model(folder)
 
 
