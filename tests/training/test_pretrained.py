@@ -146,9 +146,7 @@ def test_a_file_that_lacks_the_other_one(folder, tmp_path, capsys):
     told = "there is no config.json beside it.*put"
     for lone in (tmp_path / "weights" / "model.safetensors", tmp_path / "mine.safetensors"):
         lone.write_bytes((folder / "model.safetensors").read_bytes())
-        with pytest.raises(
-            ValueError, match=f"{lone.name}: {told}"
-        ):
+        with pytest.raises(ValueError, match=f"{lone.name}: {told}"):
             load_model(lone)
     assert main(["predict", str(tmp_path / "weights"), "POSCAR"]) == 2
     assert "there is no config.json beside it" in capsys.readouterr().err
@@ -207,9 +205,7 @@ def test_keys_that_the_hub_adds_are_no_mistake(model, folder):
 @pytest.mark.parametrize("text", ["{", "\xff", "[1]"])
 def test_a_config_that_is_no_json(text, folder):
     (folder / "config.json").write_text(text, "latin-1")
-    with pytest.raises(
-        ValueError, match="this is no valid json|is not one of flt_mol"
-    ):
+    with pytest.raises(ValueError, match="this is no valid json|is not one of flt_mol"):
         load_model(folder)
 
 
