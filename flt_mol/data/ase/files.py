@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from flt_mol.data.ase.compression import COMPRESSED, refuse_compressed, refuse_packing, what_failed
 from flt_mol.data.ase.database import database_rows
 from flt_mol.data.ase.records import ALSO, atoms_record, occupancy_note
 from flt_mol.data.ase.ulm import check_trajectory
@@ -24,7 +25,6 @@ _OF_FOLDERS = {"traj", "extxyz", "xyz", "db", "cif", "vasp", "vasp-xdatcar", "va
 _OF_FOLDERS |= {"proteindatabank", "xsf", "gen", "res", "aims", "lammps-data", "lammps-dump-text"}
 _BY_NAME = (".traj", ".extxyz", ".xyz", ".db", ".cif")
 _OF_LINES = {"extxyz", "xyz", "cif", "vasp", "vasp-xdatcar", "proteindatabank", "xsf", "gen"}
-_COMPRESSED = (".gz", ".bz2", ".xz")
 _HEAD = 4096  # bytes
 _MOST_ATOMS = 10**8  # in a frame of a compressed file
 _DIGITS = 30
@@ -51,6 +51,8 @@ def records_of(path: Path, notes: dict[str, str] | None = None) -> Iterator[Muta
         raise ValueError(f"{path} is no regular file; copy its contents into one")
     notes = {} if notes is None else notes
     kind = _format_of(path)
+    with path.open("rb") as file:
+        refuse_packing(path, file.read(_HEAD), kind)
     count = 0
     try:
         _check_before(path, kind, notes)
@@ -59,7 +61,7 @@ def records_of(path: Path, notes: dict[str, str] | None = None) -> Iterator[Muta
             count += 1
         reason = _unread(path, kind, count)
     except (Exception, MemoryError) as error:
-        reason = str(error) or type(error).__name__
+        reason = what_failed(path, error)
         if not count:
             raise ValueError(f"ASE cannot read {path}: {reason}") from error
         raise IncompleteError(f"ASE reads {count} frames of {path}, then: {reason}") from error
@@ -88,16 +90,20 @@ def _format_of(path: Path) -> str:
         head = file.read(_HEAD)
     if head.startswith(b"SQLite format 3\0"):
         return "db"
-    if head and not head.strip(b"\0"):
+    if not head:
+        raise ValueError(f"{path} is empty (0 bytes); download or write it again")
+    if not head.strip(b"\0"):
         raise ValueError(f"{path} begins with zeros: an interrupted download; get it again")
     try:
         kind = ase.io.formats.filetype(str(path))
     except ase.io.formats.UnknownFileTypeError:
         kind = ""
     except Exception as error:
+        refuse_packing(path, head, "")
         reason = str(error) or type(error).__name__
         raise ValueError(f"ASE cannot read {path}: {reason}") from error
     if kind not in ase.io.formats.ioformats:
+        refuse_compressed(path, head)
         raise ValueError(
             f"{path} is of unknown format; read are LMDB files, and what ASE reads (traj, extxyz, "
             "cif, POSCAR, …) under its usual suffix"
@@ -124,7 +130,7 @@ def _rows(path: Path, kind: str) -> Iterator[MutableRecord]:
 
 def _check_before(path: Path, kind: str, notes: dict[str, str]) -> None:
     """What ASE would believe, or not tell of."""
-    plain = path.suffix.lower() not in _COMPRESSED
+    plain = path.suffix.lower() not in COMPRESSED
     if kind == "traj" and plain and not check_trajectory(path):
         notes[f"end of {path.name}"] = (
             f"{path.name} ends with a frame that was not written whole (left out)"
