@@ -106,7 +106,7 @@ def predict(
     Warns:
         UserWarning: once each for all structures: tags that are all 0, or look like layer
             numbers, no cell, cells too narrow for a model that does not see periodic images,
-            elements that a model was never trained on, naming them.
+            atoms less than 0.5 Å apart, elements that a model was never trained on, naming them.
     """
     from flt_mol.prediction.energies import predict_atoms
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
-import zlib
 from pathlib import Path
 
 from flt_mol.packed import SUFFIXES, packing
 
-__all__ = ["COMPRESSED", "refuse_compressed", "refuse_packing", "what_failed"]
+__all__ = ["COMPRESSED", "refuse_compressed", "refuse_packing"]
 
 COMPRESSED = tuple(SUFFIXES.values())
 """Ends of the names of files that ASE unpacks."""
@@ -53,11 +50,3 @@ def refuse_compressed(path: Path, head: bytes) -> None:
     """
     if (packed := packing(head)) is not None:
         raise ValueError(f"{path} is compressed ({packed}): unpack it first")
-
-
-def what_failed(path: Path, error: BaseException) -> str:
-    """What went wrong in reading a file, in words where it was the unpacking."""
-    broken = isinstance(error, EOFError | zlib.error | lzma.LZMAError | gzip.BadGzipFile)
-    if broken and path.suffix.lower() in COMPRESSED:
-        return f"it is cut off or damaged, as a compressed file ({error}): get it again"
-    return str(error) or type(error).__name__

@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from flt_mol.data.ase.compression import COMPRESSED, refuse_compressed, refuse_packing, what_failed
+from flt_mol.data.ase.compression import COMPRESSED, refuse_compressed, refuse_packing
 from flt_mol.data.ase.database import database_rows
+from flt_mol.data.ase.failures import what_failed
 from flt_mol.data.ase.records import ALSO, atoms_record, occupancy_note
 from flt_mol.data.ase.ulm import check_trajectory
 from flt_mol.data.aselmdb.rows import Broken, Row

@@ -505,3 +505,17 @@ def test_a_row_is_the_same_by_every_route(
         with pytest.raises(ValueError, match=told):
             list(open_dataset(both, energy=name))
     assert len(list(open_dataset(both, ignore_energy=True))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1\n\nD 0 0 0\n", "there is no element 'D'; symbols are those of the table"),
+        ("\ufeff1\n\nH 0 0 0\n", "begins with a byte order mark: save it as UTF-8 without one"),
+        ("", r"a\.extxyz is empty \(0 bytes\); download or write it again"),
+    ],
+)
+def test_reasons_in_words(text, message, tmp_path):
+    (tmp_path / "a.extxyz").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        open_dataset(tmp_path / "a.extxyz")
