@@ -202,10 +202,13 @@ def occupancy_note(atoms: Atoms) -> dict[str, str]:
     """A warning of sites that several elements share, or that are empty in part."""
     sites = atoms.info.get("occupancy")
     for site, shares in sites.items() if isinstance(sites, dict) else ():
-        if isinstance(shares, dict) and any(share < 1 for share in shares.values()):
-            shown = ", ".join(f"{symbol} {share:g}" for symbol, share in shares.items())
+        if not isinstance(shares, dict):
+            continue
+        shown = ", ".join(f"{symbol} {share:g}" for symbol, share in shares.items())
+        told = "in part" if any(share < 1 for share in shares.values()) else "by several elements"
+        if told == "in part" or len(shares) > 1:
             return {
-                "occupancy": f"site {site} is occupied in part ({shown}); ASE keeps one "
-                "element per site: give an ordered structure"
+                "occupancy": f"site {site} is occupied {told} ({shown}); ASE keeps one element per "
+                "site: give an ordered structure"
             }
     return {}

@@ -22,7 +22,10 @@ _GUESSED = ("H", "C", "N", "O")
 _DEPTH = 2.0  # Å below the highest atom of the slab: in hollows and on lower terraces
 _GAP = 0.5  # Å that atoms of the adsorbate are above those of its elements in the slab
 _BOND = 1.2  # times the sum of covalent radii
-_MEND = 'name the atoms: adsorbate="CO" or adsorbate=[12, 13], or adsorbate="none" for none'
+_MEND = (
+    'name the atoms: adsorbate="CO" or adsorbate=[12, 13], or adsorbate="none" for none (in the '
+    "command: --adsorbate CO, 12,13 or none)"
+)
 
 Rows = NDArray[np.int64]
 
