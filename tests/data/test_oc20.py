@@ -211,6 +211,11 @@ BAD = {
     "cell of two": ({"cell": torch.zeros(2, 3)}, r"cell has shape \(2, 3\)"),
     "nan cell": ({"cell": torch.full((3, 3), torch.nan)}, "cell is not finite"),
     "pbc of two": ({"pbc": [True, False]}, r"pbc has shape \(2,\)"),
+    "pbc nan": (
+        {"pbc": torch.tensor([1, torch.nan, 1])},
+        r"pbc is \[1.0, nan, 1.0\], expected true",
+    ),
+    "pbc two": ({"pbc": [2, 1, 1]}, r"pbc is \[2, 1, 1\], expected true or false for each axis"),
     "nan target": ({"y_relaxed": float("nan")}, "y_relaxed is nan, expected a finite energy"),
     "inf target": ({"y_relaxed": torch.tensor([-torch.inf])}, "y_relaxed is -inf"),
     "text target": ({"y_relaxed": "-1.5"}, "y_relaxed is '-1.5', expected one number"),
@@ -230,6 +235,8 @@ def test_bad_records_are_refused_and_can_be_skipped(
     assert dataset[0].sid == (7,)
     with pytest.raises(ValueError, match=message) as caught:
         dataset[1]
+    with pytest.raises(ValueError, match=message):
+        list(dataset.batch([0, 1]))
     assert f"{path}, key 1, sid 900: " in str(caught.value)
     rest = open_dataset(path, on_error="skip")
     assert [system.sid for system in rest] == [(7,)]
