@@ -95,7 +95,7 @@ def _vacuum_axis(gaps: dict[int, tuple[float, float]], periodic: NDArray[np.bool
         raise ValueError(
             f"is no slab: a slab has vacuum, {_VACUUM:g} Å at least, along one lattice vector; "
             f"gaps found: {found}. Name the one that leads out of the surface with axis=0, 1 or "
-            "2, or set tags by hand with atoms.set_tags"
+            "2 (in Python), or set tags by hand with atoms.set_tags"
         )
     return empty[0]
 
