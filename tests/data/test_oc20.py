@@ -235,12 +235,18 @@ def test_bad_records_are_refused_and_can_be_skipped(
     assert dataset[0].sid == (7,)
     with pytest.raises(ValueError, match=message) as caught:
         dataset[1]
-    with pytest.raises(ValueError, match=message):
-        list(dataset.batch([0, 1]))
     assert f"{path}, key 1, sid 900: " in str(caught.value)
     rest = open_dataset(path, on_error="skip")
     assert [system.sid for system in rest] == [(7,)]
     assert rest.skipped == [str(caught.value)]
+
+
+@pytest.mark.parametrize("wrong", [2.0, torch.nan])
+def test_pbc_of_a_batch(wrong: float, make_record: Any, write_lmdb: Any) -> None:
+    axes = [torch.tensor([first, 1.0, 1.0]) for first in (1.0, wrong)]
+    path = write_lmdb({i: make_record(pbc=pbc) for i, pbc in enumerate(axes)})
+    with pytest.raises(ValueError, match=r"key 1.*pbc is \[.*\], expected true or false"):
+        list(open_dataset(path).batch([0, 1]))
 
 
 @pytest.mark.parametrize("sid", [1.5, {"a": 1}, torch.tensor([1, 2])])

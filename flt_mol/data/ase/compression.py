@@ -26,7 +26,7 @@ def refuse_packing(path: Path, head: bytes, kind: str) -> None:
     """
     packed, suffix = packing(head), path.suffix.lower()
     if packed is None:
-        if head and suffix in COMPRESSED and kind != "db":
+        if suffix in COMPRESSED and kind != "db":
             raise ValueError(
                 f"{path} is not compressed, though it is called {suffix}: rename it to "
                 f"{path.with_suffix('').name}"
