@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.models.energy import CONFIG_KEY
+from flt_mol.packed import packing
 from flt_mol.training.weight_names import strip_prefixes
 
 WEIGHTS_FILE = "model.safetensors"
@@ -51,6 +52,7 @@ def read_pretrained(path: Path) -> dict[str, Any]:
             config.json that is no json, of a later format, or with unknown keys. Names the file.
     """
     data = _bytes(path)
+    refuse_packed(path, data[:16])
     weights = _tensors(path, data)
     config_file = path.with_name(CONFIG_FILE)
     settings = read_settings(config_file)
@@ -108,6 +110,17 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     if not isinstance(settings.get("model"), dict):
         raise ValueError(f"{path}: no 'model' in it, a mapping of the model's settings")
     return settings
+
+
+def refuse_packed(path: Path, head: bytes) -> None:
+    """Refuse a checkpoint that was compressed; torch's own are zip archives.
+
+    Raises:
+        ValueError: naming the file and the kind.
+    """
+    kind = packing(head)
+    if kind not in (None, "zip"):
+        raise ValueError(f"{path} is compressed ({kind}): unpack it first")
 
 
 def described(weights: Mapping[str, Tensor]) -> dict[str, Any]:

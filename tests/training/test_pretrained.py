@@ -1,5 +1,6 @@
 """Folders in Hugging Face's layout: what is written, read again, and refused."""
 
+import gzip
 import json
 import os
 
@@ -10,7 +11,12 @@ from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model
 
 from flt_mol import testing
 from flt_mol.cli import main
-from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
+from flt_mol.training.checkpoints import (
+    find_checkpoint,
+    load_model,
+    read_checkpoint,
+    save_checkpoint,
+)
 from flt_mol.training.pretrained import export_checkpoint, from_pretrained, save_pretrained
 
 
@@ -139,6 +145,16 @@ def test_wrapped_weights_of_other_tools(model, folder):
     save_file({f"model.{k}": v for k, v in load_file(file).items()}, file)
     edit(folder, sha256=None)
     assert torch.equal(energies(load_model(folder)), energies(model))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "old.ckpt"])
+def test_compressed_checkpoints(name, folder):
+    save_checkpoint(folder / "old.ckpt", load_model(folder), {})
+    path = folder / name
+    assert load_model(path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"{name} is compressed \(gzip\): unpack it first"):
+        load_model(path)
 
 
 def test_a_file_that_lacks_the_other_one(folder, tmp_path, capsys):
