@@ -86,6 +86,8 @@ def run_predict(options: argparse.Namespace) -> None:
         options.files, skip_bad=options.skip_bad, prepare=prepare, check=members.check
     )
     predictions = predict_files(members, files, options.batch_size)
+    if prepare is not None:
+        prepare.tell()
     text = "\n".join(lines(predictions, prepare))
 
     def write() -> None:

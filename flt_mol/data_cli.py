@@ -96,7 +96,8 @@ def _add_split(commands: Any) -> None:
     parser.add_argument(
         "--group-by",
         metavar="FIELD",
-        help="keep together what has the same FIELD, e.g. slab, or composition",
+        help="keep together what has the same FIELD; composition, adsorbate and slab are worked "
+        "out from elements and tags where they are not stored",
     )
     _add_writing(parser)
     parser.set_defaults(run=data_commands.run_split)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flt_mol.outputs import check_folder, printable, say, say_files
+from flt_mol.outputs import check_beside, check_folder, printable, say, say_files
 
 if TYPE_CHECKING:
     from flt_mol.data import StructuresDataset
@@ -42,6 +42,7 @@ def run_convert(options: argparse.Namespace) -> None:
     """`flt-mol data convert`."""
     from flt_mol.data import convert
 
+    check_beside(options.output, "OUTPUT")  # before all records are read
     if options.references is None:
         source = _source(options)
         _warn_without_targets(source)
@@ -71,6 +72,7 @@ def run_split(options: argparse.Namespace) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"--shares names {twice} more than once; give each split one share")
+    check_beside(options.output, "OUTPUT")
     source = _source(options)
     _warn_without_targets(source)
     with _bars() as bars:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from flt_mol.data.options import OnError
     from flt_mol.evaluation import SplitResult
 
+_FILES = ("results.json", "predictions.csv", "parity.png", "report.html")
+
 
 def run_evaluate(options: argparse.Namespace) -> None:
     """`flt-mol evaluate`.
@@ -40,7 +42,7 @@ def _evaluate_predictions(options: argparse.Namespace) -> None:
     from flt_mol.evaluation.summary import summarise
 
     if options.output is not None:
-        check_folder(options.output, "--output FOLDER")
+        check_folder(options.output, "--output FOLDER", _FILES)
     results = score_files(options.predictions, options.targets, options.split)
     baselines = {"own median": median_baseline(results)}
     named = {"predictions": str(options.predictions)}
@@ -60,7 +62,7 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
 
     checkpoint = find_checkpoint(options.checkpoint)
     beside = _evaluation_folder(checkpoint)
-    check_folder(options.output or beside, "--output FOLDER")
+    check_folder(options.output or beside, "--output FOLDER", _FILES)
     model = load_model(checkpoint, map_location=options.device)
     on_error: OnError = "skip" if options.skip_bad else "raise"
     check = partial(check_systems, model.config)

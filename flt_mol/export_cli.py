@@ -27,5 +27,5 @@ def run_export(options: argparse.Namespace) -> None:
     """`flt-mol export`."""
     from flt_mol.training.pretrained import export_checkpoint
 
-    check_folder(options.folder, "FOLDER")
+    check_folder(options.folder, "FOLDER", ("config.json", "model.safetensors"))
     say_files(export_checkpoint(options.checkpoint, options.folder))

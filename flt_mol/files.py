@@ -20,7 +20,7 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+    temporary = temporary_name(path)
     try:
         yield temporary
         if durable:
@@ -30,6 +30,11 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
             _to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """The name beside `path` that :func:`temporary_path` writes to."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
 
 
 def _to_disk(path: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from flt_mol.files import temporary_name
+
 
 def check_file(path: Path, suffixes: tuple[str, ...], option: str) -> None:
-    """Refuse a file that cannot be written later.
+    """Refuse a file that cannot be written later. A file that is there is not touched.
 
     Args:
         path: the file; missing folders above it will be made.
@@ -23,25 +26,52 @@ def check_file(path: Path, suffixes: tuple[str, ...], option: str) -> None:
     """
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"cannot write {path}: use a name ending in {' or '.join(suffixes)}")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ValueError(f"cannot write {path}: it is a folder; give a file with {option}")
-    if path.exists() and not os.access(path, os.W_OK):
+    if os.path.exists(path) and not os.access(path, os.W_OK):
         raise ValueError(f"cannot write {path}: no permission; choose another with {option}")
-    _check_above(path, path.parent, option)
+    _check_above(path, path.parent, [temporary_name(path).name], option)
 
 
-def check_folder(path: Path, option: str) -> None:
+def check_folder(path: Path, option: str, files: Iterable[str] = ()) -> None:
     """Refuse a folder in which nothing can be written later; missing ones will be made.
 
+    Args:
+        path: the folder.
+        option: that chooses another, for the message.
+        files: names of those that will be written to it.
+
     Raises:
-        ValueError: it is a file, or lies below one, or may not be written, with the mend.
+        ValueError: it is a file, or lies below one, or may not be written, or holds a folder by the
+            name of one of `files`, with the mend.
     """
-    _check_above(path, path, option)
+    _check_above(path, path, [], option)
+    for name in files:
+        if os.path.isdir(path / name):
+            raise ValueError(
+                f"cannot write {path / name}: it is a folder; move it, or give another place with "
+                f"{option}"
+            )
 
 
-def _check_above(target: Path, folder: Path, option: str) -> None:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+def check_beside(path: Path, option: str) -> None:
+    """Refuse a file or folder, there or not, beside which nothing can be written.
+
+    Raises:
+        ValueError: as of :func:`check_folder`.
+    """
+    _check_above(path, path.parent, [path.name], option)
+
+
+def _check_above(target: Path, folder: Path, names: list[str], option: str) -> None:
+    """Whether `names` can be made in `folder`, and that itself where it is missing."""
+    while not os.path.exists(folder) and folder != folder.parent:
+        if os.path.islink(folder):
+            raise ValueError(
+                f"cannot write {target}: {folder} is a link to what does not exist; give another "
+                f"with {option}"
+            )
+        names, folder = [*names, folder.name], folder.parent
     if not folder.is_dir():
         raise ValueError(f"cannot write {target}: {folder} is a file; give another with {option}")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -49,6 +79,30 @@ def _check_above(target: Path, folder: Path, option: str) -> None:
             f"cannot write {target}: no permission in {folder.absolute()}; "
             f"give another with {option}"
         )
+    reason = _trouble(folder, names)
+    if reason is not None:
+        raise ValueError(f"cannot write {target}: {reason}; give another with {option}")
+
+
+def _trouble(folder: Path, names: Iterable[str]) -> str | None:
+    """What a file tells that is made in the folder, without a name where the system can do that.
+
+    Permissions do not tell all: those of /proc allow everything, a disk may be full.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+            file.flush()
+    except OSError as error:
+        return f"no file can be made in {folder.absolute()} ({error.strerror or error})"
+    for name in names:
+        try:
+            os.lstat(folder / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"no file can have such a name ({error.strerror or error})"
+    return None
 
 
 @contextmanager

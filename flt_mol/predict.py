@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flt_mol.prediction.frames import write_extxyz
     from flt_mol.prediction.members import EnsembleEnergies, load_model
     from flt_mol.prediction.table import Prediction, write_predictions
+    from flt_mol.prediction.tag_rules import surface_rule
 
 __all__ = [
     "EnsembleEnergies",
@@ -33,6 +34,7 @@ __all__ = [
     "predict",
     "predict_files",
     "predict_structures",
+    "surface_rule",
     "write_extxyz",
     "write_predictions",
 ]
@@ -45,6 +47,7 @@ _ROOMS = {
     "load_model": "members",
     "predict_files": "files",
     "predict_structures": "energies",
+    "surface_rule": "tag_rules",
     "write_extxyz": "frames",
     "write_predictions": "table",
 }
@@ -96,13 +99,14 @@ def predict(
         `mean`, `spread` and `members`.
 
     Raises:
-        ValueError: something that is not an `ase.Atoms`, naming its place; an energy that is not
-            finite; an ensemble of fewer than two, or of models of different energies.
+        ValueError: something that is not an `ase.Atoms`, naming its place; a `batch_size` that is
+            no whole number from 1 on; an energy that is not finite; an ensemble of fewer than two,
+            or of models of different energies.
 
     Warns:
         UserWarning: once each for all structures: tags that are all 0, or look like layer
             numbers, no cell, cells too narrow for a model that does not see periodic images,
-            elements that a model was never trained on, naming them.
+            atoms less than 0.5 Å apart, elements that a model was never trained on, naming them.
     """
     from flt_mol.prediction.energies import predict_atoms
 

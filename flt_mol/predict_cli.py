@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flt_mol.outputs import printable
+from flt_mol.outputs import printable, say
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from flt_mol.prediction.table import Prediction
+    from flt_mol.prediction.tag_rules import TagRule
 
 __all__ = ["Tagger", "add_predict_options", "lines", "tagger"]
 
@@ -53,8 +56,8 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
         "--surface",
         type=_surface,
         metavar="RULE",
-        help="with --tag-slab: oc20 (default), half of the layers, as emt_adsorption has it, or a "
-        "number of layers",
+        help="with --tag-slab: oc20, half of the layers, as emt_adsorption has it, or a number of "
+        "layers (default: the rule of the model's training data, or oc20 where that is not known)",
     )
 
 
@@ -63,12 +66,23 @@ class Tagger:
 
     Args:
         adsorbate: as of `flt_mol.data.tag_slab`.
-        surface: as of `flt_mol.data.tag_slab`.
+        surface: as of `flt_mol.data.tag_slab`; None takes that of `rule`.
+        rule: of the data that the model was trained on, where it is known.
     """
 
-    def __init__(self, adsorbate: str | list[int] | None, surface: str | int) -> None:
+    def __init__(
+        self,
+        adsorbate: str | list[int] | None,
+        surface: str | int | None,
+        rule: TagRule | None,
+    ) -> None:
+        from flt_mol.prediction.tag_rules import DEFAULT
+
         self.adsorbate = adsorbate
-        self.surface = surface
+        self.given = surface is not None
+        self.rule = rule
+        self.surface = surface or (DEFAULT if rule is None else rule.surface)
+        self.untagged = 0
         self.shown: list[str] = []
 
     def __call__(self, structures: Structures) -> Structures:
@@ -76,18 +90,49 @@ class Tagger:
         from flt_mol.data.slabs import tag_structures
 
         tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
+        self.untagged += not structures.tags.any()
         self.shown += [_counts(one) for one in tagged]
         return tagged
+
+    def tell(self) -> None:
+        """Say which rule was taken for the user, or that the one given is not the model's."""
+        if not self.untagged:
+            return
+        used = f"tagged by the rule '{self.surface}'"
+        if not self.given and self.rule is not None:
+            text = f"{used}, that of {self.rule.data}, which the model was trained on"
+            say(f"flt-mol: {text}", sys.stderr)
+        elif not self.given:
+            warnings.warn(
+                f"{used}: by which rule the model's training data were tagged is not known; give "
+                "it with --surface",
+                UserWarning,
+                stacklevel=2,
+            )
+        elif self.rule is not None and self.rule.surface != self.surface:
+            warnings.warn(
+                f"{used}, and the model was trained on {self.rule.data}, whose tags are by the "
+                f"rule '{self.rule.surface}': energies may be far off; leave --surface out to tag "
+                "by that",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def tagger(options: argparse.Namespace) -> Tagger | None:
     """What tags the structures; None where that was not asked for.
 
     Raises:
-        ValueError: --adsorbate or --surface without --tag-slab.
+        ValueError: --adsorbate or --surface without --tag-slab; no such checkpoint; members of an
+            ensemble whose data were tagged by different rules, and no --surface.
     """
     if options.tag_slab:
-        return Tagger(options.adsorbate, options.surface or "oc20")
+        from flt_mol.prediction.tag_rules import common_rule, tag_rules
+
+        rules = tag_rules([options.checkpoint, *options.ensemble])
+        if options.surface is not None:  # it counts; of several others, one that is not it is told
+            rules = dict(sorted(rules.items(), key=lambda i: i[1].surface == options.surface)[:1])
+        return Tagger(options.adsorbate, options.surface, common_rule(rules))
     for name in ("adsorbate", "surface"):
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} says how to tag: give --tag-slab, too")

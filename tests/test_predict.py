@@ -12,6 +12,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
+from ase.constraints import FixAtoms, FixCartesian
 from torch import nn
 
 from flt_mol.data import tag_slab
@@ -84,7 +85,7 @@ def test_one_structure_and_several():
     assert one.dtype == np.float64
     assert one.tolist() == [SLAB_ENERGY]
     more = slab()
-    more += Atoms("O", positions=[[0, 0, 14]], tags=[2])
+    more += Atoms("O", positions=[[0, 0, 15]], tags=[2])
     assert predict([slab(), more], Fake()).tolist() == [SLAB_ENERGY, SLAB_ENERGY + 208]
     assert predict((a for a in (more, slab())), Fake()).tolist() == [SLAB_ENERGY + 208, SLAB_ENERGY]
     assert predict([], Fake()).shape == (0,)
@@ -134,8 +135,27 @@ def test_unseen_elements_and_missing_cells_are_warned_of_once():
 def test_structures_that_are_none():
     with pytest.raises(ValueError, match=r"structure 1 is a str, expected ase\.Atoms"):
         predict([slab(), "POSCAR"], Fake())
+    with pytest.raises(ValueError, match="atoms is a NoneType, expected ase.Atoms, or several"):
+        predict(None, Fake())
+    for member in (None, 3):
+        with pytest.raises(ValueError, match=f"checkpoint is a {type(member).__name__}, expected"):
+            predict(slab(), ["emt_small", member])
+
+
+@pytest.mark.parametrize("size", [2.5, True, "4", None, float("nan"), [3]])
+def test_batch_sizes_that_are_none(size, tmp_path):
+    with pytest.raises(ValueError, match="batch_size must be a whole number, got"):
+        predict(slab(), Fake(), size)
+    with pytest.raises(ValueError, match="batch_size must be a whole number, got"):
+        predict_structures("no such model", [], size)
+    with pytest.raises(ValueError, match="batch_size must be a whole number, got"):
+        predict_files("no such model", [tmp_path / "missing"], size)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         predict(slab(), Fake(), batch_size=0)
+    assert (
+        predict([slab()] * 3, Fake(), np.int64(2)).tolist()
+        == predict([slab()] * 3, Fake()).tolist()
+    )
 
 
 def test_energies_that_are_not_finite_are_refused():
@@ -157,7 +177,7 @@ def test_checkpoints_are_loaded_by_path_or_name(monkeypatch):
 def test_files_of_all_kinds(tmp_path):
     """Slabs with tags, in the order given, batches across files, and a progress."""
     other = slab()
-    other += Atoms("C", positions=[[0, 0, 14]], tags=[2])
+    other += Atoms("C", positions=[[0, 0, 15]], tags=[2])
     ase.io.write(tmp_path / "many.traj", [slab(), other, slab()])
     ase.io.write(tmp_path / "one.extxyz", other)
     write_lmdb(tmp_path / "data.lmdb", [record(500, slab()), record(501, other, y_relaxed=None)])
@@ -318,3 +338,38 @@ def test_narrow_cells_are_warned_of_where_images_are_not_seen():
     open_above = copper((1, 2, 2))
     open_above.pbc = [False, True, True]
     predict([open_above, slab()], model)
+
+
+def test_atoms_in_one_place_are_told_of():
+    twice = slab()
+    twice.positions[3] = twice.positions[4] + twice.cell[0] + [0.3, 0, 0]
+    with pytest.warns(UserWarning, match=r"less than 0\.5 Å apart.* in 1 of 2 structures \(1\)"):
+        predict([slab(), twice], Fake())
+    hydrogen = Atoms("H2", [[0, 0, 0], [0, 0, 0.6]], cell=[9, 9, 9], pbc=True, tags=[2, 2])
+    assert len(predict(hydrogen, Fake())) == 1
+    hydrogen.set_pbc([True, False, False])
+    hydrogen.positions[1] = [8.8, 0, 0]
+    with pytest.warns(UserWarning, match=r"less than 0\.5 Å apart, periodic images included"):
+        predict(hydrogen, Fake())
+
+
+@pytest.mark.parametrize("kind", [FixAtoms, FixCartesian])
+def test_constraints_of_atoms_that_are_not_there(kind):
+    atoms = slab()
+    atoms.set_constraint(kind([99]))
+    with pytest.raises(ValueError, match=rf"sid 0: a {kind.__name__} holds atom 99, and there are"):
+        predict(atoms, Fake())
+    atoms.set_constraint(FixAtoms([-1]))
+    assert len(predict(atoms, Fake())) == 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_cells_that_are_not_finite(value):
+    atoms = slab()
+    atoms.set_cell([value] * 3)
+    with pytest.raises(ValueError, match="cell is not finite"):
+        predict(atoms, Fake())
+    atoms = slab()
+    atoms.positions[3] = value
+    with pytest.raises(ValueError, match="pos of atom 3 is not finite"):
+        predict(atoms, Fake())

@@ -174,6 +174,8 @@ class Fields:
             self.fail("cell", f"has shape {cell.shape}, expected (3, 3)")
         if pbc is not None and pbc.size not in (1, 3):
             self.fail("pbc", f"has shape {pbc.shape}, expected (3,)")
+        if pbc is not None and not np.isin(pbc, (0, 1)).all():
+            self.fail("pbc", f"is {pbc.reshape(-1).tolist()}, expected true or false for each axis")
         if cell is not None and not np.isfinite(cell).all():
             self.fail("cell", "is not finite")
         if cell is not None and np.abs(cell.astype(np.float64)).max() > _LARGEST:

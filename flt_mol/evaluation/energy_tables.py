@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from flt_mol.packed import plain_suffix, read_text
 
 __all__ = ["EnergyTable", "named", "read_energies", "read_ids", "table_of"]
 
@@ -82,7 +82,8 @@ def read_energies(
 ) -> EnergyTable:
     """Read a table with the columns sid, split (may be missing) and an energy, eV.
 
-    CSV with commas, semicolons or tabs, or JSON, a list of objects; both may be gzipped (`.gz`).
+    CSV with commas, semicolons or tabs, or JSON, a list of objects; both may be compressed (gzip,
+    bzip2, xz), whatever they are called.
     An id that comes again with the same energy, as it does when several processes wrote their
     padded shares, is dropped and counted.
 
@@ -194,17 +195,8 @@ def _energy(value: Any, what: str) -> float:
 
 def _rows(path: Path) -> Iterator[Row]:
     """Rows with their line, or number in a JSON list; the reading of the whole file is checked."""
-    try:
-        opened = gzip.open if path.suffix.lower() == ".gz" else open
-        with opened(path, "rb") as file:
-            text = file.read().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be read as text: {reason}") from error
-    plain = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    return _of_json(path, text) if plain.suffix.lower() == ".json" else _of_csv(path, text)
+    text = read_text(path)
+    return _of_json(path, text) if plain_suffix(path) == ".json" else _of_csv(path, text)
 
 
 def _of_json(path: Path, text: str) -> Iterator[Row]:

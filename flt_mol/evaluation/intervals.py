@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from flt_mol.arguments import whole_number
 from flt_mol.evaluation.metrics import EWT_THRESHOLD, energies
 
 __all__ = ["DRAWS", "LEVEL", "bootstrap_intervals"]
@@ -55,8 +56,9 @@ def bootstrap_intervals(
     error = energies(error, "errors")
     if not len(error) or not np.isfinite(error).all():
         raise ValueError("intervals need at least one system, and finite errors")
-    if not 0 < level < 1 or draws < 1:
-        raise ValueError(f"level is {level}, draws {draws}: expected 0 < level < 1 and a draw")
+    draws = whole_number("draws", draws, 1)
+    if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
+        raise ValueError(f"level is {level!r}, expected a number between 0 and 1")
     size = np.abs(error)
     order = np.lexsort((error, size))
     error, size = error[order], size[order]

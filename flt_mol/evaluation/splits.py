@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
+from flt_mol.arguments import whole_number
 from flt_mol.evaluation.collecting import Found, SplitResult, energies_of
 from flt_mol.evaluation.elements import check_elements, warn_unseen
 from flt_mol.modes import evaluating
@@ -52,7 +53,8 @@ def evaluate_model(
 
     Raises:
         ValueError: 'this split has no targets', naming the path; no systems; a prediction or
-            target that is not finite, naming the sid.
+            target that is not finite, naming the sid; a `batch_size` or `keep_worst` that is no
+            whole number.
 
     Warns:
         UserWarning: elements that the model was never trained on, naming them; no fixed atom,
@@ -130,6 +132,8 @@ def _evaluate(
     progress: Callable[[int, int | None], None] | None,
     keep_worst: int,
 ) -> SplitResult:
+    batch_size = whole_number("batch_size", batch_size, 1)
+    keep_worst = whole_number("keep_worst", keep_worst, 0)
     path = _path(source)
     total = _total(source)
     device = _device(model)
@@ -149,8 +153,6 @@ def _batches(source: Any, batch_size: int, path: str) -> Iterator[Structures]:
     if isinstance(source, DataLoader):
         yield from (_with_targets(batch, path) for batch in source)
         return
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     parts: list[Structures] = []
     for part in _items(source):
         parts.append(_with_targets(part, path))

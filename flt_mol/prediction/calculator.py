@@ -64,6 +64,7 @@ class FLTCalculator(Calculator):
         self._members = load_members(checkpoint, device)
         self._warned: set[str] = set()
         self._spread: float | None = None
+        self._made = False
         if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
             self.implemented_properties = ["energy", "forces"]
         # ASE's databases note parameters beside the results; modules have no name to note.
@@ -71,6 +72,21 @@ class FLTCalculator(Calculator):
         names = [str(one) for one in given if isinstance(one, str | Path)]
         noted = {"checkpoint": names if self._members.ensemble else names[0]} if names else {}
         super().__init__(**noted)  # type: ignore[no-untyped-call]
+
+    def set(self, **parameters: Any) -> dict[str, Any]:
+        """Of ASE; here nothing can be changed afterwards.
+
+        Raises:
+            ValueError: it is tried, with the mend.
+        """
+        if self._made and parameters:
+            raise ValueError(
+                f"{', '.join(parameters)} cannot be changed: its model is loaded; make another "
+                "FLTCalculator"
+            )
+        self._made = True
+        changed: dict[str, Any] = super().set(**parameters)  # type: ignore[no-untyped-call]
+        return changed
 
     @property
     def spread(self) -> float | None:
@@ -90,7 +106,8 @@ class FLTCalculator(Calculator):
                 not trained on them.
         """
         if name not in self.implemented_properties:
-            raise PropertyNotImplementedError(_refusal(name))
+            forces = "forces" in self.implemented_properties
+            raise PropertyNotImplementedError(_refusal(name, forces))
         return super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
@@ -149,18 +166,19 @@ def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
     return np.asarray(forces)
 
 
-def _refusal(name: str) -> str:
+def _refusal(name: str, forces: bool) -> str:
+    """Why there is no such property, of models with forces or without."""
     if name == "forces":
         return (
             "this model was not trained on forces: its energy is that of the relaxed structure, "
             "whatever the positions now, and the gradient of it is no force. Relax with DFT or a "
             "force field; energies need no relaxation here"
         )
-    if name in ("stress", "stresses"):
+    if name in ("stress", "stresses") and not forces:
         return (
             f"this model gives no {name}: its energy is that of adsorption, after relaxation in a "
             "fixed cell, and its derivative by the cell means nothing"
         )
     if name == "free_energy":
         return "this model gives no free_energy: leave force_consistent out"
-    return f"FLTCalculator gives the energy, no {name}"
+    return f"FLTCalculator gives the energy{' and forces' if forces else ''}, no {name}"

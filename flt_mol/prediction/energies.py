@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from flt_mol.arguments import whole_number
 from flt_mol.evaluation.splits import predict_batch
 from flt_mol.modes import evaluating
 from flt_mol.prediction.members import EnsembleEnergies, Members, load_members
@@ -36,6 +37,9 @@ def predict_atoms(
     """What :func:`flt_mol.predict.predict` does."""
     from ase import Atoms
 
+    batch_size = whole_number("batch_size", batch_size, 1)
+    if not isinstance(atoms, Iterable):
+        raise ValueError(f"atoms is a {type(atoms).__name__}, expected ase.Atoms, or several")
     items = [atoms] if isinstance(atoms, Atoms) else list(atoms)
     for place, item in enumerate(items):
         if not isinstance(item, Atoms):
@@ -91,6 +95,7 @@ def predict_structures(
 
     Returns, raises, warns: as :func:`flt_mol.predict.predict`.
     """
+    batch_size = whole_number("batch_size", batch_size, 1)
     members = load_members(model)
     energies, messages = member_energies(members, structures, batch_size, progress)
     for text in messages.values():
@@ -108,10 +113,10 @@ def member_energies(
     """Energies (K, B) float64, eV, by each member, and what to warn of, kind → text.
 
     Raises:
-        ValueError: `batch_size` below 1; an energy that is not finite, naming the sid.
+        ValueError: a `batch_size` that is no whole number from 1 on; an energy that is not finite,
+            naming the sid.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    batch_size = whole_number("batch_size", batch_size, 1)
     energies = [np.empty((len(members), 0), dtype=np.float64)]
     seen = Seen.of(members)
     with ExitStack() as stack:

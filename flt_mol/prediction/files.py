@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flt_mol.arguments import whole_number
 from flt_mol.data.splits import skipped_message
 from flt_mol.prediction.energies import member_energies
 from flt_mol.prediction.members import EnsembleEnergies, Members, load_members
@@ -126,13 +127,14 @@ def predict_files(
         progress: called with (structures done, structures in all) after each batch.
 
     Raises:
-        ValueError: files that cannot be read, naming each of them with the reason, and bad records
-            in them, such as one too large for the model, before anything is predicted; an energy
-            that is not finite.
+        ValueError: a `batch_size` that is no whole number from 1 on; files that cannot be read,
+            naming each of them with the reason, and bad records in them, such as one too large for
+            the model, before anything is predicted; an energy that is not finite.
 
     Warns:
         UserWarning: as :func:`flt_mol.predict.predict`.
     """
+    batch_size = whole_number("batch_size", batch_size, 1)
     opened = files
     members = model if isinstance(model, Members) else load_members(model)
     if not isinstance(opened, StructureFiles):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
+    from flt_mol.data.slabs.surface import Surface
     from flt_mol.models.energy import EnergyModel
 
 __all__ = ["EnsembleEnergies", "Members", "load_members", "load_model"]
@@ -66,17 +68,29 @@ class Members:
         models: K modules.
         labels: how messages name them.
         ensemble: whether they were given as an ensemble.
+        sources: what was given for each, a checkpoint or the module.
     """
 
     models: tuple[nn.Module, ...]
     labels: tuple[str, ...]
     ensemble: bool
+    sources: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.models)
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(self.labels, self.models, strict=True)
+
+    @cached_property
+    def surface(self) -> Surface | None:
+        """The `surface` of `flt_mol.data.tag_slab` that fits them all, where that is known."""
+        from flt_mol.prediction.tag_rules import surface_rule
+
+        try:
+            return surface_rule(self.sources)
+        except ValueError:  # different ones, or a file that is gone by now
+            return None
 
     def check(self, structures: Structures) -> None:
         """Refuse systems that a member refuses, without calling it.
@@ -131,11 +145,17 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
             f"an ensemble has at least two members, got {len(given)}; give one checkpoint by "
             "itself, not in a list"
         )
+    for one in given:
+        if not isinstance(one, str | Path | nn.Module):
+            raise ValueError(
+                f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped "
+                "model, a module, or a list of these"
+            )
     labels = tuple(_label(one, place) for place, one in enumerate(given))
     if ensemble:
         _refuse_different_targets(given, labels)
     models = _load_each_once(given, labels, device)
-    return Members(models, labels, ensemble)
+    return Members(models, labels, ensemble, tuple(given))
 
 
 def _label(one: Any, place: int) -> str:
@@ -174,11 +194,6 @@ def _load(one: Any, device: str | torch.device | None) -> nn.Module:
         if device is not None:
             raise ValueError("device is for checkpoints; move a module yourself: model.to(device)")
         return one
-    if not isinstance(one, str | Path):
-        raise ValueError(
-            f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped model, "
-            "a module, or a list of these"
-        )
     if device is None:
         return load_model(one)
     from flt_mol.training.checkpoints import load_model as load

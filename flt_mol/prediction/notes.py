@@ -10,6 +10,7 @@ import torch
 
 from flt_mol.data.cells import heights
 from flt_mol.evaluation.elements import check_elements, unseen_message
+from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.prediction.members import Members
 from flt_mol.structures import Structures
 
@@ -18,6 +19,7 @@ __all__ = ["SUMMED_UP", "Seen"]
 SUMMED_UP = {"tags", "cell"}
 """Kinds of the loaders' notes that :class:`Seen` sums up."""
 _NARROW = 4.0  # Å; the narrowest slabs of the shipped data set are wider
+_CLOSE = 0.5  # Å; the shortest bond there is, that of H2, has 0.74
 _LARGER = 2  # times the atoms of the largest training system
 
 
@@ -29,6 +31,7 @@ class Seen:
     untagged: list[int | str] = field(default_factory=list)
     without_cell: list[int | str] = field(default_factory=list)
     narrow: list[int | str] = field(default_factory=list)
+    close: list[int | str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
     trained_up_to: float = math.inf
     large: list[int | str] = field(default_factory=list)
@@ -53,6 +56,7 @@ class Seen:
         for sid, vectors, periodic in zip(batch.sid, cell.numpy(), batch.pbc.cpu(), strict=True):
             if periodic.any() and heights(vectors[periodic.numpy()]).min() < _NARROW:
                 self.narrow.append(sid)
+        self.close += [batch.sid[b] for b in _with_close_atoms(batch)]
         for sid, atoms in zip(batch.sid, batch.natoms.tolist(), strict=True):
             if atoms > _LARGER * self.trained_up_to:
                 self.large.append(sid)
@@ -62,12 +66,13 @@ class Seen:
     def messages(self, members: Members) -> Iterator[tuple[str, str]]:
         """Warnings for these models, kind and text; that of elements is a kind by itself."""
         if self.untagged:
+            rule = "" if members.surface is None else f", surface={members.surface!r}"
             yield (
                 "tags",
                 f"all tags are 0 in {self._some(self.untagged)}: the model takes every atom for "
                 "one below the surface. Set tags (0 below the surface, 1 surface, 2 adsorbate), "
-                "in ASE with atoms.set_tags(...) or flt_mol.data.tag_slab(atoms), in the command "
-                "with --tag-slab; .traj and .extxyz keep them",
+                f"in ASE with atoms.set_tags(...) or flt_mol.data.tag_slab(atoms{rule}), in the "
+                "command with --tag-slab; .traj and .extxyz keep them",
             )
         if self.without_cell:
             yield (
@@ -81,6 +86,13 @@ class Seen:
                 f"cells narrower than {_NARROW:g} Å in {self._some(self.narrow)}: this model does "
                 "not see periodic images, so a supercell would get another energy per atom; "
                 "repeat them, as in the data that it was trained on",
+            )
+        if self.close:
+            yield (
+                "close",
+                f"atoms less than {_CLOSE:g} Å apart, periodic images included, in "
+                f"{self._some(self.close)}: is an atom there twice, such as at both ends of the "
+                "cell, or are lengths not in Å? Their energies mean nothing",
             )
         if self.large:
             yield (
@@ -105,3 +117,14 @@ class Seen:
     def _some(self, sids: list[int | str]) -> str:
         named = ", ".join(str(sid) for sid in sids[:3]) + (", …" if len(sids) > 3 else "")
         return f"{len(sids)} of {self.count} structures ({named})"
+
+
+def _with_close_atoms(batch: Structures) -> list[int]:
+    """The systems with two atoms, or images of atoms, in nearly one place."""
+    positions, cell, pbc = (x.detach().cpu() for x in (batch.positions, batch.cell, batch.pbc))
+    try:
+        pairs = neighbor_pairs(positions, cell, pbc, batch.ptr.cpu(), _CLOSE)
+    except ValueError:  # a model that took such numbers is not to be asked further
+        return []
+    found: list[int] = torch.unique(batch.system.cpu()[pairs.index_i]).tolist()
+    return found

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.models.energy import CONFIG_KEY
-from flt_mol.training.pretrained_file import read_pretrained
+from flt_mol.training.pretrained_file import read_pretrained, refuse_packed
 from flt_mol.training.weight_names import model_weights
 
 FORMAT = "flt_mol.checkpoint"
@@ -103,6 +103,7 @@ def refuse_damaged(path: Path) -> None:
     """Compare the checksums, which torch.load does not."""
     try:
         with path.open("rb") as file:
+            refuse_packed(path, file.read(16))
             if not zipfile.is_zipfile(file):
                 return
         with zipfile.ZipFile(path) as archive:

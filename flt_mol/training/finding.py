@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 from pathlib import Path
 
 from flt_mol import resources
@@ -29,20 +30,29 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
             that have weights.
     """
     path = Path(name_or_path)
-    if path.is_file():
-        return path.with_name(WEIGHTS_FILE) if path.name == CONFIG_FILE else path
-    for name in _IN_FOLDERS:
-        if (path / name).is_file():
-            return path / name
-    if (path / CONFIG_FILE).is_file():
-        raise ValueError(f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it")
+    of_config = path.name == CONFIG_FILE and path.is_file()
+    if path.is_file() and not of_config:
+        return path
+    folder = path.parent if of_config else path
+    for name in (WEIGHTS_FILE,) if of_config else _IN_FOLDERS:
+        if (folder / name).is_file():
+            return folder / name
+    if (folder / CONFIG_FILE).is_file():
+        raise ValueError(
+            f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it, which holds the "
+            "weights: copy it there, or write both anew with flt-mol export"
+        )
     models = resources.folder("models")
     shipped = sorted(file.parent.name for file in models.glob(f"*/{RELEASED_WEIGHTS}"))
     if str(name_or_path) in shipped:
         return models / str(name_or_path) / RELEASED_WEIGHTS
     _refuse_outer_folder(path)
+    spelt = str(name_or_path).lower().replace("_", "-")
+    near = [name for name in shipped if name.lower().replace("_", "-") == spelt]
+    near = near or difflib.get_close_matches(str(name_or_path), shipped, n=1, cutoff=0.8)
+    meant = f"did you mean {near[0]}? Else give" if near else "give"
     raise ValueError(
-        f"no checkpoint at '{name_or_path}': give a .ckpt file, the folder of a run, one that "
+        f"no checkpoint at '{name_or_path}': {meant} a .ckpt file, the folder of a run, one that "
         f"save_pretrained wrote, or a shipped model ({', '.join(shipped) or 'none has weights'})"
     )
 

@@ -104,6 +104,8 @@ def from_pretrained(folder: str | Path, map_location: str | torch.device = "cpu"
             each other, naming the file.
     """
     if not (Path(folder) / WEIGHTS_FILE).is_file():
+        if (Path(folder) / CONFIG_FILE).is_file():
+            find_checkpoint(Path(folder) / CONFIG_FILE)  # which says what is missing
         raise ValueError(
             f"no {WEIGHTS_FILE} in '{folder}': give a folder that save_pretrained wrote; models on "
             "a hub are downloaded first"

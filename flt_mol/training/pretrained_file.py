@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.models.energy import CONFIG_KEY
+from flt_mol.packed import packing
 from flt_mol.training.weight_names import strip_prefixes
 
 WEIGHTS_FILE = "model.safetensors"
@@ -51,9 +52,13 @@ def read_pretrained(path: Path) -> dict[str, Any]:
             config.json that is no json, of a later format, or with unknown keys. Names the file.
     """
     data = _bytes(path)
+    refuse_packed(path, data[:16])
     weights = _tensors(path, data)
-    settings = read_settings(path.with_name(CONFIG_FILE))
+    config_file = path.with_name(CONFIG_FILE)
+    settings = read_settings(config_file)
     if settings is None:
+        if not any(key.endswith(CONFIG_KEY) for key in weights):
+            raise ValueError(f"{path}: {_without_settings(config_file)}")
         return {"state_dict": weights}
     _refuse_other_weights(path, data, settings)
     weights = strip_prefixes(weights)
@@ -63,6 +68,17 @@ def read_pretrained(path: Path) -> dict[str, Any]:
     kept = {"config", "metrics", "units", "elements_seen", "trained_on"}
     kept |= {"flt_mol_version", "torch_version"}
     return {**{key: settings[key] for key in settings if key in kept}, "state_dict": weights}
+
+
+def _without_settings(config_file: Path) -> str:
+    if config_file.is_file():
+        told = f"the {CONFIG_FILE} beside it is not one of flt_mol (no format {PRETRAINED_FORMAT})"
+    else:
+        told = f"there is no {CONFIG_FILE} beside it"
+    return (
+        f"{told}, and the weights alone do not say which model they are of: put the {CONFIG_FILE} "
+        "that save_pretrained, or flt-mol export, wrote with them into the same folder"
+    )
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:
@@ -94,6 +110,17 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     if not isinstance(settings.get("model"), dict):
         raise ValueError(f"{path}: no 'model' in it, a mapping of the model's settings")
     return settings
+
+
+def refuse_packed(path: Path, head: bytes) -> None:
+    """Refuse a checkpoint that was compressed; torch's own are zip archives.
+
+    Raises:
+        ValueError: naming the file and the kind.
+    """
+    kind = packing(head)
+    if kind not in (None, "zip"):
+        raise ValueError(f"{path} is compressed ({kind}): unpack it first")
 
 
 def described(weights: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -211,6 +211,11 @@ BAD = {
     "cell of two": ({"cell": torch.zeros(2, 3)}, r"cell has shape \(2, 3\)"),
     "nan cell": ({"cell": torch.full((3, 3), torch.nan)}, "cell is not finite"),
     "pbc of two": ({"pbc": [True, False]}, r"pbc has shape \(2,\)"),
+    "pbc nan": (
+        {"pbc": torch.tensor([1, torch.nan, 1])},
+        r"pbc is \[1.0, nan, 1.0\], expected true",
+    ),
+    "pbc two": ({"pbc": [2, 1, 1]}, r"pbc is \[2, 1, 1\], expected true or false for each axis"),
     "nan target": ({"y_relaxed": float("nan")}, "y_relaxed is nan, expected a finite energy"),
     "inf target": ({"y_relaxed": torch.tensor([-torch.inf])}, "y_relaxed is -inf"),
     "text target": ({"y_relaxed": "-1.5"}, "y_relaxed is '-1.5', expected one number"),
@@ -234,6 +239,14 @@ def test_bad_records_are_refused_and_can_be_skipped(
     rest = open_dataset(path, on_error="skip")
     assert [system.sid for system in rest] == [(7,)]
     assert rest.skipped == [str(caught.value)]
+
+
+@pytest.mark.parametrize("wrong", [2.0, torch.nan])
+def test_pbc_of_a_batch(wrong: float, make_record: Any, write_lmdb: Any) -> None:
+    axes = [torch.tensor([first, 1.0, 1.0]) for first in (1.0, wrong)]
+    path = write_lmdb({i: make_record(pbc=pbc) for i, pbc in enumerate(axes)})
+    with pytest.raises(ValueError, match=r"key 1.*pbc is \[.*\], expected true or false"):
+        list(open_dataset(path).batch([0, 1]))
 
 
 @pytest.mark.parametrize("sid", [1.5, {"a": 1}, torch.tensor([1, 2])])

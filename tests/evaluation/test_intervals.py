@@ -78,8 +78,16 @@ def test_random_states_of_others_stay():
         ([np.nan], 0.95, "finite"),
         ([1.0], 1.0, "level is 1"),
         ([[1.0, 2.0]], 0.95, "shape"),
+        ([1.0], "0.95", "level is '0.95', expected a number between 0 and 1"),
+        ([1.0], True, "level is True"),
     ],
 )
 def test_refusals(error, level, match):
     with pytest.raises(ValueError, match=match):
         bootstrap_intervals(np.array(error), level)
+
+
+@pytest.mark.parametrize("draws", [0, 2.5, True, None])
+def test_draws_that_are_none(draws):
+    with pytest.raises(ValueError, match="draws must be"):
+        bootstrap_intervals(np.array([1.0]), draws=draws)

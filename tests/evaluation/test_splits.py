@@ -166,6 +166,11 @@ def test_column_of_energies(items):
 def test_batch_size_zero(items):
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         evaluate_model(Fake(), items, 0)
+    for wrong in (2.5, True, None):
+        with pytest.raises(ValueError, match="batch_size must be a whole number"):
+            evaluate_model(Fake(), items, wrong)
+        with pytest.raises(ValueError, match="keep_worst must be a whole number"):
+            evaluate_model(Fake(), items, keep_worst=wrong)
 
 
 def test_unseen_elements_are_named_once(items):

@@ -10,6 +10,7 @@ from ase.build import molecule
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.constraints import FixAtoms
 from ase.db import connect
+from ase.mep import NEB
 from ase.optimize import BFGS
 from slabs import PLATINUM, ByHand, platinum
 
@@ -110,13 +111,53 @@ def test_forces_of_models_trained_on_them():
         atoms.get_forces()
 
 
+def test_what_models_with_forces_give_none_of():
+    atoms = platinum()
+    atoms.calc = FLTCalculator(Spring())
+    with pytest.raises(PropertyNotImplementedError, match="gives the energy and forces, no stress"):
+        atoms.get_stress()
+
+
+def test_the_model_cannot_be_changed_afterwards():
+    calculator = FLTCalculator("emt_small")
+    with pytest.raises(ValueError, match="checkpoint cannot be changed.* make another"):
+        calculator.set(checkpoint="flt-small")
+    assert calculator.parameters == {"checkpoint": "emt_small"}
+    assert calculator.set() == {}
+
+
+def test_results_that_are_changed_by_others():
+    atoms = platinum()
+    atoms.calc = FLTCalculator(Spring())
+    forces = atoms.get_forces()
+    forces[:] = 0.0
+    assert np.abs(atoms.get_forces()).max() > 1.0
+
+
+def test_images_that_share_a_calculator():
+    images = [platinum() for _ in range(3)]
+    for step, image in enumerate(images):
+        image.positions[-1, 0] += 0.4 * step
+    expected = predict(images, "emt_small")
+    assert len(set(expected)) == 3
+    shared = FLTCalculator("emt_small")
+    for image in images:
+        image.calc = shared
+    for _ in range(2):
+        found = [image.get_potential_energy() for image in images]
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    band = NEB(images, allow_shared_calculator=True, method="improvedtangent")
+    with pytest.raises(PropertyNotImplementedError, match="not trained on forces"):
+        band.get_forces()
+
+
 def test_optimisers_work_where_there_are_forces():
     atoms = molecule("H2O")
     atoms.set_tags(2)
     atoms.calc = FLTCalculator(Spring())
-    with pytest.warns(UserWarning, match="no cell") as caught:
+    with pytest.warns(UserWarning, match="1 of 1 structures") as caught:
         assert BFGS(atoms, logfile=None).run(fmax=0.01, steps=50)
-    assert len(caught) == 1
+    assert [str(w.message)[:12] for w in caught] == ["no cell in 1", "atoms less t"]  # at the end
     assert np.abs(atoms.positions).max() < 0.01
 
 

@@ -119,8 +119,8 @@ def test_tags_are_warned_of_once_for_all_members():
 
 
 def test_narrow_cells_are_warned_of_where_one_member_does_not_see_images():
-    narrow, members = platinum() * (1, 1, 1), [ByHand(), ByHand(2.0)]
-    narrow.set_cell(narrow.cell.array * 0.5)
+    narrow, members = platinum()[[11, 12, 13]], [ByHand(), ByHand(2.0)]
+    narrow.set_cell(narrow.cell.array * [[0.5], [0.5], [1.0]])
     predict(narrow, members)
     members[1].sees_images = False
     with pytest.warns(UserWarning, match=r"narrower than 4 Å in 1 of 1"):

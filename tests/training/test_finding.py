@@ -32,3 +32,9 @@ def test_many_folders_are_not_all_named(tmp_path):
 def test_nothing_inside(tmp_path):
     with pytest.raises(ValueError, match="give a .ckpt file, the folder of a run"):
         find_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("spelt", ["flt_small", "FLT-small", "flt-smal"])
+def test_a_shipped_model_is_named_where_it_was_nearly(spelt):
+    with pytest.raises(ValueError, match=r"did you mean flt-small\? Else give a \.ckpt file"):
+        find_checkpoint(spelt)

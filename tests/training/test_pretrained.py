@@ -1,5 +1,6 @@
 """Folders in Hugging Face's layout: what is written, read again, and refused."""
 
+import gzip
 import json
 import os
 
@@ -10,7 +11,12 @@ from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model
 
 from flt_mol import testing
 from flt_mol.cli import main
-from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
+from flt_mol.training.checkpoints import (
+    find_checkpoint,
+    load_model,
+    read_checkpoint,
+    save_checkpoint,
+)
 from flt_mol.training.pretrained import export_checkpoint, from_pretrained, save_pretrained
 
 
@@ -141,6 +147,33 @@ def test_wrapped_weights_of_other_tools(model, folder):
     assert torch.equal(energies(load_model(folder)), energies(model))
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "old.ckpt"])
+def test_compressed_checkpoints(name, folder):
+    save_checkpoint(folder / "old.ckpt", load_model(folder), {})
+    path = folder / name
+    assert load_model(path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"{name} is compressed \(gzip\): unpack it first"):
+        load_model(path)
+
+
+def test_a_file_that_lacks_the_other_one(folder, tmp_path, capsys):
+    (tmp_path / "weights").mkdir()
+    told = "there is no config.json beside it.*put"
+    for lone in (tmp_path / "weights" / "model.safetensors", tmp_path / "mine.safetensors"):
+        lone.write_bytes((folder / "model.safetensors").read_bytes())
+        with pytest.raises(ValueError, match=f"{lone.name}: {told}"):
+            load_model(lone)
+    assert main(["predict", str(tmp_path / "weights"), "POSCAR"]) == 2
+    assert "there is no config.json beside it" in capsys.readouterr().err
+    (folder / "model.safetensors").unlink()
+    for given in (folder, folder / "config.json"):
+        with pytest.raises(ValueError, match="and no model.safetensors beside it.* flt-mol export"):
+            load_model(given)
+    with pytest.raises(ValueError, match="and no model.safetensors beside it"):
+        from_pretrained(folder)
+
+
 @pytest.mark.parametrize("cut", [0, 4, 100, -1])
 def test_cut_short(cut, folder):
     file = folder / "model.safetensors"
@@ -171,7 +204,7 @@ def test_a_flipped_bit_is_noticed(model, folder):
         ({"model": {"embed_dm": 16}}, "unknown model setting embed_dm; did you mean embed_dim"),
         ({"elements_seen": [1, 2]}, r"config\.json: elements_seen is \[1, 2\], and the weights"),
         ({"normalizer": {}}, r"config\.json: normalizer is \{\}"),
-        ({"model_type": "bert", "format": "x"}, "carry no model configuration"),
+        ({"model_type": "bert", "format": "x"}, "config.json beside it is not one of flt_mol"),
     ],
 )
 def test_a_config_that_does_not_belong(changes, message, folder):
@@ -188,7 +221,7 @@ def test_keys_that_the_hub_adds_are_no_mistake(model, folder):
 @pytest.mark.parametrize("text", ["{", "\xff", "[1]"])
 def test_a_config_that_is_no_json(text, folder):
     (folder / "config.json").write_text(text, "latin-1")
-    with pytest.raises(ValueError, match=r"config\.json: this is no valid json|carry no model"):
+    with pytest.raises(ValueError, match="this is no valid json|is not one of flt_mol"):
         load_model(folder)
 
 

@@ -50,7 +50,10 @@ def from_ase(
         >>> from_ase(molecule("H2O"), sid="water")
         Structures(1 systems, 3 atoms)
     """
-    record = atoms_record(atoms)
+    try:
+        record = atoms_record(atoms)
+    except ValueError as error:
+        raise ValueError(f"ASE atoms, sid {atoms.info.get('sid', sid or 0)}: {error}") from error
     if sid is not None or record["sid"] is None:
         record["sid"] = 0 if sid is None else sid
     if notes is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from flt_mol.data.ase.announced import check_counts, check_frames, open_text
+from flt_mol.data.ase.compression import COMPRESSED, refuse_compressed, refuse_packing
 from flt_mol.data.ase.database import database_rows
+from flt_mol.data.ase.failures import what_failed
 from flt_mol.data.ase.records import ALSO, atoms_record, occupancy_note
 from flt_mol.data.ase.ulm import check_trajectory
 from flt_mol.data.aselmdb.rows import Broken, Row
@@ -24,11 +25,8 @@ _OF_FOLDERS = {"traj", "extxyz", "xyz", "db", "cif", "vasp", "vasp-xdatcar", "va
 _OF_FOLDERS |= {"proteindatabank", "xsf", "gen", "res", "aims", "lammps-data", "lammps-dump-text"}
 _BY_NAME = (".traj", ".extxyz", ".xyz", ".db", ".cif")
 _OF_LINES = {"extxyz", "xyz", "cif", "vasp", "vasp-xdatcar", "proteindatabank", "xsf", "gen"}
-_COMPRESSED = (".gz", ".bz2", ".xz")
 _HEAD = 4096  # bytes
 _MOST_ATOMS = 10**8  # in a frame of a compressed file
-_DIGITS = 30
-_COLUMNS = 1000  # of a frame without atoms
 
 
 class IncompleteError(ValueError):
@@ -51,6 +49,8 @@ def records_of(path: Path, notes: dict[str, str] | None = None) -> Iterator[Muta
         raise ValueError(f"{path} is no regular file; copy its contents into one")
     notes = {} if notes is None else notes
     kind = _format_of(path)
+    with path.open("rb") as file:
+        refuse_packing(path, file.read(_HEAD), kind)
     count = 0
     try:
         _check_before(path, kind, notes)
@@ -59,7 +59,7 @@ def records_of(path: Path, notes: dict[str, str] | None = None) -> Iterator[Muta
             count += 1
         reason = _unread(path, kind, count)
     except (Exception, MemoryError) as error:
-        reason = str(error) or type(error).__name__
+        reason = what_failed(path, error)
         if not count:
             raise ValueError(f"ASE cannot read {path}: {reason}") from error
         raise IncompleteError(f"ASE reads {count} frames of {path}, then: {reason}") from error
@@ -88,16 +88,20 @@ def _format_of(path: Path) -> str:
         head = file.read(_HEAD)
     if head.startswith(b"SQLite format 3\0"):
         return "db"
-    if head and not head.strip(b"\0"):
+    if not head:
+        raise ValueError(f"{path} is empty (0 bytes); download or write it again")
+    if not head.strip(b"\0"):
         raise ValueError(f"{path} begins with zeros: an interrupted download; get it again")
     try:
         kind = ase.io.formats.filetype(str(path))
     except ase.io.formats.UnknownFileTypeError:
         kind = ""
     except Exception as error:
+        refuse_packing(path, head, "")
         reason = str(error) or type(error).__name__
         raise ValueError(f"ASE cannot read {path}: {reason}") from error
     if kind not in ase.io.formats.ioformats:
+        refuse_compressed(path, head)
         raise ValueError(
             f"{path} is of unknown format; read are LMDB files, and what ASE reads (traj, extxyz, "
             "cif, POSCAR, …) under its usual suffix"
@@ -124,16 +128,16 @@ def _rows(path: Path, kind: str) -> Iterator[MutableRecord]:
 
 def _check_before(path: Path, kind: str, notes: dict[str, str]) -> None:
     """What ASE would believe, or not tell of."""
-    plain = path.suffix.lower() not in _COMPRESSED
+    plain = path.suffix.lower() not in COMPRESSED
     if kind == "traj" and plain and not check_trajectory(path):
         notes[f"end of {path.name}"] = (
             f"{path.name} ends with a frame that was not written whole (left out)"
         )
     if kind in ("vasp", "vasp-xdatcar") and plain:
-        _check_counts(path)
+        check_counts(path)
     if kind in ("extxyz", "xyz"):
         most = path.stat().st_size if plain else _MOST_ATOMS
-        _check_frames(path, most, columns=kind == "extxyz")
+        check_frames(path, most, columns=kind == "extxyz")
     if kind in _OF_LINES and plain and path.stat().st_size:
         with path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
@@ -141,51 +145,6 @@ def _check_before(path: Path, kind: str, notes: dict[str, str]) -> None:
                 notes[f"end of {path.name}"] = (
                     f"{path.name} does not end with a line feed: its last number may be cut off"
                 )
-
-
-def _check_counts(path: Path) -> None:
-    """A POSCAR or XDATCAR of more atoms than bytes would take all memory."""
-    with _open_text(path) as file:
-        counts = [line.split() for line in islice(file, 5, 7)]
-    total = sum(int(word) for words in counts for word in words if word.isdecimal())
-    if total > path.stat().st_size:
-        raise ValueError(f"{total} atoms are announced in {path.stat().st_size} bytes")
-
-
-def _check_frames(path: Path, most: int, columns: bool) -> None:
-    """Frames of more atoms than bytes: ASE would count lines beyond the end for ever.
-
-    With `columns`, too, of more columns than there is room for in the line of the first atom: ASE
-    would make a type of them all.
-    """
-    with _open_text(path) as file:
-        number = 1
-        for line in file:
-            if not line.strip().isdecimal():
-                return
-            count = int(line[:_DIGITS])
-            if count > most:
-                raise ValueError(f"line {number} announces {count} atoms, more than the file has")
-            lines = list(islice(file, min(count + 1, 2)))
-            if columns and lines and "Properties" in lines[0]:
-                announced, room = _columns(lines[0].strip()), len(lines[-1]) if count else 0
-                if announced > max(room, _COLUMNS):
-                    raise ValueError(
-                        f"line {number + 1} announces {announced} columns, more than the line of "
-                        "an atom has"
-                    )
-            number += 1 + len(lines) + sum(1 for _ in islice(file, max(count - 1, 0)))
-
-
-def _columns(comment: str) -> int:
-    """How many columns the comment of a frame announces, 0 where ASE cannot say."""
-    from ase.io.extxyz import key_val_str_to_dict
-
-    try:
-        announced = str(key_val_str_to_dict(comment)["Properties"]).split(":")[2::3]
-        return sum(max(int(n), 0) for n in announced)
-    except Exception:  # left to ASE, which reads the line in the same way
-        return 0
 
 
 def _unread(path: Path, kind: str, count: int) -> str | None:
@@ -199,15 +158,8 @@ def _unread(path: Path, kind: str, count: int) -> str | None:
     check = checks.get(kind)
     if check is None or not count:
         return None
-    with _open_text(path) as file:
+    with open_text(path) as file:
         return check(file, count)
-
-
-def _open_text(path: Path) -> IO[str]:
-    from ase.io.formats import open_with_compression
-
-    binary: Any = open_with_compression(str(path), "rb")
-    return io.TextIOWrapper(binary, errors="replace")
 
 
 def _after_blank(file: IO[str], count: int) -> str | None:

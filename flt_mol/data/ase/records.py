@@ -148,11 +148,23 @@ def _plain(fields: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
-    """(N,), the atoms that constraints hold in all three directions."""
+    """(N,), the atoms that constraints hold in all three directions.
+
+    Raises:
+        ValueError: a constraint of atoms that are not there.
+    """
     from ase.constraints import FixAtoms, FixCartesian, FixScaled
 
     held = np.zeros((len(atoms), 3), dtype=bool)
     for constraint in atoms.constraints:
+        if isinstance(constraint, FixAtoms | FixCartesian | FixScaled):
+            index = np.asarray(constraint.index).reshape(-1)
+            beyond = [int(i) for i in index if not -len(atoms) <= i < len(atoms)]
+            if beyond:
+                raise ValueError(
+                    f"a {type(constraint).__name__} holds atom {beyond[0]}, and there are "
+                    f"{len(atoms)}, counted from 0: set the constraint anew"
+                )
         if isinstance(constraint, FixAtoms):
             held[constraint.index] = True
         elif isinstance(constraint, FixCartesian | FixScaled):
@@ -165,11 +177,14 @@ def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
     if record.get("tags") is None or record.get("cell") is None:
         return {}
     tags, cell = np.asarray(record["tags"]).reshape(-1), np.asarray(record["cell"])
+    pos = np.asarray(record["pos"]).reshape(-1, 3)
     if cell.size != 9 or not tags.any() or tags.all():
+        return {}
+    if not (np.isfinite(cell).all() and np.isfinite(pos).all()):  # refused later, in words
         return {}
     cell = cell.reshape(3, 3)
     normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
-    heights = np.asarray(record["pos"]).reshape(-1, 3) @ normal
+    heights = pos @ normal
     numbers = np.asarray(record["atomic_numbers"]).reshape(-1)
     # A slab whose adsorbate is below, or which wraps, has its own elements there.
     if set(numbers[tags == 0]) <= set(numbers[tags != 0]):
@@ -187,10 +202,13 @@ def occupancy_note(atoms: Atoms) -> dict[str, str]:
     """A warning of sites that several elements share, or that are empty in part."""
     sites = atoms.info.get("occupancy")
     for site, shares in sites.items() if isinstance(sites, dict) else ():
-        if isinstance(shares, dict) and any(share < 1 for share in shares.values()):
-            shown = ", ".join(f"{symbol} {share:g}" for symbol, share in shares.items())
+        if not isinstance(shares, dict):
+            continue
+        shown = ", ".join(f"{symbol} {share:g}" for symbol, share in shares.items())
+        told = "in part" if any(share < 1 for share in shares.values()) else "by several elements"
+        if told == "in part" or len(shares) > 1:
             return {
-                "occupancy": f"site {site} is occupied in part ({shown}); ASE keeps one "
-                "element per site: give an ordered structure"
+                "occupancy": f"site {site} is occupied {told} ({shown}); ASE keeps one element per "
+                "site: give an ordered structure"
             }
     return {}

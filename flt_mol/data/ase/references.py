@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from flt_mol.packed import plain_suffix, read_text
+
 __all__ = ["References"]
 
 _NAMES = ("sid", "file", "name")  # of the first column or key
@@ -43,7 +45,7 @@ class References:
         self.source = "the mapping given"
         if isinstance(given, Mapping):
             self.table = _checked(given.items(), self.source)
-        elif isinstance(given, Path) or Path(given).suffix.lower() in _TABLES:
+        elif isinstance(given, Path) or plain_suffix(Path(given)) in _TABLES:
             self.source = str(given)
             self.table = _read(Path(given))
         elif not self.none:
@@ -87,16 +89,13 @@ class References:
 
 def _read(path: Path) -> dict[str, float]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        rows = json.loads(text) if path.suffix.lower() == ".json" else _rows_of_csv(text)
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{path} does not exist (looked in {path.absolute().parent}), the table of reference "
-            "energies"
-        ) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path}: reference energies cannot be read: {reason}") from error
+        text = read_text(path)
+    except ValueError as error:
+        raise ValueError(f"reference energies: {error}") from error
+    try:
+        rows = json.loads(text) if plain_suffix(path) == ".json" else _rows_of_csv(text)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path}: reference energies cannot be read: {error}") from error
     if isinstance(rows, Mapping):
         return _checked(rows.items(), str(path))
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):

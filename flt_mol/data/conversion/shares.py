@@ -14,6 +14,7 @@ import numpy as np
 
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.options import OnError
+from flt_mol.outputs import counted
 
 __all__ = ["Share", "assign", "good_records", "groups_of", "numbers"]
 
@@ -22,6 +23,8 @@ Share = float | int | None
 
 _DIGITS = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _TOGETHER = 64  # records read at a time
+_WORKED_OUT = ("composition", "adsorbate", "slab")
+_ADSORBATE = 2  # the tag
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -52,8 +55,11 @@ def numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
     exact = {n: None if s is None else Fraction(str(s)) for n, s in fractions.items()}
     rest = whole - sum((s for s in exact.values() if s is not None), Fraction(0))
     if abs(rest) > Fraction(1, 10**9) and (rest < 0 or None not in exact.values()):
+        unit = "" if whole == 1 and isinstance(given[0], float) else " systems"
+        mend = "take smaller ones" if rest < 0 else "let one take the rest, as in train=rest"
         raise ValueError(
-            f"fractions are {dict(fractions)}: they sum to {float(whole - rest):g}, not to {whole}"
+            f"fractions are {dict(fractions)}: they sum to {float(whole - rest):g}, not to "
+            f"{whole}{unit}; {mend}"
         )
     scale = Fraction(count, whole)
     ends, result = Fraction(0), {}
@@ -85,19 +91,45 @@ def assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict[
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
     order = sorted(members, key=lambda g: hashlib.sha256(f"{seed}:{g}".encode()).digest())
-    lacking, result = dict(counts), {name: list[int]() for name in counts}
-    for group in order:
-        name = max(lacking, key=lacking.__getitem__)
-        lacking[name] -= len(members[group])
+    sizes = [len(members[group]) for group in order]
+    names = _in_turn(sizes, counts)
+    result = {name: list[int]() for name in counts}
+    for group, name in zip(order, names, strict=True):
         result[name] += members[group]
     empty = [name for name, indices in result.items() if not indices]
     if empty:
-        raise ValueError(
-            f"split {empty[0]} gets no systems: there are {len(groups)} in {len(members)} groups, "
-            "and a group stays whole: give it a larger share, make fewer splits, or group by what "
-            "has more values"
-        )
+        raise ValueError(f"split {empty[0]} gets none {_what_works(sizes, counts)}")
     return {name: sorted(indices) for name, indices in result.items()}
+
+
+def _in_turn(sizes: Sequence[int], counts: Mapping[str, int]) -> list[str]:
+    """The split of each group: the one that lacks most then."""
+    lacking, names = dict(counts), list[str]()
+    for size in sizes:
+        names.append(max(lacking, key=lacking.__getitem__))
+        lacking[names[-1]] -= size
+    return names
+
+
+def _what_works(sizes: Sequence[int], counts: Mapping[str, int]) -> str:
+    """What there is to divide, and shares near those asked for that give every split some."""
+    total, grouped = sum(sizes), len(sizes) < sum(sizes)
+    there = f"of {counted(total, 'system')}"
+    if grouped:
+        there += f" in {counted(len(sizes), 'group')}, up to {max(sizes)} in one, which stays whole"
+    if len(sizes) < len(counts):
+        other = ", or group by what has more values (or by nothing)" if grouped else ""
+        return f"{there}: too few for {len(counts)} splits; make fewer{other}"
+    least = 1
+    while least <= total // len(counts):
+        raised = {name: max(count, least) for name, count in counts.items()}
+        most = max(raised, key=raised.__getitem__)
+        raised[most] -= sum(raised.values()) - total
+        if raised[most] >= least and set(_in_turn(sizes, raised)) == set(counts):
+            shares = " ".join(f"{name}={count}" for name, count in raised.items())
+            return f"{there}: shares that work: --shares {shares}"
+        least += max(1, least // 4)
+    return f"{there}: make fewer splits, group by what has more values, or take another --seed"
 
 
 def good_records(source: StructuresDataset) -> tuple[list[int], list[str]]:
@@ -133,35 +165,49 @@ def groups_of(
 
     Args:
         source: the records.
-        field: stored name, or "composition" for the numbers of atoms of each element; None for each
-            system by itself.
+        field: stored name; "composition", the numbers of atoms of each element; "adsorbate" or
+            "slab", where no such field is stored those of the atoms of tag 2, or of the others;
+            None for each system by itself.
         indices: of the systems.
         on_error: "raise", or "skip": an unreadable record is a group of its own.
 
     Raises:
-        ValueError: a record without the field.
+        ValueError: a record without the field, or without the tags to work it out from.
     """
     if field is None:
         return [str(index) for index in indices]
-    return [_group(source, index, field, on_error) for index in indices]
-
-
-def _group(source: StructuresDataset, index: int, field: str, on_error: OnError) -> str:
-    try:
-        record = source.record(index)
-        value = record.get(field)
-    except ValueError:
-        if on_error == "raise":
-            raise
-        return f"unreadable {index}"  # left out later
-    if value is None and field == "composition":
-        return _composition(record)
-    if value is None:
+    groups, worked_out = list[str](), set[bool]()
+    for index in indices:
+        try:
+            record = source.record(index)
+            value = record.get(field)
+        except ValueError:
+            if on_error == "raise":
+                raise
+            groups.append(f"unreadable {index}")  # left out later
+            continue
+        worked_out.add(value is None and field in _WORKED_OUT)
+        if value is None and worked_out != {True}:  # stored in others: no two kinds of names
+            raise ValueError(_no_field(source.where(index), field, record))
+        if value is None:
+            groups.append(_of_atoms(record, field, source.where(index)))
+        else:
+            value = _canonical(value)
+            groups.append(f"{type(value).__name__} {value!r}")
+    if len(worked_out) > 1:
         raise ValueError(
-            f"{source.where(index)}: no field {field} to group by; stored: {', '.join(record)}"
+            f"{source.path}: only some records have a field {field} to group by; store it in all, "
+            "or in none"
         )
-    value = _canonical(value)
-    return f"{type(value).__name__} {value!r}"
+    return groups
+
+
+def _no_field(where: str, field: str, record: Mapping[str, Any]) -> str:
+    return (
+        f"{where}: no field {field} to group by; stored: {', '.join(record)}. Store it, in ASE as "
+        f"atoms.info['{field}'], or group by one of these that need not be stored: "
+        f"{', '.join(_WORKED_OUT)}"
+    )
 
 
 def _canonical(value: Any) -> Any:
@@ -193,10 +239,19 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def _composition(record: Mapping[str, Any]) -> str:
-    """As in C1O1Pt12."""
+def _of_atoms(record: Mapping[str, Any], field: str, where: str) -> str:
+    """As in C1O1Pt12: all atoms, the adsorbate's, or the slab's."""
     from ase.data import chemical_symbols
 
-    numbers = np.asarray(record["atomic_numbers"]).reshape(-1).astype(np.int64).tolist()
-    counts = Counter(chemical_symbols[z] for z in numbers)
+    numbers = np.asarray(record["atomic_numbers"]).reshape(-1).astype(np.int64)
+    if field != "composition":
+        tags = np.asarray(0 if (stored := record.get("tags")) is None else stored).reshape(-1)
+        if not tags.any():
+            raise ValueError(
+                f"{where}: no field {field} to group by, and no tags to tell slab and adsorbate "
+                "by: tag the slabs with flt_mol.data.tag_slab(atoms) and write them to .extxyz or "
+                f".traj; or store atoms.info['{field}'], or group by composition"
+            )
+        numbers = numbers[(tags == _ADSORBATE) == (field == "adsorbate")]
+    counts = Counter(chemical_symbols[z] for z in numbers.tolist())
     return "".join(f"{symbol}{count}" for symbol, count in sorted(counts.items()))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.options import OnError
 
 __all__ = ["SplitResult", "split"]
+
+_OFF = 0.5  # of a share: more than that is told
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,9 @@ def split(
         fractions: split → fraction of all systems (a float; together 1), or split → number of
             systems (an int; together all); None for one that takes the rest.
         seed: of the order.
-        group_by: a stored field, or "composition"; systems of the same value stay together, e.g.
-            those on the same slab. The numbers are then met as well as whole groups can.
+        group_by: a stored field, or one of "composition", "adsorbate" and "slab", which are worked
+            out from elements and tags where they are not stored; systems of the same value stay
+            together. The numbers are then met as well as whole groups can.
         kind: of the files: "lmdb" (compact), "aselmdb" or "extxyz".
         name: of the data set; that of the folder if None.
         workers: as of :func:`flt_mol.data.conversion.convert`.
@@ -147,13 +151,31 @@ def _places(
         raise ValueError(f"{source.path}: every record is bad; the first: {bad[0]}")
     groups = groups_of(source, group_by, good, on_error)
     try:
-        places = assign(groups, numbers(fractions, len(good)), seed)
+        wanted = numbers(fractions, len(good))
+        places = assign(groups, wanted, seed)
     except ValueError as error:
         if not bad:
             raise
         left = f"{len(bad)} bad records of {len(source)} are left out; the first: {bad[0]}"
         raise ValueError(f"{error} ({left})") from error
+    _warn_far_off(wanted, places)
     return {name: [good[place] for place in of] for name, of in places.items()}, bad
+
+
+def _warn_far_off(wanted: Mapping[str, int], places: Mapping[str, Sequence[int]]) -> None:
+    """Groups that stay whole may be too large for the shares asked for."""
+    off = [
+        f"{name} {len(places[name])} (asked for: {number})"
+        for name, number in wanted.items()
+        if abs(len(places[name]) - number) > _OFF * number
+    ]
+    if off:
+        warnings.warn(
+            f"whole groups do not fit the shares: systems of {', '.join(off)}; group by what has "
+            "more values, or ask for shares that larger groups fit",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 @dataclass(frozen=True)

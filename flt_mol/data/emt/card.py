@@ -101,6 +101,7 @@ def describe(
             **{symbol: round(value, 8) for symbol, value in surfaces.gas_references().items()},
         },
         "fields": _FIELDS,
+        "tag_rule": "half",
         "elements": [ase.data.chemical_symbols[z] for z in sorted(numbers)],
         "adsorbates": {
             "trained": list(plan.TRAINED_ADSORBATES),

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from flt_mol.arguments import whole_number
 from flt_mol.data.loading.pair_cache import PairCache, cache_name
 from flt_mol.data.loading.pair_writer import write_cache
-from flt_mol.data.loading.samplers import BatchSampler, whole_number
+from flt_mol.data.loading.samplers import BatchSampler
 from flt_mol.data.loading.systems import (
     Failure,
     Source,

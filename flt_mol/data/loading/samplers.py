@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from flt_mol.arguments import whole_number
 from flt_mol.data.loading.packing import Plan, best_fit, consecutive, halved, reordered
 
-__all__ = ["BatchSampler", "whole_number"]
+__all__ = ["BatchSampler"]
 
 Integers = NDArray[np.int64]
 
@@ -209,28 +210,6 @@ class BatchSampler(Sampler[list[int]]):
     def _descending(self, order: Integers) -> Integers:
         """Large systems first: that packs best, and into as many batches whatever the order was."""
         return order[np.argsort(-self.sizes[order], kind="stable")]
-
-
-def whole_number(name: str, value: Any, lowest: int) -> int:
-    """The value, where it is a whole number that is not too low.
-
-    Raises:
-        ValueError: it is not, naming the argument.
-
-    Example:
-        >>> whole_number("max_atoms", 1e4, 1)
-        10000
-    """
-    try:
-        whole = int(value)
-        good = whole == value and not isinstance(value, bool | np.bool_)
-    except (TypeError, ValueError, OverflowError):
-        good = False
-    if not good:
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    if whole < lowest:
-        raise ValueError(f"{name} must be at least {lowest}, got {value}")
-    return whole
 
 
 def _shuffled(count: int, seed: int, epoch: int) -> tuple[torch.Generator, Integers]:

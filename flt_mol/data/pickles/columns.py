@@ -164,7 +164,11 @@ def _cells(records: Sequence[Mapping[str, Any]]) -> NDArray[Any]:
 
 def _pbc(records: Sequence[Mapping[str, Any]]) -> NDArray[np.bool_] | None:
     column = _column(records, "pbc", _three)
-    return None if column is None else column[0].reshape(-1, 3).astype(np.bool_)
+    if column is None:
+        return None
+    if not np.isin(column[0], (0, 1)).all():
+        raise UnusualError
+    return column[0].reshape(-1, 3).astype(np.bool_)
 
 
 def _compare_natoms(

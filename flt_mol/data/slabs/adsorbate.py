@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -21,7 +22,10 @@ _GUESSED = ("H", "C", "N", "O")
 _DEPTH = 2.0  # Å below the highest atom of the slab: in hollows and on lower terraces
 _GAP = 0.5  # Å that atoms of the adsorbate are above those of its elements in the slab
 _BOND = 1.2  # times the sum of covalent radii
-_MEND = 'name the atoms: adsorbate="CO" or adsorbate=[12, 13], or adsorbate="none" for none'
+_MEND = (
+    'name the atoms: adsorbate="CO" or adsorbate=[12, 13], or adsorbate="none" for none (in the '
+    "command: --adsorbate CO, 12,13 or none)"
+)
 
 Rows = NDArray[np.int64]
 
@@ -50,13 +54,26 @@ def adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: Frame) -> tuple[R
 
 def _of_indices(atoms: Atoms, indices: Iterable[int]) -> Rows:
     given = list(indices)
-    wrong = [i for i in given if int(i) != i or not -len(atoms) <= i < len(atoms)]
+    if any(isinstance(i, bool | np.bool_) for i in given):  # True would be atom 1
+        raise ValueError(
+            "is to have an adsorbate given as a mask; give its atoms by number, "
+            "np.flatnonzero(mask)"
+        )
+    wrong = [i for i in given if not _is_row(i, len(atoms))]
     if wrong:
         raise ValueError(f"has atoms 0 to {len(atoms) - 1}; the adsorbate is to have {wrong}")
     rows = np.unique(np.array([int(i) % len(atoms) for i in given], dtype=np.int64))
     if len(rows) == len(atoms):
         raise ValueError("is to be all adsorbate: no slab is left")
     return rows
+
+
+def _is_row(index: object, count: int) -> bool:
+    try:
+        number = operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return -count <= number < count
 
 
 def _with_above(rows: Rows, frame: Frame) -> Frame:

@@ -68,7 +68,7 @@ def slab_frame(atoms: Atoms, axis: int | None = None) -> Frame:
     """
     cell, periodic = np.asarray(atoms.cell.complete()), np.asarray(atoms.pbc)
     there = np.asarray(atoms.cell).any(axis=1)
-    if axis is not None and axis not in (0, 1, 2):
+    if axis is not None and (type(axis) is bool or axis not in (0, 1, 2)):
         raise ValueError(f"axis is {axis!r}, expected 0, 1 or 2")
     gaps = {k: _gap(atoms, cell, k, bool(periodic[k])) for k in range(3)}
     axis = _vacuum_axis(gaps, periodic & there) if axis is None else axis
@@ -95,7 +95,7 @@ def _vacuum_axis(gaps: dict[int, tuple[float, float]], periodic: NDArray[np.bool
         raise ValueError(
             f"is no slab: a slab has vacuum, {_VACUUM:g} Å at least, along one lattice vector; "
             f"gaps found: {found}. Name the one that leads out of the surface with axis=0, 1 or "
-            "2, or set tags by hand with atoms.set_tags"
+            "2 (in Python), or set tags by hand with atoms.set_tags"
         )
     return empty[0]
 

@@ -300,6 +300,9 @@ def test_shared_sites_of_a_cif_warn_once(tmp_path: Path) -> None:
     assert len(texts) == 1
     assert texts[0].startswith(f"{path}: site 1 is occupied in part (Cu 0.75, Ni 0.25)")
     assert system.atomic_numbers.tolist() == [78, 29]
+    path.write_text(CIF + sites.format(1.0, 1.0))
+    with pytest.warns(UserWarning, match=r"site 1 is occupied by several elements \(Cu 1, Ni 1\)"):
+        open_dataset(path)
     path.write_text(CIF + "Pt1 Pt 0 0 0 1.0\nCu1 Cu 0.5 0.5 0 1.0\n")
     open_dataset(path)
 

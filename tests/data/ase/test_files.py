@@ -505,3 +505,37 @@ def test_a_row_is_the_same_by_every_route(
         with pytest.raises(ValueError, match=told):
             list(open_dataset(both, energy=name))
     assert len(list(open_dataset(both, ignore_energy=True))) == 1
+
+
+POSCAR = "slab\n1.0\n9 0 0\n0 9 0\n0 0 9\n{}\n{}\nCartesian\n0 0 0\n0 0 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.xyz", "1\n\nD 0 0 0\n", "there is no element 'D'; symbols are those of the table"),
+        ("a.extxyz", "\ufeff1\n\nH 0 0 0\n", "begins with a byte order mark: save it as UTF-8"),
+        ("a.extxyz", "", r"a\.extxyz is empty \(0 bytes\); download or write it again"),
+        ("a.cif", "<html>404</html>", "it is a web page or XML: the download went wrong"),
+        ("a.cif", "404 not found\n", "stops without a reason .AssertionError.: is it such a file"),
+        ("POSCAR", POSCAR.format("O H", "2"), "line 6 names 2 elements, line 7 gives 1 numbers"),
+        ("POSCAR", POSCAR.format("O H ! new", "1 # old"), "names 2 elements, line 7 gives 1 num"),
+        ("POSCAR", POSCAR.format("O H", "1 2"), "too short, or missing at the end"),
+    ],
+)
+def test_reasons_in_words(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        open_dataset(tmp_path / name)
+
+
+@pytest.mark.filterwarnings("ignore:.*all tags are 0")
+def test_poscars_that_are_good(tmp_path: Path) -> None:
+    for symbols, counts in [
+        ("O H", "1 1"),
+        ("O H ! a b", "1 1 ! c"),
+        ("O", "2"),
+        ("O H O", "0 1 1"),
+    ]:
+        (tmp_path / "POSCAR").write_text(POSCAR.format(symbols, counts))
+        assert open_dataset(tmp_path / "POSCAR")[0].natoms.tolist() == [2]

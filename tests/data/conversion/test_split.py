@@ -174,9 +174,60 @@ def test_shares_that_are_none(shares, message):
 def test_a_split_without_systems_is_refused():
     with pytest.raises(
         ValueError,
-        match="split test gets no systems: there are 6 in 2 groups.*larger share, make fewer",
+        match="split test gets none of 6 systems in 2 groups, up to 3 .* too few for 3 splits",
     ):
         assign(["x", "x", "x", "y", "y", "y"], {"train": 3, "val": 2, "test": 1}, 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "counts", "works"),
+    [
+        ("abc", {"train": 2, "val": 1, "test": 0}, "of 3 systems: .* train=1 val=1 test=1$"),
+        (
+            "aaaabbbbccc",
+            {"train": 9, "val": 1, "test": 1},
+            "systems in 3 groups, up to 4 in one",
+        ),
+        ("abcdefgh", {"train": 8, "val": 0}, "--shares train=7 val=1$"),
+    ],
+)
+def test_shares_that_work_are_named(groups, counts, works):
+    with pytest.raises(ValueError, match=works) as error:
+        assign(list(groups), counts, 0)
+    words = str(error.value).partition("--shares ")[2].split()
+    shares = {name: int(count) for name, _, count in (word.partition("=") for word in words)}
+    assert list(shares) == list(counts)
+    assert sum(shares.values()) == len(groups)
+    assert all(assign(list(groups), shares, 0).values())
+
+
+def test_groups_worked_out_from_tags(make_record):
+    def group(field, records):
+        return groups_of(open_dataset(records), field, range(len(records)), "raise")
+
+    atoms = [6, 8, 78, 78]
+    one = make_record(atomic_numbers=atoms, pos=np.eye(4, 3), tags=[2, 2, 1, 0], slab=...)
+    other = make_record(atomic_numbers=atoms, pos=np.eye(4, 3), tags=[2, 1, 1, 0], slab=...)
+    assert group("adsorbate", [one, other]) == ["C1O1", "C1"]
+    assert group("slab", [one, other]) == ["Pt2", "O1Pt2"]
+    assert group("composition", [one, other]) == ["C1O1Pt2"] * 2
+    bare = {**one, "tags": [0, 0, 0, 0]}
+    with pytest.raises(ValueError, match=r"system 1: no field slab .*tag_slab\(atoms\) and wri"):
+        group("slab", [one, bare])
+    with pytest.raises(ValueError, match=r"as atoms.info\['facet'\], or .* composition, adsorbate"):
+        group("facet", [one])
+    with pytest.raises(ValueError, match="only some records have a field slab"):
+        group("slab", [one, {**one, "slab": 3}])
+    with pytest.raises(ValueError, match="system 1: no field slab to group by; stored"):
+        group("slab", [{**one, "slab": 3}, one])
+
+
+def test_groups_that_do_not_fit_are_told_of(records, tmp_path):
+    for record in records[4:]:
+        record["slab"] = "all the others"
+    given = open_dataset(records)
+    with pytest.warns(UserWarning, match="fit the shares: systems of train 4 .asked for: 10"):
+        split(given, tmp_path / "data", {"train": 10, "val": 10}, group_by="slab", workers=1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -255,7 +306,7 @@ def test_shares_are_drawn_of_the_good_records(records, tmp_path):
 def test_numbers_of_systems_are_of_the_good_ones(records, tmp_path):
     records[5]["pos"] = [1]
     given = open_dataset(records)
-    with pytest.raises(ValueError, match="sum to 20, not to 19 .1 bad records of 20 .*system 5"):
+    with pytest.raises(ValueError, match="sum to 20, not to 19 .*1 bad records of 20 .*system 5"):
         split(given, tmp_path / "data", {"a": 10, "b": 10}, workers=1, on_error="skip")
     for record in records:
         record["pos"] = [1]

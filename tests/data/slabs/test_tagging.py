@@ -42,6 +42,21 @@ def test_ways_to_name_the_adsorbate(adsorbate):
     assert tag_slab(platinum(tags=False), adsorbate).get_tags().tolist() == TOP_LAYER
 
 
+def test_atoms_that_are_no_numbers_of_atoms():
+    atoms = platinum(tags=False)
+    mask = np.isin(atoms.symbols, ["C", "O"])
+    for given in (mask, mask.tolist()):  # True would count as atom 1
+        with pytest.raises(ValueError, match=r"as a mask; give .* np.flatnonzero\(mask\)"):
+            tag_slab(atoms, given)
+    assert tag_slab(atoms, np.flatnonzero(mask)).get_tags().tolist() == TOP_LAYER
+    for wrong in (14, -15, 1.5, "C", None):
+        with pytest.raises(ValueError, match="has atoms 0 to 13; the adsorbate is to have"):
+            tag_slab(atoms, [wrong])
+    for axis in (3, True, 0.5):
+        with pytest.raises(ValueError, match=f"axis is {axis}, expected 0, 1 or 2"):
+            tag_slab(atoms, axis=axis)
+
+
 def test_layers_by_number():
     atoms = platinum(tags=False)
     assert tag_slab(atoms, surface=1).get_tags().tolist() == TOP_LAYER
