@@ -63,19 +63,18 @@ def open_splits(
         splits: names; None takes those of `trained_on` that there are, or every validation split.
         trained_on: the `data` part of a run's configuration.
         on_error: what to do with bad records, as of :func:`flt_mol.data.open_dataset`.
-        energy: name under which the targets are stored; None takes
-            that of `trained_on`, or "y_relaxed" of other data.
+        energy: name under which the targets are stored; None takes that of `trained_on`, or
+            "y_relaxed" of a data set with a recipe of its own.
         check: of systems, as of :func:`flt_mol.data.open_dataset`.
 
     Raises:
         ValueError: unknown data or split, or records without targets.
     """
     options: dict[str, Any] = {"require_energy": True, "on_error": on_error, "check": check}
-    options["energy"] = energy or "y_relaxed"
+    options["energy"] = energy or trained_on.get("energy") or "y_relaxed"
     own_paths: Mapping[str, str] = {}
     expected: Sequence[str] = ()
     if data is None:
-        options["energy"] = energy or trained_on.get("energy") or "y_relaxed"
         data, own_paths = trained_on.get("name"), trained_on.get("paths") or {}
         # A run names splits that its data set may lack; only those asked for here must be there.
         expected = trained_on.get("evaluation") or ()
@@ -86,6 +85,8 @@ def open_splits(
         if splits:
             raise ValueError(f"{data} is a file or folder of records and has no splits")
         return {_label(Path(data)): open_dataset(data, **options)}, {}
+    if found is not None and data != trained_on.get("name"):
+        options["energy"] = energy or "y_relaxed"
     known = (*own_paths, *(() if found is None else found.splits))
     names = list(splits or [name for name in expected if name in known])
     names = names or _validation(found, own_paths)
