@@ -161,6 +161,7 @@ class TimedLayer(nn.Module):
         self.layer = attention if part == "attention" else FLTBlock(attention, size.ffn_dim)
 
     def forward(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """Rows (N, C) and positions (N, 3), Å, of one system to rows."""
         ptr = torch.tensor([0, len(x)])
         features = None if self.rpe is None else self.rpe(positions, ptr)
         out: Tensor = self.layer(x, ptr=ptr, position_features=features)

@@ -2,9 +2,10 @@
 
 Times are CPU seconds of this process on one thread: what other processes do to the wall clock does
 not count. On several threads they are seconds of the wall clock, since CPU seconds of threads add
-up: for those the machine has to be left alone. Functions that are compared take turns, and what is reported is the median over rounds of
-their ratio, so that a machine that grows slower slows all of them. What remains is that others
-share caches and memory bandwidth: repeat, and look at the quartiles.
+up: for those the machine has to be left alone. Functions that are compared take turns, and what is
+reported is the median over rounds of their ratio, so that a machine that grows slower slows all of
+them. What remains is that others share caches and memory bandwidth: repeat, and look at the
+quartiles.
 """
 
 from __future__ import annotations

@@ -18,11 +18,13 @@ from flt_mol.analysis.layer_cost import LayerSize
 
 __all__ = [
     "Fft",
+    "Other",
     "Product",
     "Rates",
     "attention_products",
     "block_products",
     "byte_floor",
+    "floors_of",
     "flop_floor",
     "gemm_runner",
     "linear_maps",
@@ -36,52 +38,63 @@ _NUMBER = 4  # bytes, float32
 
 
 class Product(NamedTuple):
-    """`count` matrix products (rows × inner)·(inner × columns), float32."""
+    """So many `times` a matrix product (rows × inner)·(inner × columns), float32."""
 
     rows: int
     inner: int
     columns: int
-    count: int = 1
+    times: int = 1
 
     @property
     def flops(self) -> int:
         """Multiplications and additions."""
-        return 2 * self.rows * self.inner * self.columns * self.count
+        return 2 * self.rows * self.inner * self.columns * self.times
 
     @property
     def bytes(self) -> int:
         """Both factors read once, the product written once."""
         m, k, n = self[:3]
-        return _NUMBER * (m * k + k * n + m * n) * self.count
+        return _NUMBER * (m * k + k * n + m * n) * self.times
 
     def backward(self) -> tuple[Product, Product]:
         """The products that give the gradients of both factors."""
-        m, k, n, count = self
-        return Product(m, n, k, count), Product(k, m, n, count)
+        m, k, n, times = self
+        return Product(m, n, k, times), Product(k, m, n, times)
 
 
 class Fft(NamedTuple):
-    """`count` Fourier transforms of `length` real numbers, there or back."""
+    """So many `times` a Fourier transform of `length` real numbers, there or back."""
 
     length: int
-    count: int = 1
+    times: int = 1
 
     @property
     def flops(self) -> int:
         """2.5 n log₂ n, as usual for a transform of real numbers."""
-        return round(2.5 * self.length * math.log2(self.length)) * self.count
+        return round(2.5 * self.length * math.log2(self.length)) * self.times
 
     @property
     def bytes(self) -> int:
-        """n real numbers and n/2 + 1 complex ones, each moved once."""
-        return _NUMBER * (self.length + 2 * (self.length // 2 + 1)) * self.count
+        """Of n real numbers and n/2 + 1 complex ones, each moved once."""
+        return _NUMBER * (self.length + 2 * (self.length // 2 + 1)) * self.times
 
     def backward(self) -> tuple[Fft]:
         """A transform as well: it is linear."""
         return (self,)
 
 
-Work = Product | Fft
+class Other(NamedTuple):
+    """Work of another kind, counted by hand; its backward pass is twice as much."""
+
+    flops: int
+    bytes: int
+
+    def backward(self) -> tuple[Other]:
+        """Gradients of both factors of a product."""
+        return (Other(2 * self.flops, 2 * self.bytes),)
+
+
+Work = Product | Fft | Other
 
 
 class Rates(NamedTuple):
@@ -130,7 +143,7 @@ def softmax_products(size: LayerSize) -> list[Work]:
 
 
 def fft_products(size: LayerSize) -> list[Work]:
-    """Linear attention with a Toeplitz mask: of each entry of φ(k) vᵀ a transform and its inverse."""
+    """Linear attention with a Toeplitz mask: two transforms for each entry of φ(k) vᵀ."""
     n, h, m = size.tokens, size.num_heads, size.num_features
     d = size.embed_dim // h
     features, _, read_out = attention_products(size, positions=False)
@@ -177,17 +190,29 @@ def roofline(work: Iterable[Work], rates: Rates) -> float:
     return sum(max(one.flops / rates.flops, one.bytes / rates.bytes) for one in work)
 
 
+def floors_of(work: Iterable[Work], rates: Rates) -> dict[str, float]:
+    """``flops``, counted, and seconds of three floors: ``gemm``, ``bytes`` and ``roofline``."""
+    work = list(work)
+    products = [one for one in work if isinstance(one, Product)]
+    return {
+        "flops": sum(one.flops for one in work),
+        "gemm": flop_floor(products, rates),
+        "bytes": byte_floor(work, rates),
+        "roofline": roofline(work, rates),
+    }
+
+
 def gemm_runner(work: Iterable[Work]) -> Callable[[], None]:
     """A function that does these products, each into a result that is there already."""
     products = [one for one in work if isinstance(one, Product)]
     operands = [(torch.randn(p.rows, p.inner, dtype=torch.float32),
                  torch.randn(p.columns, p.inner, dtype=torch.float32).T,
-                 torch.empty(p.rows, p.columns, dtype=torch.float32), p.count)
+                 torch.empty(p.rows, p.columns, dtype=torch.float32), p.times)
                 for p in products]  # fmt: skip
 
     def run() -> None:
-        for left, right, out, count in operands:
-            for _ in range(count):
+        for left, right, out, times in operands:
+            for _ in range(times):
                 torch.mm(left, right, out=out)
 
     return run

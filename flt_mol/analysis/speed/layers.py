@@ -145,7 +145,7 @@ def build_layer(name: str, size: LayerSize) -> nn.Module:
 
 
 def build_core(name: str, size: LayerSize) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """Attention alone, a function of queries, keys and values; and these, as projections leave them.
+    """Attention alone, a function of queries, keys and values; and these, as maps leave them.
 
     They are rows (N, C) seen by head. Position features are made beforehand, as an encoder makes
     them once for all of its layers.

@@ -1,4 +1,4 @@
-"""One layer over lengths: time and memory of all contestants, and of the products they cannot avoid.
+"""One layer over lengths: time and memory of all contestants, and of the products they need.
 
 All take turns in one process, together with the layer's bare matrix products, a large product and
 a large copy, so that every ratio and every fraction of a floor is of numbers from the same minutes.
@@ -16,34 +16,35 @@ from torch import Tensor
 
 from flt_mol.analysis.layer_cost import LayerSize, inference, training
 from flt_mol.analysis.speed.floors import (
-    Product,
     Rates,
     Work,
     block_products,
-    byte_floor,
-    flop_floor,
+    floors_of,
     gemm_runner,
     linear_maps,
     rate_functions,
-    roofline,
     with_backward,
 )
 from flt_mol.analysis.speed.layers import CORES, LAYERS, build_core, build_layer
 from flt_mol.analysis.speed.points import out_of_memory
 from flt_mol.analysis.timing import Timings, interleaved, on_threads, peak_memory
 
-__all__ = ["FLOOR", "PARTS", "PASSES", "installed", "measure"]
+__all__ = ["FLOOR", "PARTS", "PASSES", "installed", "installed_package", "measure", "rounded"]
 
 PARTS, PASSES = ("block", "core"), ("forward", "training")
 FLOOR = "GEMM floor"
 Run = Callable[[], object]
 
 
+def installed_package(name: str) -> bool:
+    """Whether a package is there, without importing it."""
+    return importlib.util.find_spec(name) is not None
+
+
 def installed(names: list[str]) -> list[str]:
-    """Those whose packages are there."""
+    """Those contestants whose packages are there."""
     packages = {name: LAYERS[name].package for name in names}
-    return [n for n, package in packages.items()
-            if package is None or importlib.util.find_spec(package)]  # fmt: skip
+    return [n for n, package in packages.items() if package is None or installed_package(package)]
 
 
 def measure(
@@ -52,7 +53,7 @@ def measure(
     passes: str = "forward",
     *,
     names: list[str] | None = None,
-    size: dict[str, int] | None = None,
+    size: dict[str, Any] | None = None,
     rounds: int = 7,
     at_least: float = 0.05,
     gemm_size: int = 2048,
@@ -95,7 +96,7 @@ def measure(
         timings = interleaved({**timed, **machine}, rounds, at_least, threads)
     rates = Rates.of(timings.median("sgemm"), timings.median("copy"), gemm_size, 2**25)
     return {
-        "seconds": _rounded(timings),
+        "seconds": rounded(timings),
         "bytes": {name: number for name, number in held.items() if name != FLOOR},
         "floors": {name: _floors(name, sizes, part, passes, rates) for name in present},
         "stopped": stopped,
@@ -146,15 +147,9 @@ def _floors(name: str, size: LayerSize, part: str, passes: str, rates: Rates) ->
     work = block_products(size, LAYERS[name].kind)
     if part == "core":
         work = work[len(linear_maps(size)) :]
-    work = _work(work, passes)
-    products = [one for one in work if isinstance(one, Product)]
-    return {
-        "flops": sum(one.flops for one in work),
-        "gemm": flop_floor(products, rates),
-        "bytes": byte_floor(work, rates),
-        "roofline": roofline(work, rates),
-    }
+    return floors_of(_work(work, passes), rates)
 
 
-def _rounded(timings: Timings) -> dict[str, list[float]]:
+def rounded(timings: Timings) -> dict[str, list[float]]:
+    """Seconds by name, to four digits."""
     return {name: [float(f"{t:.4g}") for t in times] for name, times in timings.seconds.items()}

@@ -99,7 +99,7 @@ class LogLinearAttention(nn.Module):
         """One sequence: (N, C) → (N, C)."""
         q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, -1).unbind(1)
         projection = self.projection.expand(self.num_heads, -1, -1)
-        logits = (softmax_log_features(rows, projection) for rows in (q, k))
-        query, key = stabilised_features(*logits, torch.tensor([0, len(x)]))
+        logits, key_logits = (softmax_log_features(rows, projection) for rows in (q, k))
+        query, key = stabilised_features(logits, key_logits, torch.tensor([0, len(x)]))
         out: Tensor = self.out(masked_attention(query, key, v, self.log_mask.exp()).flatten(1))
         return out
