@@ -169,8 +169,12 @@ def _vectors(model: EnergyModel, structures: Structures) -> int:
     if first is None:
         return 0
     where = structures.cell, structures.pbc, structures.positions, structures.ptr
-    limits = {"k_max": first.k_max, "padding": first.padding}
-    return len(reciprocal_vectors(*where, **limits, max_vectors=first.max_vectors).integers)
+    budget = first.max_vectors
+    return len(
+        reciprocal_vectors(
+            *where, k_max=first.k_max, padding=first.padding, max_vectors=budget
+        ).integers
+    )
 
 
 def _passing(
