@@ -76,6 +76,9 @@ def _two_panels(
             style = "-" if index < len(_COLOURS) else "--"
             axis.plot(sizes, costs, style, marker="o", markersize=3, color=colour, label=name)
         axis.set(xscale="log", yscale="log", xlabel=size, ylabel=unit)
+        every = sorted({n for sizes, _ in lines.values() for n in sizes})
+        axis.set_xticks(every, [_short(n) for n in every], fontsize=8)
+        axis.minorticks_off()
         clean(axis)
     left.set_title("time", fontsize=10)
     right.set_title("memory", fontsize=10)
@@ -83,6 +86,19 @@ def _two_panels(
     names = [str(line.get_label()) for line in lines_drawn]
     figure.legend(lines_drawn, names, loc="outside right center", frameon=False, fontsize=8)
     return figure
+
+
+def _short(number: float) -> str:
+    """Sizes as ticks.
+
+    Example:
+        >>> _short(512), _short(8192), _short(1_000_188)
+        ('512', '8k', '1M')
+    """
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.0f}{name}"
+    return f"{number:.0f}"
 
 
 def draw_training_step(records: list[Record]) -> Figure | None:

@@ -19,7 +19,7 @@ __all__ = ["one_system_tables", "parts_tables", "series", "training_step_tables"
 def training_step_tables(records: list[Record]) -> tuple[str, str]:
     """The table file and the section of the page."""
     head = ("model", "weights", "slabs", "s a step", "atoms/s", f"{OURS}, times as fast",
-            "MB at once", "kB an atom", "times ours")  # fmt: skip
+            "MB at once", "kB an atom", "memory over ours")  # fmt: skip
     texts: dict[bool, list[str]] = {True: [], False: []}
     for setting, some in by_setting(records).items():
         result = next((record.result for record in reversed(some) if record.result), None)

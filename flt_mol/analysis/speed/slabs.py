@@ -25,7 +25,7 @@ def slabs(count: int = 32, layers: int | None = None) -> Structures:
 
     Example:
         >>> slabs(3)
-        Structures(3 systems, 240 atoms)
+        Structures(3 systems, 239 atoms)
     """
     from ase.build import add_adsorbate, fcc111, molecule
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -97,7 +98,7 @@ _WHOLE = {"block": "Whole layers", "core": "Attention alone"}
 
 
 def _checks(records: list[Record], quartiles: bool) -> str:
-    return _ratios(records, CHECKS, lambda *given: quotient(*given, quartiles))
+    return _ratios(records, CHECKS, partial(quotient, quartiles=quartiles))
 
 
 def _memory_checks(records: list[Record]) -> str:
