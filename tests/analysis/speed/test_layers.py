@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from flt_mol.analysis.layer_cost import LayerSize
+from flt_mol.analysis.speed import lengths
 from flt_mol.analysis.speed.layers import CORES, LAYERS, OURS, DenseBiasAttention, build_core
 from flt_mol.analysis.speed.layers import build_layer as build
 from flt_mol.analysis.speed.lengths import FLOOR, measure
@@ -117,3 +118,20 @@ def test_packages_that_are_missing_are_said_to_be(monkeypatch):
 def test_unknown_parts_are_refused():
     with pytest.raises(ValueError, match="part is 'heads'"):
         measure(12, "heads")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in INSTALLED if "softmax" not in name])
+def test_layers_have_the_same_number_of_random_features(name):
+    size = SIZE._replace(num_features=5)
+    shapes = [buffer.shape for buffer in build(name, size).buffers() if buffer.dim() >= 2]
+    # (M, D), or one for each head; of positions, too.
+    assert any(shape[-2:] == (5, 8) for shape in shapes)
+
+
+@pytest.mark.parametrize("part", ["block", "core"])
+def test_passes_are_what_they_are_called(part):
+    assert not lengths._run(OURS, SIZE, part, "forward")().requires_grad
+    gradients = lengths._run(OURS, SIZE, part, "training")()
+    assert len(gradients) == (3 if part == "core" else 17)
+    assert all(gradient.abs().max() > 0 for gradient in gradients if gradient.dim() > 1)

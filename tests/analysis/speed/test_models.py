@@ -3,13 +3,13 @@ import math
 import pytest
 import torch
 
-from flt_mol.analysis.speed import parts
+from flt_mol.analysis.speed import one_system, parts
 from flt_mol.analysis.speed.dense_graphormer import DenseGraphormer
 from flt_mol.analysis.speed.floors import Product
 from flt_mol.analysis.speed.one_system import WHAT, exponent, one_system_model
 from flt_mol.analysis.speed.one_system import measure as measure_system
 from flt_mol.analysis.speed.slabs import crystal, slabs
-from flt_mol.analysis.speed.training_step import DENSE, OURS, Shape, build_model, measure
+from flt_mol.analysis.speed.training_step import DENSE, OURS, Shape, build_model, measure, step
 from flt_mol.models import EnergyModel
 from flt_mol.nn.spectral import SpectralFilter
 
@@ -98,7 +98,7 @@ def test_work_of_the_filters_by_hand():
     )
 
 
-def test_steps_of_all_models(monkeypatch):
+def test_steps_of_all_models():
     pytest.importorskip("torch_geometric")
     found = measure([OURS, "graphormer3d-exact", DENSE, "SchNet (PyG)", "flt-small"], num_slabs=2,
                     dense_slabs=1, layers=1, shape=SHAPE._asdict(), rounds=1)  # fmt: skip
@@ -136,3 +136,23 @@ def test_unknown_systems_are_refused():
         one_system_model("everything")
     with pytest.raises(ValueError, match="expected one of forward, training"):
         measure_system("model", 100, "backward")
+
+
+def test_passes_are_what_they_are_called(small):
+    layer = torch.nn.Linear(16, 16)
+    forward = parts._run(layer, layer, small, SHAPE, "forward")
+    assert not forward().requires_grad
+    assert len(parts._run(layer, layer, small, SHAPE, "training")()) == 3
+    weight = torch.ones(3, requires_grad=True)
+    assert not one_system._passing(lambda: 2 * weight.sum(), [weight], "forward")().requires_grad
+    gradients = one_system._passing(lambda: 2 * weight.sum(), [weight], "training")()
+    assert gradients[0].tolist() == [2.0] * 3
+
+
+def test_a_step_reaches_the_weights_of_both_outputs():
+    model = build_model("flt-small", SHAPE)
+    found = step(model, slabs(1, layers=1))()
+    named = dict(zip((name for name, _ in model.named_parameters()), found, strict=True))
+    heads = [name for name in named if "head" in name]
+    assert {name.split(".")[0] for name in heads} == {"head", "displacement_head"}
+    assert all(named[name] is not None for name in heads)
