@@ -15,7 +15,15 @@ from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectrum import GaussianSpectrum
 from flt_mol.nn.transformer import FLTBlock
 
-__all__ = ["LayerCost", "LayerSize", "layer_cost"]
+__all__ = [
+    "LayerCost",
+    "LayerSize",
+    "TimedLayer",
+    "gaussian_rpe",
+    "inference",
+    "layer_cost",
+    "training",
+]
 
 PARTS = ("block", "attention")
 
@@ -99,17 +107,17 @@ def _runs(size: LayerSize, part: str) -> dict[str, Callable[[], object]]:
     x = torch.randn(size.tokens, size.embed_dim, dtype=torch.float32, requires_grad=True)
     positions = 15 * torch.rand(size.tokens, 3, dtype=torch.float32)
     runs: dict[str, Callable[[], object]] = {}
-    for name, rpe in (("", None), (", RPE", _rpe(size))):
-        layer = _Layer(
-            size, part, rpe
-        ).eval()  # nothing drops out; values alone have a form of their own
+    for name, rpe in (("", None), (", RPE", gaussian_rpe(size))):
+        layer = TimedLayer(size, part, rpe).eval()  # nothing drops out; values may come quicker
         arguments = (x, None if rpe is None else positions)
-        runs[f"forward{name}"] = _inference(layer, *arguments)
-        runs[f"training{name}"] = _training(layer, *arguments)
+        runs[f"forward{name}"] = inference(layer, *arguments)
+        runs[f"training{name}"] = training(layer, *arguments)
     return runs
 
 
-def _inference(layer: nn.Module, *arguments: Tensor | None) -> Callable[[], object]:
+def inference(layer: nn.Module, *arguments: Tensor | None) -> Callable[[], object]:
+    """A function that calls the layer without gradients."""
+
     def run() -> Tensor:
         with torch.no_grad():
             out: Tensor = layer(*arguments)
@@ -118,7 +126,8 @@ def _inference(layer: nn.Module, *arguments: Tensor | None) -> Callable[[], obje
     return run
 
 
-def _training(layer: nn.Module, x: Tensor, positions: Tensor | None) -> Callable[[], object]:
+def training(layer: nn.Module, x: Tensor, positions: Tensor | None) -> Callable[[], object]:
+    """A function that goes forward and backward, to all weights and to the layer's input."""
     inputs = [x, *layer.parameters()]
     slope = torch.randn_like(x)
 
@@ -128,12 +137,13 @@ def _training(layer: nn.Module, x: Tensor, positions: Tensor | None) -> Callable
     return run
 
 
-def _rpe(size: LayerSize) -> FourierRPE:
+def gaussian_rpe(size: LayerSize) -> FourierRPE:
+    """The RPE of the layer, with R random frequencies."""
     spectrum = GaussianSpectrum(size.num_heads, num_terms=16)
     return FourierRPE(spectrum, GaussianFrequencies(size.num_frequencies))
 
 
-class _Layer(nn.Module):
+class TimedLayer(nn.Module):
     """Rows (N, C) and positions (N, 3) to rows: what an encoder does for one of its layers."""
 
     def __init__(self, size: LayerSize, part: str, rpe: FourierRPE | None) -> None:
@@ -151,6 +161,7 @@ class _Layer(nn.Module):
         self.layer = attention if part == "attention" else FLTBlock(attention, size.ffn_dim)
 
     def forward(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """Rows (N, C) and positions (N, 3), Å, of one system to rows."""
         ptr = torch.tensor([0, len(x)])
         features = None if self.rpe is None else self.rpe(positions, ptr)
         out: Tensor = self.layer(x, ptr=ptr, position_features=features)

@@ -1,9 +1,11 @@
 """Time and memory of functions, compared so that a busy machine does little harm.
 
 Times are CPU seconds of this process on one thread: what other processes do to the wall clock does
-not count. Functions that are compared take turns, and what is reported is the median over rounds of
-their ratio, so that a machine that grows slower slows all of them. What remains is that others
-share caches and memory bandwidth: repeat, and look at the quartiles.
+not count. On several threads they are seconds of the wall clock, since CPU seconds of threads add
+up: for those the machine has to be left alone. Functions that are compared take turns, and what is
+reported is the median over rounds of their ratio, so that a machine that grows slower slows all of
+them. What remains is that others share caches and memory bandwidth: repeat, and look at the
+quartiles.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Ratio", "Timings", "interleaved", "one_thread", "peak_memory"]
+__all__ = ["Ratio", "Timings", "interleaved", "on_threads", "one_thread", "peak_memory"]
 
 
 class Ratio(NamedTuple):
@@ -41,7 +43,7 @@ class Ratio(NamedTuple):
 
 
 class Timings(NamedTuple):
-    """CPU seconds of functions that took turns.
+    """Seconds of functions that took turns: of the CPU on one thread, of the wall clock on several.
 
     Attributes:
         seconds: of one call, by function, then by round.
@@ -64,20 +66,30 @@ class Timings(NamedTuple):
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch's operators, and afterwards as many as before."""
+def on_threads(number: int) -> Iterator[None]:
+    """So many threads for torch's operators, and afterwards as many as before."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch's operators, and afterwards as many as before."""
+    with on_threads(1):
+        yield
+
+
 def interleaved(
-    functions: Mapping[str, Callable[[], object]], rounds: int = 9, at_least: float = 0.0
+    functions: Mapping[str, Callable[[], object]],
+    rounds: int = 9,
+    at_least: float = 0.0,
+    threads: int = 1,
 ) -> Timings:
-    """Time functions in turns on one thread.
+    """Time functions in turns.
 
     Every round calls each function once, or as often as takes `at_least` seconds, every other
     round in the opposite order. One round before that is not counted.
@@ -86,9 +98,10 @@ def interleaved(
         functions: what to call, by name.
         rounds: how many rounds are counted.
         at_least: seconds that one measurement should take; for functions of microseconds.
+        threads: of torch's operators. With more than one, seconds are those of the wall clock.
 
     Raises:
-        ValueError: no function, or no round.
+        ValueError: no function, no round, or no thread.
 
     Example:
         >>> timings = interleaved({"a": lambda: sum(range(2000)), "b": lambda: sum(range(1000))})
@@ -97,31 +110,36 @@ def interleaved(
     """
     if not functions or rounds < 1:
         raise ValueError(f"need a function and a round at least, got {len(functions)} and {rounds}")
+    if threads < 1:
+        raise ValueError(f"need a thread at least, got {threads}")
+    clock = time.process_time if threads == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    with one_thread():
-        calls = {name: _calls(function, at_least) for name, function in functions.items()}
+    with on_threads(threads):
+        calls = {name: _calls(function, at_least, clock) for name, function in functions.items()}
         order = list(functions)
         for _ in range(rounds):
             for name in order:
-                seconds[name].append(_seconds(functions[name], calls[name]))
+                seconds[name].append(_seconds(functions[name], calls[name], clock))
             order.reverse()
     return Timings(seconds)
 
 
-def _calls(function: Callable[[], object], at_least: float) -> int:
+def _calls(function: Callable[[], object], at_least: float, clock: Callable[[], float]) -> int:
     """How many calls take `at_least` seconds, after one that warms up."""
     function()
-    return max(1, round(at_least / max(_seconds(function, 1), 1e-9))) if at_least > 0 else 1
+    if at_least <= 0:
+        return 1
+    return max(1, round(at_least / max(_seconds(function, 1, clock), 1e-9)))
 
 
-def _seconds(function: Callable[[], object], calls: int) -> float:
-    start = time.process_time()
+def _seconds(function: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(calls):
         function()
-    return (time.process_time() - start) / calls
+    return (clock() - start) / calls
 
 
-def peak_memory(function: Callable[[], object]) -> int:
+def peak_memory(function: Callable[[], object], warm_up: bool = True) -> int:
     """Most bytes that tensors hold at once during a call, beyond those they held before it.
 
     Counted by torch's CPU allocator, as its profiler reports: the same number in every run. Scratch
@@ -131,12 +149,14 @@ def peak_memory(function: Callable[[], object]) -> int:
 
     Args:
         function: called twice, the first time to warm up. What it returns is dropped.
+        warm_up: False to call it once, where it has been called before.
 
     Example:
         >>> peak_memory(lambda: torch.zeros(1000, dtype=torch.float32).exp().sum())
         8000
     """
-    function()
+    if warm_up:
+        function()
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
         function()

@@ -99,3 +99,42 @@ def test_long_range_table(capsys, monkeypatch, tmp_path):
         "--results", str(tmp_path / "results.jsonl"), monkeypatch=monkeypatch,
     )  # fmt: skip
     assert "pairs only" in capsys.readouterr().out
+
+
+BENCHES = {
+    "lengths": (
+        ("--tokens", "16", "--embed-dim", "16", "--heads", "2", "--ffn", "8", "--features", "4",
+         "--parts", "block", "--passes", "forward", "--layers", "Performer (ours)",
+         "--gemm-size", "8"),
+        "GEMM floor / Performer (ours)",
+    ),
+    "training_step": (
+        ("--models", "ours", "--slabs", "1", "--layers", "1", "--width", "8", "--heads", "2",
+         "--blocks", "1", "--ffn", "8", "--cutoff", "3"),
+        "| ours ",
+    ),
+    "parts": (
+        ("--passes", "forward", "--slabs", "1", "--layers", "1", "--width", "8", "--heads", "2",
+         "--ffn", "8", "--cutoff", "3", "--gemm-size", "8"),
+        "| pair filter ",
+    ),
+    "one_system": (
+        ("--atoms", "32", "--what", "attention", "--passes", "forward", "--width", "8"),
+        "## attention, forward",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_benchmarks(bench, capsys, monkeypatch, tmp_path):
+    arguments, expected = BENCHES[bench]
+    arguments = (*arguments, "--docs", str(tmp_path), "--rounds", "1")
+    run(f"bench_{bench}", *arguments, monkeypatch=monkeypatch)
+    out = capsys.readouterr().out
+    assert ": done" in out
+    assert expected in out
+    run(f"bench_{bench}", *arguments, "--missing", monkeypatch=monkeypatch)
+    out = capsys.readouterr().out
+    assert ": done" not in out
+    assert expected in out
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == [f"bench_{bench}.jsonl"]
