@@ -69,17 +69,46 @@ def _add_rows(out: Tensor, x: Tensor, chunk: _Chunk) -> None:
     )
 
 
-@operator("pair_filter")
-def pair_filter(
+def _filtered(
     basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:
-    """∂F/∂g: Σ_p (B_p W) ∘ v_j, one row per receiver."""
     out = value.new_zeros(num_rows, weight.shape[1])
     with without_autocast(value):
         for chunk in _chunks(receiver, num_rows, weight.shape[1]):
             filters = basis[chunk.pairs] @ weight
             _add_rows(out, filters.mul_(value.index_select(0, sender[chunk.pairs])), chunk)
     return out
+
+
+@operator("pair_filter")
+def pair_filter(
+    basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
+) -> Tensor:
+    """∂F/∂g: Σ_p (B_p W) ∘ v_j, one row per receiver."""
+    return _filtered(basis, weight, value, receiver, sender, num_rows)
+
+
+@operator("symmetric_pair_filter")
+def symmetric_pair_filter(
+    basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
+) -> Tensor:
+    """The same for pairs of which each has its reverse, with the same basis."""
+    return _filtered(basis, weight, value, receiver, sender, num_rows)
+
+
+@operator("symmetric_pair_filter_gradients")
+def symmetric_gradients(
+    grad: Tensor, basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor
+) -> tuple[Tensor, Tensor]:
+    """∂F/∂W and ∂F/∂u, with one look at each pair: of its reverse, g_j stands beside u_i."""
+    to_weight, to_value = torch.zeros_like(weight), torch.zeros_like(value)
+    with without_autocast(value):
+        for chunk in _chunks(receiver, len(value), weight.shape[1]):
+            some, rows = basis[chunk.pairs], receiver[chunk.pairs]
+            other = grad.index_select(0, sender[chunk.pairs])
+            _add_rows(to_value, (some @ weight).mul_(other), chunk)
+            to_weight.addmm_(some.mT, other.mul_(value.index_select(0, rows)))
+    return to_weight, to_value
 
 
 @operator("pair_filter_basis")
@@ -134,6 +163,20 @@ def _(
     return value.new_empty(num_rows, weight.shape[1])
 
 
+@symmetric_pair_filter.register_fake
+def _(
+    basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
+) -> Tensor:
+    return value.new_empty(num_rows, weight.shape[1])
+
+
+@symmetric_gradients.register_fake
+def _(
+    grad: Tensor, basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(weight), torch.empty_like(value)
+
+
 @pair_filter_basis.register_fake
 def _(x: Tensor, y: Tensor, weight: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return x.new_empty(i.shape[0], weight.shape[0])
@@ -165,6 +208,21 @@ def _filter_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         pair_filter_basis(g, value, weight, i, j) if needs[0] else None,
         pair_filter_weight(g, value, basis, i, j) if needs[1] else None,
         pair_filter(basis, weight, g, j, i, value.shape[0]) if needs[2] else None,
+        *(None, None, None),
+    )
+
+
+def _symmetric_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    """Σ_p F_p g_{i(p)} over the pairs that end in j is the sum over those that begin there."""
+    basis, weight, value, i, j = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    to_basis = pair_filter_basis(g, value, weight, i, j) if needs[0] else None
+    if needs[1] and needs[2] and not torch.is_grad_enabled():
+        return to_basis, *symmetric_gradients(g, basis, weight, value, i, j), None, None, None
+    return (
+        to_basis,
+        pair_filter_weight(g, value, basis, i, j) if needs[1] else None,
+        symmetric_pair_filter(basis, weight, g, i, j, len(g)) if needs[2] else None,
         *(None, None, None),
     )
 
@@ -212,6 +270,7 @@ def _weighted_sum_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
 
 
 pair_filter.register_autograd(_filter_backward, setup_context=_save)
+symmetric_pair_filter.register_autograd(_symmetric_backward, setup_context=_save)
 pair_filter_basis.register_autograd(_filter_basis_backward, setup_context=_save)
 pair_filter_weight.register_autograd(_filter_weight_backward, setup_context=_save)
 pair_dots.register_autograd(_dots_backward, setup_context=_save)

@@ -34,6 +34,7 @@ class LocalGeometry(NamedTuple):
         directed: (3P, T'), B'_t(r) r̂_a, all pairs for a = x, then y, then z; None without vectors.
         receivers: (3P,) int64, i + a·N, in the order of `directed`; None without vectors.
         senders: (3P,) int64, j, likewise.
+        symmetric: whether each pair's reverse is there, with the same row of `basis`.
     """
 
     pairs: NeighborPairs
@@ -43,6 +44,7 @@ class LocalGeometry(NamedTuple):
     directed: Tensor | None = None
     receivers: Tensor | None = None
     senders: Tensor | None = None
+    symmetric: bool = False
 
 
 class LocalBasis(nn.Module):
@@ -100,15 +102,17 @@ class LocalBasis(nn.Module):
             vectors = at_least_float32(vectors)
             distances = pair_lengths(vectors)
             basis = self.radial(distances, *elements)
+            # A transformation of distances may be another one for z_i at z_j than for z_j at z_i.
+            both = self.radial.pair_types is None and _symmetric(pairs)
             if self.vector_radial is None:
-                return LocalGeometry(pairs, vectors, distances, basis)
+                return LocalGeometry(pairs, vectors, distances, basis, symmetric=both)
             # An atom at the place of another has no direction: its vector is 0.
             unit = vectors / distances.masked_fill(distances == 0, 1.0)[:, None]
             radial = self.vector_radial(distances)
             directed = (unit.T[:, :, None] * radial).flatten(0, 1)
         receivers = torch.cat([pairs.index_i + axis * num_rows for axis in range(3)])
         senders = pairs.index_j.repeat(3)
-        return LocalGeometry(pairs, vectors, distances, basis, directed, receivers, senders)
+        return LocalGeometry(pairs, vectors, distances, basis, directed, receivers, senders, both)
 
 
 class LocalFilter(nn.Module):
@@ -192,8 +196,9 @@ class LocalFilter(nn.Module):
         pairs = local.pairs
         check_atoms(pairs, x, self.channels)
         value = self.value(x)
+        filters = local.basis, self.RATE * self.weight
         summed = pair_filter(
-            local.basis, self.RATE * self.weight, value, pairs.index_i, pairs.index_j, x.shape[0]
+            *(*filters, value, pairs.index_i, pairs.index_j, x.shape[0]), symmetric=local.symmetric
         )
         if self.vectors:
             squares, products = self.invariants(x, local)
@@ -220,6 +225,12 @@ class LocalFilter(nn.Module):
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return f"{self.channels}, num_filters={self.num_filters}, vectors={self.vectors}"
+
+
+def _symmetric(pairs: NeighborPairs) -> bool:
+    """Whether they are known to be: graphs know no numbers, and without gradients none asks."""
+    known = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return known and pairs.symmetric()
 
 
 def _drawn(rows: int, columns: int, scale: float, generator: torch.Generator) -> nn.Parameter:
