@@ -118,6 +118,9 @@ def _forward_only(rule: Rule, rows: Projected) -> Tensor | None:
         return None
     if rule.feature_map.training:
         return None  # checkpointing runs a step twice, without gradients first
+    numbers = rule.feature_map.num_heads * rule.feature_map.num_features
+    if not forward_only.worthwhile(rows.ptr, len(rows.query), numbers):
+        return None
     if not forward_only.available(rows.query, rows.key, rows.value):
         return None
     assert isinstance(rule.feature_map, SoftmaxFeatures)

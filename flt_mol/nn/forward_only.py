@@ -101,8 +101,11 @@ def attention_of(
     if attention.query.weight.dtype != x.dtype or x.shape[1] != attention.embed_dim:
         return None
     layout = layout_of(x, ptr=ptr)
+    numbers = attention.num_heads * attention.num_features
+    if not rows_only.worthwhile(layout.ptr, len(x), numbers):
+        return None
     short = attention.mode == "auto" and bool((ptr.diff() < attention.exact_below).any())
-    if short or not len(x):
+    if short:
         return None
     attention.refresh()
     place = Place(layout, positions, features)

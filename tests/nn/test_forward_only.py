@@ -34,6 +34,12 @@ def _block(heads=3, features=4, rpe=False, ffn_dim=20, dropout=0.0, **settings):
     return block
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Systems of these tests are too small for the quick form to be quick."""
+    monkeypatch.setattr(rows_only, "LEAST", 1)
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """Which of the quick forms were taken."""
@@ -191,3 +197,15 @@ def test_wrong_offsets_and_positions_are_refused():
             block(x, torch.tensor([0, 5]))
         with pytest.raises(ValueError, match="ptr"):
             _block()(x, torch.tensor([0, 4]))
+
+
+def test_many_small_systems_go_together(calls, monkeypatch):
+    block = _block()  # 3 heads of 4 features: 12 numbers a row
+    x, ptr = torch.randn(20, 12, dtype=torch.float64), torch.arange(0, 21, 5)
+    monkeypatch.setattr(rows_only, "LEAST", 60)
+    with torch.no_grad():
+        quick = block(x, ptr)
+        assert calls.count("_add_short") == 1
+        monkeypatch.setattr(rows_only, "LEAST", 61)
+        torch.testing.assert_close(block(x, ptr), quick, rtol=1e-12, atol=1e-12)
+    assert calls == ["_add_short", "add_feed_forward", "add_feed_forward"]
