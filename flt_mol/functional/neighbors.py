@@ -67,8 +67,9 @@ class NeighborPairs(NamedTuple):
         positions = at_least_float32(positions)
         if cell is None:
             return positions[self.index_i] - positions[self.index_j]
-        system = torch.bucketize(self.index_i, ptr.to(torch.int64), right=True) - 1
-        lattice = cell.to(positions.dtype)[system]
+        lattice = cell.to(positions.dtype)
+        if len(lattice) != 1:
+            lattice = lattice[torch.bucketize(self.index_i, ptr.to(torch.int64), right=True) - 1]
         # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
         image = (self.shift.to(positions.dtype)[:, :, None] * lattice).sum(1)
         return (positions[self.index_i] - positions[self.index_j]) - image

@@ -68,6 +68,11 @@ def lattice_waves(fraction: Tensor, integers: Tensor, layout: Tensor, size: int)
         (1, 2S): matrices n_b × 2K_b, a vector's cosine and sine next to each other.
     """
     turns: Tensor = _turns(fraction, integers.to(fraction.dtype), layout, size)
+    if not turns.requires_grad and not torch.compiler.is_compiling():
+        phase, out = turns.mul_(2 * math.pi), turns.new_empty(size, 2)
+        torch.cos(phase, out=out[:, 0])
+        torch.sin(phase, out=out[:, 1])
+        return out.view(1, -1)
     phase = 2 * math.pi * turns
     return torch.stack([phase.cos(), phase.sin()], dim=-1).reshape(1, -1)
 

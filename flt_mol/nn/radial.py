@@ -154,9 +154,13 @@ class RadialBasis(nn.Module):
         spacing = self.cutoff / (self.num_basis - 1)
         steps = torch.arange(self.num_basis, dtype=r.dtype, device=r.device)
         # Denormal numbers, below e⁻⁸⁷, would make every product with them several times slower.
-        exponent = (-0.5 * (transformed[:, None] / spacing - steps).square()).clamp(min=_FAR)
-        gaussians = exponent.exp()
-        return gaussians * smooth_cutoff(r, self.cutoff)[:, None] if windowed else gaussians
+        offsets = transformed[:, None] / spacing - steps
+        window = smooth_cutoff(r, self.cutoff)[:, None] if windowed else None
+        if not offsets.requires_grad:  # no derivative needs what is on the way
+            gaussians = offsets.square_().mul_(-0.5).clamp_(min=_FAR).exp_()
+            return gaussians if window is None else gaussians.mul_(window)
+        gaussians = (-0.5 * offsets.square()).clamp(min=_FAR).exp()
+        return gaussians if window is None else gaussians * window
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
