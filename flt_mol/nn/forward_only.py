@@ -110,16 +110,12 @@ def attention_of(
     attention.refresh()
     place = Place(layout, positions, features)
     queries, keys = attention.places(place, None, (len(x), len(x)), needed=True, redraw=True)
-    assert isinstance(attention.feature_map, SoftmaxFeatures)
-    logits = [
-        attention.feature_map.factors(at, key=key)[1]
-        for at, key in ((queries, False), (keys, True))
-    ]
-    if any(isinstance(given, Tensor) for given in logits):
+    if queries is not None and queries.basis.dim() != 2:
         return None  # frequencies of each head's own
+    assert isinstance(attention.feature_map, SoftmaxFeatures)
     at = tuple(
-        rows_only.flat_columns(given, x.dtype) if isinstance(given, SharedLogits) else None
-        for given in logits
+        _columns(attention.feature_map, given, key, x.dtype)
+        for given, key in ((queries, False), (keys, True))
     )
 
     def add(x: Tensor, norm: Tensor | nn.Module) -> Tensor:
@@ -128,6 +124,13 @@ def attention_of(
         return out
 
     return add
+
+
+def _columns(
+    feature_map: SoftmaxFeatures, at: PositionFeatures | None, key: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor] | None:
+    given = feature_map.factors(at, key=key)[1]
+    return rows_only.flat_columns(given, dtype) if isinstance(given, SharedLogits) else None
 
 
 def _is_known(attention: FLTAttention) -> bool:
