@@ -223,6 +223,10 @@ def test_the_data_sets_own_validation_split_keeps_its_name(tmp_path):
     held = found.splits["held_out"]
     assert [held[i].sid for i in range(3)] == [one.sid for one in systems]
     assert set(found.baselines["constant"]) == {"val_id"}
+    wanted = Wanted("emt_adsorption", None, None, "raise", held_out=True)
+    found = open_evaluated(tmp_path / "a.ckpt", content, wanted)
+    assert [(name, len(data)) for name, data in found.splits.items()] == [("val_ood_both", 3)]
+    assert found.baselines == {}, "those of the recipe are of whole splits"
 
 
 @pytest.mark.filterwarnings("ignore:elements never trained on")
