@@ -19,6 +19,7 @@ def run_train(options: argparse.Namespace) -> None:
         from rich.console import Console
 
         from flt_mol.training.config import load_run_config
+        from flt_mol.training.finding import SWEEP_TABLE
         from flt_mol.training.run import best_line, settings_yaml, train
         from flt_mol.training.run_files import run_name
         from flt_mol.training.sweep import sweep
@@ -29,6 +30,7 @@ def run_train(options: argparse.Namespace) -> None:
         if options.sweep:
             runs = sweep(options.config, overrides, console)
             say("\n".join(f"{run.best['val/mae']:.4f} eV  {run.name}" for run in runs))
+            say_files([runs[0].folder.with_name(SWEEP_TABLE), *(run.folder for run in runs)])
             return
         config = load_run_config(options.config, overrides)
         if options.print_config:

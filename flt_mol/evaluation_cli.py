@@ -47,13 +47,19 @@ def add_evaluate_command(commands: Any) -> None:
         "--split", action="append", help="split of the data set; may be repeated (default: all val)"
     )
     parser.add_argument(
+        "--held-out",
+        action="store_true",
+        help="only the systems that training held out, under whatever names --data has them",
+    )
+    parser.add_argument(
         "--energy", metavar="KEY", help="name of the stored target (default: as in training)"
     )
     parser.add_argument(
         "--output",
         type=Path,
         help="folder for results (default: evaluation, or evaluation-2 and so on for further "
-        "evaluations, in the checkpoint's folder; of --predictions none is written)",
+        "evaluations, in the run's folder; FOLDER-evaluation beside that of an export; of "
+        "--predictions none is written)",
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--no-report", action="store_true", help="write no report.html")

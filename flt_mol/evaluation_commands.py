@@ -34,6 +34,8 @@ def run_evaluate(options: argparse.Namespace) -> None:
     else:
         if options.data is not None or options.energy is not None:
             raise ValueError("--data and --energy go with a checkpoint; give --targets FILE")
+        if options.held_out:
+            raise ValueError("--held-out goes with a checkpoint, which knows what was held out")
         _evaluate_predictions(options)
 
 
@@ -45,9 +47,10 @@ def _evaluate_predictions(options: argparse.Namespace) -> None:
         check_folder(options.output, "--output FOLDER", _FILES)
     results = score_files(options.predictions, options.targets, options.split)
     baselines = {"own median": median_baseline(results)}
-    named = {"predictions": str(options.predictions)}
-    if options.targets is not None:
-        named["targets"] = str(options.targets)
+    named: dict[str, str] = {}
+    for name in ("predictions", "targets"):
+        if (file := getattr(options, name)) is not None:
+            named |= {name: str(file), f"{name}_file": str(file.resolve())}
     _show_and_write(options, options.output, summarise(results, baselines, **named), results)
 
 
@@ -58,17 +61,16 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
     from flt_mol.evaluation_data import open_evaluated
     from flt_mol.evaluation_runs import Wanted
     from flt_mol.models.limits import check_systems
-    from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
+    from flt_mol.training.checkpoints import read_checkpoint
 
-    checkpoint = find_checkpoint(options.checkpoint)
+    checkpoint, model = _load(options)
     beside = _evaluation_folder(checkpoint)
     check_folder(options.output or beside, "--output FOLDER", _FILES)
-    model = load_model(checkpoint, map_location=options.device)
     on_error: OnError = "skip" if options.skip_bad else "raise"
     check = partial(check_systems, model.config)
-    wanted = Wanted(options.data, options.split, options.energy, on_error, check)
+    wanted = Wanted(options.data, options.split, options.energy, on_error, check, options.held_out)
     opened = open_evaluated(checkpoint, read_checkpoint(checkpoint), wanted)
-    results = _run_model(model, opened.splits, options.batch_size)
+    results = opened.with_columns(_run_model(model, opened.splits, options.batch_size))
     baselines = {**opened.baselines, **_own_baselines(model, results, opened.baselines)}
     summary = summarise(
         results,
@@ -81,6 +83,24 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
     for line in trained_on_lines(summary):
         say(f"flt-mol: warning: {line}", sys.stderr)
     _show_and_write(options, options.output or free_folder(beside, summary), summary, results)
+
+
+def _load(options: argparse.Namespace) -> tuple[Path, Any]:
+    """The checkpoint's file, and its model; structures in its place are told from it."""
+    from flt_mol.evaluation_data import holds_data
+    from flt_mol.training.checkpoints import find_checkpoint, load_model
+
+    try:
+        checkpoint = find_checkpoint(options.checkpoint)
+        return checkpoint, load_model(checkpoint, map_location=options.device)
+    except ValueError as error:
+        name = options.checkpoint
+        if options.data is None and holds_data(name):
+            raise ValueError(
+                f"{name} is no checkpoint, but data: did you mean flt-mol evaluate CHECKPOINT "
+                f"--data {name}?"
+            ) from error
+        raise
 
 
 def _own_baselines(
@@ -123,7 +143,7 @@ def _show_and_write(
 ) -> None:
     """The table, or JSON; and the files, where there is a folder for them."""
     from flt_mol.evaluation import report
-    from flt_mol.evaluation.earlier import replaced
+    from flt_mol.evaluation.earlier import neighbours, replaced
 
     text = "\n".join([report.table(summary), *report.held_out_lines(summary)])
     text = json.dumps(summary, indent=1) if options.json else text
@@ -136,8 +156,12 @@ def _show_and_write(
             say(f"flt-mol: warning: {folder} held an evaluation of {before}, replaced", sys.stderr)
         with writing(folder):
             files = _write_files(folder, summary, results, not options.no_report)
-        if not options.json:
-            say_files(files)
+        if options.json:
+            return
+        say_files(files)
+        others = [] if options.output is not None else neighbours(folder)
+        if others:
+            say("\n  ".join(["other evaluations beside it:", *others]))
 
     show_then(text, write)
 
@@ -160,9 +184,17 @@ def _write_files(
 
 
 def _evaluation_folder(checkpoint: Path) -> Path:
-    """The first to take: beside the run; shipped models lie where one should not write."""
+    """The first to take: in the run's folder.
+
+    Shipped models lie where one should not write, and an export is a folder to be given away.
+    """
     from flt_mol import resources
+    from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
 
     if resources.folder("models") in checkpoint.parents:
         return Path("runs") / f"{checkpoint.parent.name}-evaluation"
-    return checkpoint.parent / "evaluation"
+    folder = checkpoint.parent
+    if checkpoint.name == WEIGHTS_FILE and (folder / CONFIG_FILE).is_file():
+        folder = folder if folder.name else folder.resolve()
+        return folder.with_name(f"{folder.name}-evaluation")
+    return folder / "evaluation"

@@ -144,6 +144,11 @@ def read_ids(path: str | Path) -> dict[str, list[str]]:
 
 def _energy_name(path: Path, row: Mapping[str, Any], names: Sequence[str]) -> str:
     found = next((name for name in names if name in row), None)
+    if found is None and "sid" not in row and len(row) == 1:
+        raise ValueError(
+            f"{path} is no table: it begins with '{next(iter(row))}', expected a heading with sid "
+            f"and {' or '.join(names)}; structures go with a checkpoint, as its --data"
+        )
     if found is None or "sid" not in row:
         raise ValueError(
             f"{path}: the columns are {', '.join(map(str, row))}; expected sid and "

@@ -121,8 +121,9 @@ def write_json(summary: Summary, path: str | Path) -> Path:
 def write_csv(results: Results, path: str | Path) -> Path:
     """Write every prediction; give the path back.
 
-    Columns are split, sid, energy, target (eV), and those of natoms, adsorbate, elements and facet
-    that some split has. Numbers are written so that reading gives the same float64 back.
+    Columns are split, sid, energy, target (eV), and those of natoms, adsorbate, elements, facet,
+    trained_on and held_out (yes or no) that some split has. Numbers are written so that reading
+    gives the same float64 back.
     """
     names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
     with (

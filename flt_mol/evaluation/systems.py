@@ -12,8 +12,10 @@ from flt_mol.structures import Structures
 
 __all__ = ["COLUMNS", "columns_of", "joined_columns"]
 
-COLUMNS = ("natoms", "adsorbate", "elements", "facet")
-"""In this order in files; "elements" is text, symbols in alphabetical order between spaces."""
+COLUMNS = ("natoms", "adsorbate", "elements", "facet", "trained_on", "held_out")
+"""In this order in files; "elements" is text, symbols in alphabetical order between spaces.
+
+The last two are "yes" or "no", as the checkpoint tells that is evaluated."""
 
 _FACETS = ("facet", "miller_index")  # names under which data sets store it
 
@@ -53,7 +55,7 @@ def joined_columns(parts: Iterable[Columns]) -> Columns:
     joined: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for part in parts:
         for name in COLUMNS:
-            joined[name] += part[name]
+            joined[name] += part.get(name, (None,) * len(part["natoms"]))
     return {
         name: tuple(values)
         for name, values in joined.items()

@@ -162,12 +162,14 @@ class EpochProgress(Callback):
     Args:
         console: rich's; decides whether this is a terminal.
         history: filled by the History callback, which must come before this one.
+        validation: what the validation split is called.
     """
 
     PLAIN_LINES = 10
 
-    def __init__(self, console: Console, history: History) -> None:
+    def __init__(self, console: Console, history: History, validation: str = "val") -> None:
         self.console = console
+        self.validation = validation
         self.history = history
         self._progress: Progress | None = None
 
@@ -183,7 +185,7 @@ class EpochProgress(Callback):
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             console=self.console,
         )
         self._progress.start()
@@ -199,7 +201,7 @@ class EpochProgress(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show this epoch's errors."""
         row = self.history.epochs[-1]
-        status = f"MAE train {row['train/mae']:.3f}  val {row['val/mae']:.3f} eV"
+        status = f"MAE train {row['train/mae']:.3f}  {self.validation} {row['val/mae']:.3f} eV"
         if "val/energy_initial_mae" in row:
             status += f"  initial {row['val/energy_initial_mae']:.3f} eV"
         if "val/displacement" in row:
@@ -211,7 +213,8 @@ class EpochProgress(Callback):
         total = self._total(trainer)
         stride = max(1, total // self.PLAIN_LINES)
         if row["epoch"] % stride == 0 or row["epoch"] in (1, total):
-            self.console.print(f"epoch {int(row['epoch']):>4}/{total}  {status}", soft_wrap=True)
+            text = f"epoch {int(row['epoch']):>4}/{total}  {status}"
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""

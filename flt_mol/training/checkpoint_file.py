@@ -160,7 +160,7 @@ def _with_plain_config(content: dict[str, Any]) -> dict[str, Any]:
         content.pop("config", None)
         return content
     content["config"] = dict(config)
-    if "data" in config and not _is_data(config["data"]):
+    if "data" in config and not is_data(config["data"]):
         del content["config"]["data"]
     return content
 
@@ -176,7 +176,7 @@ def _finite(numbers: Any) -> dict[str, float]:
     }
 
 
-def _is_data(data: Any) -> bool:
+def is_data(data: Any) -> bool:
     """Whether this can be the `data` part of a run's configuration."""
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str | None):
         return False

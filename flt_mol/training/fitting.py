@@ -84,8 +84,9 @@ def fit(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     splits = config.data.train, config.data.validation
     task = EnergyTask(model, settings, steps, config.loss, splits)
+    progress = EpochProgress(console, history, config.data.validation)
     trainer = _trainer(
-        settings, history, console, steps, len(train_loader), resume, batches.world, data
+        settings, history, progress, steps, len(train_loader), resume, batches.world, data
     )
     try:
         with history.interruptible():
@@ -163,14 +164,14 @@ def _advice(batches: Batches, loaded: int, steps: int) -> str:
 def _trainer(
     settings: TrainingConfig,
     history: History,
-    console: Console,
+    progress: EpochProgress,
     steps: int,
     batches: int,
     resume: Path | None,
     world: World,
     data: int,
 ) -> Trainer:
-    callbacks: list[Any] = [history, EpochProgress(console, history)]
+    callbacks: list[Any] = [history, progress]
     if settings.ema_decay is not None:
         history.average = WeightAverage(settings.ema_decay)
         callbacks.insert(0, history.average)

@@ -150,7 +150,7 @@ def _systems(config: RunConfig, training: Any, validation: Any) -> dict[str, Any
     held_out = validation if config.data.validation_fraction is not None else None
     start = config.finetune.checkpoint
     before = None if start is None else read_systems(read_checkpoint(find_checkpoint(start)))
-    return systems_seen(training, held_out, before)
+    return systems_seen(training, held_out, before, asdict(config.data))
 
 
 def _begin(
@@ -159,7 +159,9 @@ def _begin(
     """What a fine-tuning starts from is a candidate for the best: few structures may not help."""
     metrics = evaluate_splits(model, {"start": validation})["start"].metrics
     history.begin(model, {"epoch": 0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]})
-    console.print(f"epoch    0  MAE val {metrics['mae']:.3f} eV, of what it starts from")
+    split = config.data.validation
+    text = f"epoch    0  MAE {split} {metrics['mae']:.3f} eV, of what it starts from"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def settled(config: RunConfig) -> RunConfig:

@@ -32,12 +32,14 @@ class SweepRun:
     """One run of a sweep.
 
     Args:
-        name: its folder.
+        name: of its folder.
+        folder: in that of the sweep.
         settings: its values of the overrides that give several.
         best: metrics of its best epoch.
     """
 
     name: str
+    folder: Path
     settings: dict[str, str]
     best: dict[str, float]
 
@@ -127,7 +129,7 @@ def sweep(
             console.print(f"finished before; {best_line(best, config.data.validation)}")
         else:
             best = train(replace(config, output=str(path)), name, console).best
-        runs.append(SweepRun(name, changed, best))
+        runs.append(SweepRun(name, path, changed, best))
         runs.sort(key=lambda run: run.best["val/mae"])
         _write(runs, folder / SWEEP_TABLE)
     return runs

@@ -88,6 +88,28 @@ def test_options_that_do_not_go_together(arguments, match, capsys):
     assert match in capsys.readouterr().err
 
 
+def test_structures_in_the_place_of_something_else(tmp_path, monkeypatch, capsys):
+    from ase.build import molecule
+    from ase.io import write
+
+    monkeypatch.chdir(tmp_path)
+    write("mine.extxyz", molecule("H2O"))
+    lmdb = str(resources.folder("datasets") / "emt_adsorption" / "val_id.lmdb")
+    for name in ("mine.extxyz", lmdb, "emt_adsorption"):
+        assert main(["evaluate", name]) == 2
+        told = f"{name} is no checkpoint, but data: did you mean flt-mol evaluate CHECKPOINT --data"
+        assert told in capsys.readouterr().err
+    (tmp_path / "broken.ckpt").write_bytes(b"nothing")
+    assert main(["evaluate", "broken.ckpt"]) == 2
+    assert "incomplete, or not a checkpoint" in capsys.readouterr().err
+    (tmp_path / "p.csv").write_text("sid,energy\na,1.0\n")
+    assert main(["evaluate", "--predictions", "p.csv", "--targets", "mine.extxyz"]) == 2
+    assert "mine.extxyz is no table: it begins with '3'" in capsys.readouterr().err
+    (tmp_path / "t.csv").write_text("id,target\na,1.0\n")
+    assert main(["evaluate", "--predictions", "p.csv", "--targets", "t.csv"]) == 2
+    assert "the columns are id, target; expected sid and" in capsys.readouterr().err
+
+
 def write_splits(shipped, folder, capsys):
     """Ten systems of each split, predicted; the sids that were asked for."""
     from ase.io import write

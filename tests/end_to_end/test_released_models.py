@@ -1,6 +1,9 @@
 """The weights that travel with the code reach what their cards say."""
 
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,3 +53,25 @@ def test_weights_are_small_and_name_no_place(folder):
     assert "output" not in content["config"]
     assert content["config"]["data"]["paths"] == {}
     assert content["elements_seen"] == [1, 6, 7, 8, 13, 28, 29, 46, 47, 78, 79]
+
+
+def test_what_they_were_trained_on_is_what_the_script_finds(tmp_path, monkeypatch):
+    """Nothing else in the file changes."""
+    script = Path(__file__).resolve().parents[2] / "scripts" / "mark_trained_on.py"
+    if not script.is_file():
+        pytest.skip("needs the checkout")
+    contents = [torch.load(folder / "weights.ckpt", weights_only=True) for folder in MODELS]
+    marked = contents[0]
+    known = marked["systems"]["trained_on"]
+    assert len(known) == len(known.unique()) == 3191
+    assert all(torch.equal(one["systems"]["trained_on"], known) for one in contents)
+    copy = tmp_path / "bare.ckpt"
+    torch.save({key: value for key, value in marked.items() if key != "systems"}, copy)
+    monkeypatch.setattr(sys, "argv", [str(script), str(copy)])
+    runpy.run_path(str(script), run_name="__main__")
+    again = torch.load(copy, weights_only=True)
+    assert again.keys() == marked.keys()
+    for part in ("systems", "state_dict"):
+        assert again[part].keys() == marked[part].keys()
+    assert torch.equal(again["systems"]["trained_on"], known)
+    assert all(torch.equal(again["state_dict"][k], v) for k, v in marked["state_dict"].items())

@@ -392,13 +392,14 @@ def test_the_command(adsorbates, tmp_path, capsys, monkeypatch):
     write("train.extxyz", [ase_atoms(s) for s in adsorbates[0][:6]])
     arguments = [
         "data.paths.train=train.extxyz",
+        "data.validation=mine",
         "training.epochs=1",
         "finetune.freeze=[encoder.*]",
     ]
     assert main(["train", "finetune", "--finetune", "emt_small", *arguments, "output=run"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "parameters frozen" in out
-    assert re.search(r"epoch 0 MAE val .*best epoch [01]: val MAE", out)
+    assert re.search(r"epoch 0 MAE mine .*epoch 1/1 .* mine 0.*best epoch [01]: mine MAE", out)
     assert main(["evaluate", "run", "--data", "train.extxyz"]) == 0
     assert load_model("run").config == load_model("emt_small").config
 

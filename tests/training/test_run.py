@@ -283,7 +283,7 @@ def test_progress_without_a_terminal_is_plain_lines(tmp_path, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
     assert "\x1b" not in "".join(lines)
-    assert "MAE train" in lines[0]
+    assert re.search(r"MAE train \d\.\d{3}  val_id \d\.\d{3} eV$", lines[0])
 
 
 def test_a_loss_that_is_not_finite_names_the_systems():

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from flt_mol.cli import main
 from flt_mol.testing.killing_train import short_run
 from flt_mol.training import sweep as module
 from flt_mol.training.config import load_run_config
@@ -61,6 +62,18 @@ def test_a_sweep(run_file, tmp_path, monkeypatch):
     console = Console(file=io.StringIO(), width=200)
     assert sweep(run_file, overrides, console) == runs, "finished runs are kept"
     assert console.file.getvalue().count("finished before; best epoch 1: val_id MAE") == 2
+
+
+@pytest.mark.filterwarnings("ignore:elements never trained on")
+def test_the_command_says_where_all_of_it_is(run_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", run_file, "--sweep", "training.learning_rate=1e-3,1e-2"]) == 0
+    *_, first, second, written, table, best, other = capsys.readouterr().out.splitlines()
+    assert (written, table) == ("written:", "  runs/tiny-sweep/sweep.csv")
+    assert (tmp_path / table.strip()).is_file()
+    for line, folder in ((first, best), (second, other)):
+        assert folder == f"  runs/tiny-sweep/{line.split()[-1]}"
+        assert (tmp_path / folder.strip() / "best.ckpt").is_file()
 
 
 def test_settings_are_checked_before_the_first_run(run_file, tmp_path, monkeypatch):
