@@ -114,14 +114,15 @@ def linear(rule: Rule, rows: Projected) -> Tensor:
 
 def _forward_only(rule: Rule, rows: Projected) -> Tensor | None:
     """The same in chunks and in place; None where a gradient or another form is asked for."""
+    # Numbers of rows are asked for last: graphs have none.
+    if not forward_only.available(rows.query, rows.key, rows.value):
+        return None
     if rule.causal or rows.pairs is not None or not is_plain(rule.feature_map, SoftmaxFeatures):
         return None
     if rule.feature_map.training:
         return None  # checkpointing runs a step twice, without gradients first
     numbers = rule.feature_map.num_heads * rule.feature_map.num_features
     if not forward_only.worthwhile(rows.ptr, len(rows.query), numbers):
-        return None
-    if not forward_only.available(rows.query, rows.key, rows.value):
         return None
     assert isinstance(rule.feature_map, SoftmaxFeatures)
     projection, query_at = rule.feature_map.factors(rows.query_at, key=False)
