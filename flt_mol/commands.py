@@ -83,7 +83,11 @@ def run_predict(options: argparse.Namespace) -> None:
     several = [options.checkpoint, *options.ensemble]
     members = load_members(several if options.ensemble else options.checkpoint, options.device)
     files = StructureFiles(
-        options.files, skip_bad=options.skip_bad, prepare=prepare, check=members.check
+        options.files,
+        skip_bad=options.skip_bad,
+        prepare=prepare,
+        check=members.check,
+        layer_numbers=options.tag_slab,
     )
     predictions = predict_files(members, files, options.batch_size)
     if prepare is not None:

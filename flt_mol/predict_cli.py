@@ -43,7 +43,8 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tag-slab",
         action="store_true",
-        help="tag structures whose tags are all 0, as POSCAR and cif leave them",
+        help="tag structures whose tags are all 0, as POSCAR and cif leave them, or the numbers "
+        "of layers, as ase.build sets them",
     )
     parser.add_argument(
         "--adsorbate",
@@ -100,18 +101,18 @@ class Tagger:
             return
         used = f"tagged by the rule '{self.surface}'"
         if not self.given and self.rule is not None:
-            text = f"{used}, that of {self.rule.data}, which the model was trained on"
+            text = f"{used}, that of {self.rule.data}, which the model {self.rule.bond}"
             say(f"flt-mol: {text}", sys.stderr)
         elif not self.given:
             warnings.warn(
                 f"{used}: by which rule the model's training data were tagged is not known; give "
-                "it with --surface",
+                "it with --surface (or in the run, with data.tag_rule)",
                 UserWarning,
                 stacklevel=2,
             )
         elif self.rule is not None and self.rule.surface != self.surface:
             warnings.warn(
-                f"{used}, and the model was trained on {self.rule.data}, whose tags are by the "
+                f"{used}, and the model {self.rule.bond} {self.rule.data}, whose tags are by the "
                 f"rule '{self.rule.surface}': energies may be far off; leave --surface out to tag "
                 "by that",
                 UserWarning,
@@ -165,8 +166,10 @@ def _adsorbate(text: str) -> str | list[int]:
 
 
 def _surface(text: str) -> str | int:
-    if text in ("oc20", "half"):
-        return text
-    if text.isdecimal() and int(text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is not oc20, half or a number of layers")
+    from flt_mol.data.slabs.surface import parse_rule
+
+    try:
+        return parse_rule(text, "")
+    except ValueError:
+        told = f"'{text}' is not oc20, half or a number of layers"
+        raise argparse.ArgumentTypeError(told) from None

@@ -5,6 +5,7 @@ import re
 
 import ase.io
 import pytest
+from ase.build import add_adsorbate, fcc111
 from slabs import platinum
 
 from flt_mol import FLTCalculator, predict
@@ -130,3 +131,26 @@ def test_what_is_read_is_not_overwritten(place, capsys):
     assert main(["predict", "emt_small", "POSCAR", "slab.extxyz", "-o", "./slab.extxyz"]) == 2
     assert "is one of the files to predict" in capsys.readouterr().err
     assert (place / "slab.extxyz").read_bytes() == before
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_layer_numbers_of_ase_build_are_set_anew(layers, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    slab = fcc111("Cu", (2, 2, layers), vacuum=8.0)
+    add_adsorbate(slab, "O", 1.2, "fcc")
+    ase.io.write("built.traj", slab)
+    assert main(["predict", "flt-small", "built.traj", "--tag-slab", "-o", "o.extxyz"]) == 0
+    shown, err = capsys.readouterr()
+    assert err == "flt-mol: tagged by the rule 'half', that of emt_adsorption, which the model " + (
+        "was trained on\n"
+    )
+    tagged = tag_slab(slab, surface="half")
+    assert "surface 4, adsorbate O" in shown if layers == 2 else "surface 8, adsorbate O" in shown
+    found = ase.io.read("o.extxyz")
+    assert found.get_tags().tolist() == tagged.get_tags().tolist()
+    expected = pytest.approx(predict(tagged, "flt-small")[0], abs=1e-4)
+    assert found.info["energy_predicted"] == expected
+    assert main(["predict", "flt-small", "built.traj"]) == (0 if layers == 2 else 2)
+    err = capsys.readouterr().err
+    assert "--tag-slab of flt-mol predict" in err
+    assert "cannot read" not in err
