@@ -48,6 +48,10 @@ class DataConfig:
         energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.
         energy_initial: name of the energy before relaxation, for models that predict it.
         positions_relaxed: name of the relaxed positions, for models that predict displacements.
+        tag_rule: by which rule the training structures are tagged: "oc20", "half" or a number of
+            layers, as of :func:`flt_mol.data.tag_slab`. Nothing is tagged by it in training: the
+            checkpoints know it, and `flt-mol predict --tag-slab` tags by it. None takes that of the
+            data set, or of what the run is tuned from.
     """
 
     name: str | None = None
@@ -62,6 +66,7 @@ class DataConfig:
     energy: str = "y_relaxed"
     energy_initial: str = "y_init"
     positions_relaxed: str = "pos_relaxed"
+    tag_rule: str | None = None
 
 
 @dataclass

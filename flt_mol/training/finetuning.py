@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from flt_mol.data.slabs.surface import Surface
 from flt_mol.training.config import TrainingConfig, known_keys, load_run_config
 from flt_mol.training.explaining import unknown
 from flt_mol.training.run import TrainingResult, train
@@ -25,6 +26,7 @@ def finetune(
     normalizer: str = "refit",
     energy: str = "y_relaxed",
     validation_fraction: float = 0.2,
+    tag_rule: Surface | None = None,
     output: str | Path | None = None,
     console: Console | None = None,
     **training: Any,
@@ -40,6 +42,8 @@ def finetune(
         normalizer: see there, too.
         energy: name of the stored target, eV; "calculator" for the energy that ASE's files hold.
         validation_fraction: share that is held out where there is no `validation`.
+        tag_rule: by which rule of :func:`flt_mol.data.tag_slab` the structures are tagged, for
+            later predictions with ``--tag-slab``; None takes the checkpoint's.
         output: folder of the run; None makes ``runs/finetune``, numbered when taken.
         console: where progress goes.
         **training: settings of :class:`~flt_mol.training.config.TrainingConfig`, as ``epochs=50``.
@@ -54,7 +58,8 @@ def finetune(
     if validation is not None:
         paths += ["data.validation_fraction=null", f"data.paths.val={validation}"]
     config = load_run_config("finetune", paths)
-    data = replace(config.data, energy=energy)
+    rule = None if tag_rule is None else str(tag_rule)
+    data = replace(config.data, energy=energy, tag_rule=rule)
     if validation is None:
         data = replace(data, validation_fraction=validation_fraction)
     settings: TrainingConfig = replace(config.training, **training)

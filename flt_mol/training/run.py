@@ -15,6 +15,7 @@ from flt_mol.data.loading.statistics import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
+from flt_mol.prediction.tag_rules import inherited
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import History
 from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
@@ -100,7 +101,8 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             return _follow(config, name, model, batches, console)
         with run_folder(config.output, name, settings) as folder:
             seen = _systems(config, training, validation)
-            history = History(folder.path, {"name": name, **settings}, seen)
+            noted = {"name": name, **settings, **inherited(config.finetune.checkpoint)}
+            history = History(folder.path, noted, seen)
             data = data_digest(training, validation)
             if folder.resume is not None:
                 check_resume(folder.resume, data)

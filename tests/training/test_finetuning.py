@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,8 @@ from flt_mol.cli import build_parser, main
 from flt_mol.data.catalog import recipe
 from flt_mol.data.loading.statistics import target_statistics
 from flt_mol.evaluation.splits import evaluate_model
-from flt_mol.training.checkpoints import load_model, save_checkpoint
+from flt_mol.predict import surface_rule
+from flt_mol.training.checkpoints import find_checkpoint, load_model, save_checkpoint
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
 from flt_mol.training.finetune_config import FinetuneConfig
 from flt_mol.training.finetuning import finetune
@@ -417,6 +419,27 @@ def test_settings_of_the_call(tmp_path):
     assert config["data"]["validation_fraction"] is None
     assert config["training"]["seed"] == 3
     assert not (result.folder / "held_out.csv").exists()
+
+
+def test_the_tag_rule_of_what_it_started_from_goes_with_it(tmp_path, monkeypatch):
+    start = shutil.copy(find_checkpoint("emt_small"), tmp_path / "copy.ckpt")
+    file = slabs(tmp_path / "a.extxyz")
+    settings = {"epochs": 1, "console": QUIET}
+    tuned = finetune(start, file, output=tmp_path / "one", **settings)
+    again = finetune(tuned.folder, file, output=tmp_path / "two", **settings)
+    (tmp_path / "copy.ckpt").unlink()
+    shutil.rmtree(tuned.folder)
+    assert surface_rule(again.folder) == "half"
+    export = tmp_path / "export"
+    assert main(["export", str(again.folder), str(export)]) == 0
+    assert surface_rule(export) == "half"
+    assert str(tmp_path) not in (export / "config.json").read_text()
+    said = finetune(again.folder, file, output=tmp_path / "said", tag_rule=1, **settings)
+    assert surface_rule(said.folder) == 1
+    with pytest.raises(ValueError, match="data.tag_rule is 'hlf', expected oc20, half or a number"):
+        load_run_config("finetune", ["finetune.checkpoint=emt_small", "data.tag_rule=hlf"])
+    typed = ["finetune.checkpoint=emt_small", "data.tag_rule=2"]
+    assert load_run_config("finetune", typed).data.tag_rule == "2"
 
 
 def test_the_largest_system_of_both_trainings_counts(tmp_path):
