@@ -19,7 +19,7 @@ def run_train(options: argparse.Namespace) -> None:
         from rich.console import Console
 
         from flt_mol.training.config import load_run_config
-        from flt_mol.training.run import best_line, settings_yaml, train
+        from flt_mol.training.run import closing_lines, settings_yaml, train
         from flt_mol.training.run_files import run_name
         from flt_mol.training.sweep import sweep
 
@@ -37,7 +37,8 @@ def run_train(options: argparse.Namespace) -> None:
         result = train(config, name=run_name(options.config), console=console)
         if result.was_finished or not result.files:  # another process of this run writes, and tells
             return
-        console.print(best_line(result.best, config.data.validation))
+        for line in closing_lines(config, result.best):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         say_files(result.files)
 
 

@@ -136,7 +136,7 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
             different energies; a device for modules, which are left where they are.
 
     Warns:
-        UserWarning: a member that is there twice.
+        UserWarning: a member that is there twice, by another path or in another file, too.
     """
     ensemble = isinstance(checkpoint, list | tuple)
     given = list(checkpoint) if ensemble else [checkpoint]
@@ -175,10 +175,27 @@ def _load_each_once(
         else:
             loaded[key] = _load(one, device)
         models.append(loaded[key])
+    for place, model in enumerate(models):
+        others = [other for other in models[:place] if other is not model]
+        if labels[place] not in twice and any(_same_weights(model, other) for other in others):
+            twice.append(labels[place])
     if twice:
-        text = f"{', '.join(twice)}: there twice in the ensemble, so that its spread is too small"
+        text = f"{', '.join(twice)}: there twice in the ensemble, with the same weights, so that its spread is too small"
         warnings.warn(text, UserWarning, stacklevel=5)
     return tuple(models)
+
+
+def _same_weights(model: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = model.state_dict(), other.state_dict()
+    return (
+        type(model) is type(other)
+        and bool(ours)
+        and ours.keys() == theirs.keys()
+        and all(
+            value.device == theirs[name].device and torch.equal(value, theirs[name])
+            for name, value in ours.items()
+        )
+    )
 
 
 def _key(one: Any) -> Any:

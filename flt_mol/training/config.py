@@ -199,6 +199,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
             check_appended(rest, files)
             composed = _compose(file.stem, rest, of_checkpoint=model is not None)
         set_parts(composed, parts)
+        share = _share_is_given(overrides, [file, *files])
         _refuse_unknown(composed)
         config = OmegaConf.to_object(composed)
         assert isinstance(config, RunConfig)
@@ -207,10 +208,19 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
         config.finetune.checkpoint = start
         config.data = absolute(config.data, file.parent)
         _set_paths(config, typed)
+        if not share and config.data.validation in config.data.paths:
+            config.data.validation_fraction = None
         check_run(config)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{file}: {explain(error, known_keys())}") from error
     return config
+
+
+def _share_is_given(overrides: Sequence[str], files: Sequence[Path]) -> bool:
+    """Whether `data.validation_fraction` was asked for, and is not just what a shipped run has."""
+    shipped = resources.folder("configs").resolve()
+    own = [read_run(file).get("data") for file in files if file.parent.resolve() != shipped]
+    return any("validation_fraction" in given for given in [*overrides, *own] if given)
 
 
 def _compose(name: str, overrides: list[str], of_checkpoint: bool) -> DictConfig:
