@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flt_mol.outputs import check_file, say, say_files, show_then
+
+_QUIET = 60.0  # s, after which people ask themselves whether anything happens
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -66,9 +70,30 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _predicting() -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal; elsewhere a line a minute."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    said = time.monotonic()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("predicting")
+
+        def progress(done: int, total: int | None) -> None:
+            nonlocal said
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - said >= _QUIET:
+                said = time.monotonic()
+                say(f"{done} of {total} structures predicted", sys.stderr)
+
+        yield progress
+
+
 def run_predict(options: argparse.Namespace) -> None:
     """`flt-mol predict`."""
-    from flt_mol.predict_cli import lines, tagger
+    from flt_mol.predict_cli import lines, summary, tagger
     from flt_mol.prediction.files import StructureFiles, predict_files
     from flt_mol.prediction.members import load_members
     from flt_mol.prediction.table import SUFFIXES, write_predictions
@@ -90,10 +115,12 @@ def run_predict(options: argparse.Namespace) -> None:
         check=members.check,
         layer_numbers=options.tag_slab,
     )
-    predictions = predict_files(members, files, options.batch_size)
+    with _predicting() as progress:
+        predictions = predict_files(members, files, options.batch_size, progress=progress)
     if prepare is not None:
         prepare.tell()
-    text = "\n".join(lines(predictions, prepare))
+    shown = lines if options.output is None else summary
+    text = "\n".join(shown(predictions, prepare))
 
     def write() -> None:
         if options.output is None:

@@ -176,25 +176,23 @@ def _load_each_once(
             loaded[key] = _load(one, device)
         models.append(loaded[key])
     for place, model in enumerate(models):
-        others = [other for other in models[:place] if other is not model]
-        if labels[place] not in twice and any(_same_weights(model, other) for other in others):
+        others = [x for x in models[:place] if x is not model and _same_weights(x, model)]
+        if others and labels[place] not in twice and not isinstance(given[place], nn.Module):
             twice.append(labels[place])
     if twice:
-        text = f"{', '.join(twice)}: there twice in the ensemble, with the same weights, so that its spread is too small"
+        text = (
+            f"{', '.join(twice)}: there twice in the ensemble, with the same weights, so that its "
+            "spread is too small"
+        )
         warnings.warn(text, UserWarning, stacklevel=5)
     return tuple(models)
 
 
-def _same_weights(model: nn.Module, other: nn.Module) -> bool:
-    ours, theirs = model.state_dict(), other.state_dict()
-    return (
-        type(model) is type(other)
-        and bool(ours)
-        and ours.keys() == theirs.keys()
-        and all(
-            value.device == theirs[name].device and torch.equal(value, theirs[name])
-            for name, value in ours.items()
-        )
+def _same_weights(one: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        value.device == theirs[name].device and torch.equal(value, theirs[name])
+        for name, value in ours.items()
     )
 
 
