@@ -119,13 +119,17 @@ def run_predict(options: argparse.Namespace) -> None:
         predictions = predict_files(members, files, options.batch_size, progress=progress)
     if prepare is not None:
         prepare.tell()
-    shown = lines if options.output is None else summary
-    text = "\n".join(shown(predictions, prepare))
+    energies = "\n".join(lines(predictions, prepare))
+    text = energies if options.output is None else "\n".join(summary(predictions, prepare))
 
     def write() -> None:
         if options.output is None:
             return
-        write_predictions(predictions, options.output, files)
+        try:
+            write_predictions(predictions, options.output, files)
+        except (OSError, ValueError):  # a full disk loses no work of hours
+            say(energies)
+            raise
         say_files([options.output])
 
     show_then(text, write)

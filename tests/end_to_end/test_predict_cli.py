@@ -176,3 +176,12 @@ def test_many_are_summed_up_and_progress_is_told(capsys, monkeypatch):
     assert err.splitlines() == [f"{n} of 40 structures predicted" for n in (16, 32, 40)]
     with open("o.csv") as file:
         assert len(list(csv.DictReader(file))) == 40
+
+
+def test_energies_are_shown_when_the_file_cannot_be_written(place, capsys, monkeypatch):
+    def full(self, target):
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(type(place), "replace", full)
+    assert main(["predict", "emt_small", "POSCAR", "slab.cif", *TAG, "-o", "o.extxyz"]) == 2
+    assert re.search(r"slab.cif .* eV  below 4, surface 8, adsorbate CO", capsys.readouterr().out)
