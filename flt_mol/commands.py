@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flt_mol.outputs import check_file, say, say_files, show_then
+
+_QUIET = 60.0  # s, after which people ask themselves whether anything happens
 
 
 def run_train(options: argparse.Namespace) -> None:
@@ -20,7 +24,7 @@ def run_train(options: argparse.Namespace) -> None:
 
         from flt_mol.training.config import load_run_config
         from flt_mol.training.finding import SWEEP_TABLE
-        from flt_mol.training.run import best_line, settings_yaml, train
+        from flt_mol.training.run import closing_lines, settings_yaml, train
         from flt_mol.training.run_files import run_name
         from flt_mol.training.sweep import sweep
 
@@ -39,7 +43,8 @@ def run_train(options: argparse.Namespace) -> None:
         result = train(config, name=run_name(options.config), console=console)
         if result.was_finished or not result.files:  # another process of this run writes, and tells
             return
-        console.print(best_line(result.best, config.data.validation))
+        for line in closing_lines(config, result.best):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         say_files(result.files)
 
 
@@ -67,9 +72,30 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _predicting() -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal; elsewhere a line a minute."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    said = time.monotonic()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("predicting")
+
+        def progress(done: int, total: int | None) -> None:
+            nonlocal said
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() - said >= _QUIET:
+                said = time.monotonic()
+                say(f"{done} of {total} structures predicted", sys.stderr)
+
+        yield progress
+
+
 def run_predict(options: argparse.Namespace) -> None:
     """`flt-mol predict`."""
-    from flt_mol.predict_cli import lines, tagger
+    from flt_mol.predict_cli import lines, summary, tagger
     from flt_mol.prediction.files import StructureFiles, predict_files
     from flt_mol.prediction.members import load_members
     from flt_mol.prediction.table import SUFFIXES, write_predictions
@@ -85,17 +111,27 @@ def run_predict(options: argparse.Namespace) -> None:
     several = [options.checkpoint, *options.ensemble]
     members = load_members(several if options.ensemble else options.checkpoint, options.device)
     files = StructureFiles(
-        options.files, skip_bad=options.skip_bad, prepare=prepare, check=members.check
+        options.files,
+        skip_bad=options.skip_bad,
+        prepare=prepare,
+        check=members.check,
+        layer_numbers=options.tag_slab,
     )
-    predictions = predict_files(members, files, options.batch_size)
+    with _predicting() as progress:
+        predictions = predict_files(members, files, options.batch_size, progress=progress)
     if prepare is not None:
         prepare.tell()
-    text = "\n".join(lines(predictions, prepare))
+    energies = "\n".join(lines(predictions, prepare))
+    text = energies if options.output is None else "\n".join(summary(predictions, prepare))
 
     def write() -> None:
         if options.output is None:
             return
-        write_predictions(predictions, options.output, files)
+        try:
+            write_predictions(predictions, options.output, files)
+        except (OSError, ValueError):  # a full disk loses no work of hours
+            say(energies)
+            raise
         say_files([options.output])
 
     show_then(text, write)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flt_mol.outputs import printable, say
+import numpy as np
+
+from flt_mol.outputs import counted, printable, say
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from flt_mol.prediction.table import Prediction
     from flt_mol.prediction.tag_rules import TagRule
 
-__all__ = ["Tagger", "add_predict_options", "lines", "tagger"]
+__all__ = ["Tagger", "add_predict_options", "lines", "summary", "tagger"]
+
+_SHOWN = 8  # kinds of tagged structures
 
 
 def add_predict_options(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +34,8 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="file to write as well, in place of one of that name: .csv, .json, or .extxyz for the "
-        "structures with energy_predicted, eV (default: print only)",
+        help="file to write, in place of one of that name: .csv, .json, or .extxyz for the "
+        "structures with energy_predicted, eV; a summary is printed (default: print energies)",
     )
     parser.add_argument(
         "--ensemble",
@@ -43,7 +48,8 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tag-slab",
         action="store_true",
-        help="tag structures whose tags are all 0, as POSCAR and cif leave them",
+        help="tag structures whose tags are all 0, as POSCAR and cif leave them, or the numbers "
+        "of layers, as ase.build sets them",
     )
     parser.add_argument(
         "--adsorbate",
@@ -100,18 +106,18 @@ class Tagger:
             return
         used = f"tagged by the rule '{self.surface}'"
         if not self.given and self.rule is not None:
-            text = f"{used}, that of {self.rule.data}, which the model was trained on"
+            text = f"{used}, that of {self.rule.data}, which the model {self.rule.bond}"
             say(f"flt-mol: {text}", sys.stderr)
         elif not self.given:
             warnings.warn(
                 f"{used}: by which rule the model's training data were tagged is not known; give "
-                "it with --surface",
+                "it with --surface (or in the run, with data.tag_rule)",
                 UserWarning,
                 stacklevel=2,
             )
         elif self.rule is not None and self.rule.surface != self.surface:
             warnings.warn(
-                f"{used}, and the model was trained on {self.rule.data}, whose tags are by the "
+                f"{used}, and the model {self.rule.bond} {self.rule.data}, whose tags are by the "
                 f"rule '{self.rule.surface}': energies may be far off; leave --surface out to tag "
                 "by that",
                 UserWarning,
@@ -149,6 +155,27 @@ def lines(predictions: Sequence[Prediction], prepared: Tagger | None) -> Iterato
         yield f"{name:<{width}}  {p.energy:12.6f}{spread} eV{note}"
 
 
+def summary(predictions: Sequence[Prediction], prepared: Tagger | None) -> Iterator[str]:
+    """What is printed where the energies themselves go to a file."""
+    if predictions:
+        energies = np.array([p.energy for p in predictions])
+        text = counted(len(energies), "structure")
+        if len(energies) > 1:
+            low, high, middle = energies.min(), energies.max(), np.median(energies)
+            yield f"{text}: {low:.3f} to {high:.3f} eV, median {middle:.3f}"
+        else:
+            yield f"{text}: {energies[0]:.3f} eV"
+        spreads = [p.spread for p in predictions if p.spread is not None]
+        if spreads:
+            middle, high = np.median(spreads), max(spreads)
+            yield f"spread of the members: median {middle:.3f} eV, up to {high:.3f}"
+    kinds = Counter([] if prepared is None else prepared.shown).most_common()
+    for kind, count in kinds[:_SHOWN]:
+        yield f"  {count} × {kind}"
+    if len(kinds) > _SHOWN:
+        yield f"  and {len(kinds) - _SHOWN} more kinds"
+
+
 def _counts(one: Structures) -> str:
     from ase.formula import Formula
     from ase.symbols import Symbols
@@ -165,8 +192,10 @@ def _adsorbate(text: str) -> str | list[int]:
 
 
 def _surface(text: str) -> str | int:
-    if text in ("oc20", "half"):
-        return text
-    if text.isdecimal() and int(text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is not oc20, half or a number of layers")
+    from flt_mol.data.slabs.surface import parse_rule
+
+    try:
+        return parse_rule(text, "")
+    except ValueError:
+        told = f"'{text}' is not oc20, half or a number of layers"
+        raise argparse.ArgumentTypeError(told) from None

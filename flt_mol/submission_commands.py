@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,8 @@ def _run_make(options: argparse.Namespace) -> None:
     tables = _read(paths) if options.checkpoint is None else _predict(options, paths)
     with writing(options.output):
         write_submission(tables, options.output, expected)
-    _say_counts(check_submission(options.output, expected))
+    check_submission(options.output, expected)
+    _say_energies(options.output)
     say_files([options.output])
 
 
@@ -85,14 +87,19 @@ def _run_check(options: argparse.Namespace) -> None:
     """`flt-mol submission check`."""
     from flt_mol.evaluation.submission import check_submission
 
-    counts = check_submission(options.file, _expected(options))
-    _say_counts(counts)
+    check_submission(options.file, _expected(options))
+    _say_energies(options.file)
     say(f"{options.file} is complete and sound")
 
 
-def _say_counts(counts: Mapping[str, int]) -> None:
-    for split, count in counts.items():
-        say(f"{split:<8}  {count:6d} systems")
+def _say_energies(path: Path) -> None:
+    from flt_mol.submission_energies import energy_ranges, warnings_of
+
+    ranges = energy_ranges(path)
+    for split, found in ranges.items():
+        say(f"{split:<8}  {found}")
+    for text in warnings_of(ranges):
+        warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def _read(paths: Mapping[str, Path]) -> dict[str, EnergyTable]:

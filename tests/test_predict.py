@@ -223,7 +223,7 @@ def test_unreadable_files_are_all_named_before_anything_is_predicted(tmp_path):
     (tmp_path / "bad.cif").write_text("not a crystal")
     files = [tmp_path / name for name in ("good.extxyz", "bad.cif", "missing.traj")]
     model = Fake()
-    with pytest.raises(ValueError, match="cannot read 2 of 3 files") as caught:
+    with pytest.raises(ValueError, match="cannot use 2 of 3 files") as caught:
         predict_files(model, files)
     assert "bad.cif" in str(caught.value)
     assert "missing.traj" in str(caught.value)

@@ -145,7 +145,7 @@ class StructuresDataset(Dataset[Structures]):
 
     def _sound_at_once(self, indices: list[int]) -> Structures | None:
         """`_at_once`, and None where the check of the options finds something."""
-        structures = self._at_once(indices)
+        structures = None if self.options.layer_numbers else self._at_once(indices)
         if structures is not None and self.options.check is not None:
             try:
                 self.options.check(structures)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flt_mol.data.cells import periodicity
 from flt_mol.data.graph_counts import refuse_several
+from flt_mol.data.slabs.numbered import LAYERS_MEND
 from flt_mol.data.tensors import numpy_of
 
 __all__ = ["DROPPED_FIELDS", "GRAPH_FIELDS", "USED_FIELDS", "Fields", "read_sid", "shown"]
@@ -199,7 +200,7 @@ class Fields:
             self.fail(
                 "tags",
                 f"holds {wrong}, expected {_TAGS} (ase.build numbers layers instead: "
-                "set them anew)",
+                f"{LAYERS_MEND})",
             )
         if not tags.any():
             notes["tags"] = (

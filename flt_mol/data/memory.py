@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.data.ase.records import atoms_record, layer_note
+from flt_mol.data.ase.records import atoms_record
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.options import ReadOptions
 from flt_mol.data.pyg import is_pyg, pyg_records
+from flt_mol.data.slabs.numbered import layer_note
 from flt_mol.structures import Structures
 
 __all__ = ["MemoryDataset", "is_object"]
@@ -80,7 +81,7 @@ class MemoryDataset(StructuresDataset):
         if isinstance(item, Mapping):
             return item
         record = atoms_record(item)
-        self.notes.add(layer_note(record))
+        self.notes.add(layer_note(record, self.options.layer_numbers))
         return record
 
     def where(self, index: int) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.fields import Fields, read_sid
 from flt_mol.data.options import ReadOptions
+from flt_mol.data.slabs.numbered import tags_are_layers
 from flt_mol.data.targets import read_targets
 from flt_mol.structures import Structures
 
@@ -67,12 +68,13 @@ def to_structures(
     relaxed, energy, energy_initial = read_targets(read, n, options, notes)
     positions, relaxed = _near_origin(read.positions(n), relaxed)
     cell, pbc = read.cell(notes)
+    numbered = options.layer_numbers and tags_are_layers(record)
     return Structures.single(
         numbers,
         positions,
         cell=cell,
         pbc=pbc,
-        tags=read.tags(n, notes),
+        tags=None if numbered else read.tags(n, notes),
         fixed=read.fixed(n, notes),
         sid=sid,
         energy=energy,

@@ -39,6 +39,7 @@ def open_dataset(
     energy_initial: str = "y_init",
     positions_relaxed: str = "pos_relaxed",
     check: Callable[[Structures], None] | None = None,
+    layer_numbers: bool = False,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
@@ -62,6 +63,8 @@ def open_dataset(
         check: called with the systems that are read, one or many; what it raises ValueError for is
             a bad record, such as one too large for a model
             (``partial(flt_mol.models.limits.check_systems, model.config)``).
+        layer_numbers: tags that are the layers' numbers of `ase.build` are read as none, for
+            :func:`flt_mol.data.tag_slab` to set them, in place of being refused or warned of.
 
     Raises:
         ValueError: a path that does not exist or cannot be read, naming it and the reason; the
@@ -72,7 +75,14 @@ def open_dataset(
         UserWarning: defaults taken for missing fields, files passed over; each kind once.
     """
     options = ReadOptions(
-        require_energy, ignore_energy, on_error, energy, energy_initial, positions_relaxed, check
+        require_energy,
+        ignore_energy,
+        on_error,
+        energy,
+        energy_initial,
+        positions_relaxed,
+        check,
+        layer_numbers,
     )
     if isinstance(source, str | os.PathLike):
         name = os.fsdecode(source)

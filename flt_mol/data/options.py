@@ -29,6 +29,8 @@ class ReadOptions:
         positions_relaxed: name of the relaxed positions (Å).
         check: called with the systems that are read, one or many; what it raises ValueError for is
             a bad record. Picklable, where other processes read.
+        layer_numbers: tags that are the layers' numbers of `ase.build` are read as none, for
+            :func:`flt_mol.data.tag_slab` to set them, in place of being refused or warned of.
 
     Raises:
         ValueError: another `on_error`, an empty name, or energies both required and ignored.
@@ -41,6 +43,7 @@ class ReadOptions:
     energy_initial: str = "y_init"
     positions_relaxed: str = "pos_relaxed"
     check: Callable[[Structures], None] | None = None
+    layer_numbers: bool = False
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):

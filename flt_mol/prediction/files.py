@@ -34,6 +34,8 @@ class StructureFiles:
         skip_bad: leave bad records out, with a warning that counts and names them.
         prepare: done to each structure when it is read, such as tagging a slab. What it raises
             ValueError for is a bad record.
+        layer_numbers: tags that are `ase.build`'s numbers of layers are read as none, for `prepare`
+            to set them.
         check: of one structure or many, such as :meth:`Members.check`: too.
 
     Raises:
@@ -50,9 +52,10 @@ class StructureFiles:
         skip_bad: bool = False,
         prepare: Callable[[Structures], Structures] | None = None,
         check: Callable[[Structures], None] | None = None,
+        layer_numbers: bool = False,
     ) -> None:
         self.paths = [files] if isinstance(files, str | Path) else list(files)
-        self.datasets = _open_all(self.paths, skip_bad, check)
+        self.datasets = _open_all(self.paths, skip_bad, check, layer_numbers)
         self.skip_bad = skip_bad
         self.prepare = prepare
         self.unprepared: dict[str, None] = {}
@@ -164,23 +167,29 @@ def predict_files(
 
 
 def _open_all(
-    paths: Sequence[str | Path], skip_bad: bool, check: Callable[[Structures], None] | None
+    paths: Sequence[str | Path],
+    skip_bad: bool,
+    check: Callable[[Structures], None] | None,
+    layer_numbers: bool,
 ) -> list[StructuresDataset]:
     datasets, failures = [], []
     for path in paths:
         try:
-            datasets.append(_open(path, skip_bad, check))
+            datasets.append(_open(path, skip_bad, check, layer_numbers))
         except (OSError, ValueError) as error:
             text = str(error)
             failures.append(f"  {text}" if str(path) in text else f"  {path}: {text}")
     if failures:
-        heading = f"cannot read {len(failures)} of {len(paths)} files:"
+        heading = f"cannot use {len(failures)} of {len(paths)} files:"
         raise ValueError("\n".join([heading, *failures]))
     return datasets
 
 
 def _open(
-    path: str | Path, skip_bad: bool, check: Callable[[Structures], None] | None
+    path: str | Path,
+    skip_bad: bool,
+    check: Callable[[Structures], None] | None,
+    layer_numbers: bool,
 ) -> StructuresDataset:
     """The data set, its warnings about tags and cells left to `Seen`: once for all files."""
     from flt_mol.data import open_dataset
@@ -188,7 +197,13 @@ def _open(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         on_error: OnError = "skip" if skip_bad else "raise"
-        dataset = open_dataset(path, ignore_energy=True, on_error=on_error, check=check)
+        dataset = open_dataset(
+            path,
+            ignore_energy=True,
+            on_error=on_error,
+            check=check,
+            layer_numbers=layer_numbers,
+        )
     ours = bool(dataset.notes.seen) and dataset.notes.seen <= SUMMED_UP
     for warning in caught:
         if not (ours and str(warning.message).startswith(f"{Path(path)}: ")):

@@ -136,7 +136,7 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
             different energies; a device for modules, which are left where they are.
 
     Warns:
-        UserWarning: a member that is there twice.
+        UserWarning: a member that is there twice, by another path or in another file, too.
     """
     ensemble = isinstance(checkpoint, list | tuple)
     given = list(checkpoint) if ensemble else [checkpoint]
@@ -175,10 +175,25 @@ def _load_each_once(
         else:
             loaded[key] = _load(one, device)
         models.append(loaded[key])
+    for place, model in enumerate(models):
+        others = [x for x in models[:place] if x is not model and _same_weights(x, model)]
+        if others and labels[place] not in twice and not isinstance(given[place], nn.Module):
+            twice.append(labels[place])
     if twice:
-        text = f"{', '.join(twice)}: there twice in the ensemble, so that its spread is too small"
+        text = (
+            f"{', '.join(twice)}: there twice in the ensemble, with the same weights, so that its "
+            "spread is too small"
+        )
         warnings.warn(text, UserWarning, stacklevel=5)
     return tuple(models)
+
+
+def _same_weights(one: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(
+        value.device == theirs[name].device and torch.equal(value, theirs[name])
+        for name, value in ours.items()
+    )
 
 
 def _key(one: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, cast, get_type_hints
 
 import torch
 
+from flt_mol.data.slabs.surface import parse_rule
 from flt_mol.models.checks import check_model
 from flt_mol.models.rules import (
     BELOW_ONE,
@@ -135,6 +136,8 @@ def check_data(config: Any) -> None:
         is_kind(x, str) for x in config.evaluation
     ):
         raise ValueError(f"data.evaluation is {config.evaluation!r}, expected a list of splits")
+    if config.tag_rule is not None:
+        parse_rule(config.tag_rule, "data.tag_rule")
     read = [config.train] if config.validation_fraction else [config.train, config.validation]
     idle = [name for name in config.paths if name not in (*read, *config.evaluation)]
     for split in read if config.name is not None else []:

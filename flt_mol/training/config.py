@@ -48,6 +48,10 @@ class DataConfig:
         energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.
         energy_initial: name of the energy before relaxation, for models that predict it.
         positions_relaxed: name of the relaxed positions, for models that predict displacements.
+        tag_rule: by which rule the training structures are tagged: "oc20", "half" or a number of
+            layers, as of :func:`flt_mol.data.tag_slab`. Nothing is tagged by it in training: the
+            checkpoints know it, and `flt-mol predict --tag-slab` tags by it. None takes that of the
+            data set, or of what the run is tuned from.
     """
 
     name: str | None = None
@@ -62,6 +66,7 @@ class DataConfig:
     energy: str = "y_relaxed"
     energy_initial: str = "y_init"
     positions_relaxed: str = "pos_relaxed"
+    tag_rule: str | None = None
 
 
 @dataclass
@@ -194,6 +199,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
             check_appended(rest, files)
             composed = _compose(file.stem, rest, of_checkpoint=model is not None)
         set_parts(composed, parts)
+        share = _share_is_given(overrides, [file, *files])
         _refuse_unknown(composed)
         config = OmegaConf.to_object(composed)
         assert isinstance(config, RunConfig)
@@ -202,10 +208,19 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
         config.finetune.checkpoint = start
         config.data = absolute(config.data, file.parent)
         _set_paths(config, typed)
+        if not share and config.data.validation in config.data.paths:
+            config.data.validation_fraction = None
         check_run(config)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{file}: {explain(error, known_keys())}") from error
     return config
+
+
+def _share_is_given(overrides: Sequence[str], files: Sequence[Path]) -> bool:
+    """Whether `data.validation_fraction` was asked for, and is not just what a shipped run has."""
+    shipped = resources.folder("configs").resolve()
+    own = [read_run(file).get("data") for file in files if file.parent.resolve() != shipped]
+    return any("validation_fraction" in given for given in [*overrides, *own] if given)
 
 
 def _compose(name: str, overrides: list[str], of_checkpoint: bool) -> DictConfig:

@@ -70,5 +70,5 @@ def check_held_out(data: Any) -> None:
     if data.validation in data.paths:
         raise ValueError(
             f"data.validation_fraction is {share} and data.paths.{data.validation} names a file: "
-            "leave one of them out"
+            "leave one of them out (data.validation_fraction=null takes the file)"
         )

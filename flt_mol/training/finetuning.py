@@ -9,9 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
+from flt_mol.data.slabs.surface import Surface
 from flt_mol.training.config import TrainingConfig, known_keys, load_run_config
 from flt_mol.training.explaining import unknown
-from flt_mol.training.run import TrainingResult, train
+from flt_mol.training.run import TrainingResult, closing_lines, train
 
 __all__ = ["finetune"]
 
@@ -25,6 +26,8 @@ def finetune(
     normalizer: str = "refit",
     energy: str = "y_relaxed",
     validation_fraction: float = 0.2,
+    tag_rule: Surface | None = None,
+    outputs: Sequence[str] | None = None,
     output: str | Path | None = None,
     console: Console | None = None,
     **training: Any,
@@ -40,6 +43,10 @@ def finetune(
         normalizer: see there, too.
         energy: name of the stored target, eV; "calculator" for the energy that ASE's files hold.
         validation_fraction: share that is held out where there is no `validation`.
+        tag_rule: by which rule of :func:`flt_mol.data.tag_slab` the structures are tagged, for
+            later predictions with ``--tag-slab``; None takes the checkpoint's.
+        outputs: of the model, as ``["energy"]``; None takes the checkpoint's, without those that no
+            structure has a target for.
         output: folder of the run; None makes ``runs/finetune``, numbered when taken.
         console: where progress goes.
         **training: settings of :class:`~flt_mol.training.config.TrainingConfig`, as ``epochs=50``.
@@ -52,13 +59,19 @@ def finetune(
             raise ValueError(unknown(f"training.{key}", known_keys()))
     paths = [f"finetune.checkpoint={checkpoint}", f"data.paths.train={structures}"]
     if validation is not None:
-        paths += ["data.validation_fraction=null", f"data.paths.val={validation}"]
+        paths.append(f"data.paths.val={validation}")
     config = load_run_config("finetune", paths)
-    data = replace(config.data, energy=energy)
+    rule = None if tag_rule is None else str(tag_rule)
+    data = replace(config.data, energy=energy, tag_rule=rule)
     if validation is None:
         data = replace(data, validation_fraction=validation_fraction)
     settings: TrainingConfig = replace(config.training, **training)
     start = replace(config.finetune, freeze=list(freeze), normalizer=normalizer)
-    config = replace(config, data=data, training=settings, finetune=start)
+    model = config.model if outputs is None else replace(config.model, outputs=list(outputs))
+    config = replace(config, data=data, model=model, training=settings, finetune=start)
     config = replace(config, output=None if output is None else str(output))
-    return train(config, "finetune", console)
+    console = console or Console()
+    result = train(config, "finetune", console)
+    for line in closing_lines(config, result.best)[1:] if not result.was_finished else ():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return result

@@ -161,6 +161,8 @@ def _public(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(finetune := public.get("finetune"), Mapping):
         start = finetune.get("checkpoint")
         public["finetune"] = {**finetune, "checkpoint": Path(start).name if start else None}
+    if isinstance(rule := public.get("inherited_tag_rule"), Mapping):
+        public["inherited_tag_rule"] = {**rule, "from": Path(str(rule.get("from"))).name}
     return public
 
 

@@ -15,6 +15,7 @@ from flt_mol.data.loading.statistics import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
+from flt_mol.prediction.tag_rules import inherited
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import History
 from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
@@ -25,6 +26,7 @@ from flt_mol.training.finetune_settings import absolute_start
 from flt_mol.training.fitting import Batches, fit
 from flt_mol.training.folders import check_run_folder, finished_run, run_folder, run_yaml
 from flt_mol.training.held_out import load_splits, write_sids
+from flt_mol.training.left_out import left_out_note, without_idle_outputs
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
 from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, check_resume, kept_random_states
@@ -77,17 +79,19 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     console = console or Console()
     check_run(config)
     world = world_of(config.training.devices, config.training.nodes)
-    config = settled(config)
+    given, config = config, settled(config)
     settings = run_settings(config)
     if not world.is_first:
         console = Console(quiet=True)
     finished = finished_run(config.output, settings)
     if finished is not None:
-        return _left_as_it_is(finished, config.data.validation, console)
+        return _left_as_it_is(finished, config, console)
     check_accelerator(config.training.accelerator)
     if world.is_first:
         check_run_folder(config.output, settings)
     training, validation = load_splits(config)
+    if (note := left_out_note(given, config)) is not None:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     warn_far_off(training, config.data.train)
     warn_far_off(validation, config.data.validation)
     with torch.random.fork_rng(), kept_random_states(), quiet_lightning():
@@ -100,7 +104,8 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             return _follow(config, name, model, batches, console)
         with run_folder(config.output, name, settings) as folder:
             seen = _systems(config, training, validation)
-            history = History(folder.path, {"name": name, **settings}, seen)
+            noted = {"name": name, **settings, **inherited(config.finetune.checkpoint)}
+            history = History(folder.path, noted, seen)
             data = data_digest(training, validation)
             if folder.resume is not None:
                 check_resume(folder.resume, data)
@@ -126,13 +131,27 @@ def best_line(best: Mapping[str, float], split: str) -> str:
     )
 
 
-def _left_as_it_is(folder: Path, split: str, console: Console) -> TrainingResult:
+def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
+    """The best epoch; of a fine-tuning that gained nothing, that it did not, and what to try."""
+    lines = [best_line(best, config.data.validation)]
+    if config.finetune.checkpoint is not None and best["epoch"] == 0:
+        shifted = ", with energies shifted" if config.finetune.normalizer == "refit" else ""
+        lines.append(
+            f"training gained nothing over what it started from, {config.finetune.checkpoint}: "
+            f"best.ckpt is that{shifted}. Try a lower rate "
+            "(training.learning_rate), fewer weights (finetune.freeze=[encoder]), more structures; "
+            "or last.ckpt, where few structures were there to choose by"
+        )
+    return lines
+
+
+def _left_as_it_is(folder: Path, config: RunConfig, console: Console) -> TrainingResult:
     """A run that is finished: a chain of jobs may give its command once more."""
     checkpoint = folder / "best.ckpt"
     best = read_checkpoint(checkpoint)["metrics"]
     lines = (
         f"the run in {folder} is finished, and is left as it is",
-        best_line(best, split),
+        *closing_lines(config, best),
         f"to train longer, or anew on changed data, give another folder (output=FOLDER; --finetune "
         f"{folder} would start from its weights), or remove this one",
     )
@@ -165,10 +184,14 @@ def _begin(
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """The run with relative paths taken from the working directory."""
+    """The run with relative paths taken from the working directory, and what it can train.
+
+    See :func:`~flt_mol.training.left_out.without_idle_outputs`.
+    """
     here = Path.cwd()
     start = absolute_start(config.finetune, here)
-    return replace(config, data=absolute(config.data, here), finetune=start)
+    config = replace(config, data=absolute(config.data, here), finetune=start)
+    return without_idle_outputs(config)
 
 
 def run_settings(config: RunConfig) -> dict[str, Any]:

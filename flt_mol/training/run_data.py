@@ -23,6 +23,11 @@ from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 IN_MEMORY = 20_000
 PAIRS_IN_MEMORY = 1 << 30  # bytes, for each split
 _AT_ONCE = 256  # systems read in one go
+TARGETS = {
+    "energy_initial": ("energy_initial", "energy_initial", "energy before relaxation"),
+    "displacement": ("positions_relaxed", "positions_relaxed", "relaxed positions"),
+}
+"""Output → key in `data` of its target's name, field of `Structures`, what it is called."""
 _PINNED = ("auto", "gpu", "cuda")
 
 
@@ -63,17 +68,7 @@ def load_split(config: RunConfig, split: str) -> Any:
         UserWarning: records that were left out: how many, and the first ones with the reason.
     """
     data = config.data
-    path = split_path(data, split)
-    on_error: OnError = "skip" if data.skip_bad else "raise"
-    dataset = open_dataset(
-        path,
-        require_energy=True,
-        on_error=on_error,
-        energy=data.energy,
-        energy_initial=data.energy_initial,
-        positions_relaxed=data.positions_relaxed,
-        check=partial(check_systems, config.model),
-    )
+    dataset = open_split(config, split)
     if data.name is not None and split not in data.paths:
         recipe(data.name).check_count(split, dataset, stacklevel=3)
     if split == data.validation and len(dataset) > IN_MEMORY:
@@ -82,6 +77,31 @@ def load_split(config: RunConfig, split: str) -> Any:
     if dataset.skipped:
         warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
     return dataset if systems is None else systems
+
+
+def open_split(config: RunConfig, split: str) -> Any:
+    """The data set of a split's file, as training reads it; targets may be missing.
+
+    Raises:
+        ValueError: no such split, a bad record, or one too large for the model, naming the sid.
+    """
+    data = config.data
+    on_error: OnError = "skip" if data.skip_bad else "raise"
+    return open_dataset(
+        split_path(data, split),
+        require_energy=True,
+        on_error=on_error,
+        energy=data.energy,
+        energy_initial=data.energy_initial,
+        positions_relaxed=data.positions_relaxed,
+        check=partial(check_systems, config.model),
+    )
+
+
+def some_have(dataset: Any, field: str) -> bool:
+    """Whether one of the systems has a target, by its field; of very many the first are asked."""
+    count = len(dataset) if len(dataset) <= IN_MEMORY else _AT_ONCE
+    return any(_lacks(part, [field]) is None for _, part in _parts(dataset, count, [field]))
 
 
 def chosen(systems: Any, indices: list[int]) -> Any:
@@ -101,21 +121,25 @@ class _Need(NamedTuple):
 
 def _needs(config: RunConfig, split: str) -> dict[str, _Need]:
     """What training with this configuration asks of a split's systems, by field."""
-    found, outputs, share = {}, config.model.outputs, config.training.interpolation
-    if "energy_initial" in outputs:
-        mend = "take energy_initial out of model.outputs"
-        found["energy_initial"] = _Need("energy before relaxation", "model.outputs", mend)
-    users, mends = [], []
-    if "displacement" in outputs:
-        users.append("model.outputs")
-        mends.append("take displacement out of model.outputs")
-    if share > 0 and split == config.data.train:
-        users.append(f"training.interpolation={share:g}")
-        mends.append("set training.interpolation=0")
-    if users:
-        need = _Need("relaxed positions", " and ".join(users), " and ".join(mends))
-        found["positions_relaxed"] = need
+    found, share = {}, config.training.interpolation
+    for output, (_, field, called) in TARGETS.items():
+        users, mends = [], []
+        if output in config.model.outputs:
+            users.append("model.outputs")
+            mends.append(_without(output, config))
+        if output == "displacement" and share > 0 and split == config.data.train:
+            users.append(f"training.interpolation={share:g}")
+            mends.append("training.interpolation=0")
+        if users:
+            found[field] = _Need(called, " and ".join(users), " ".join(mends))
     return found
+
+
+def _without(output: str, config: RunConfig) -> str:
+    """The options of a command line that leave an output out."""
+    others = ",".join(name for name in config.model.outputs if name != output)
+    weight = getattr(config.loss, f"{output}_weight")
+    return f"'model.outputs=[{others}]'" + (f" loss.{output}_weight=null" if weight else "")
 
 
 def _with_targets(
@@ -143,9 +167,11 @@ def _with_targets(
         name, users, mend = needs[field]
         without = f"no {name} for sid {part.sid[0]}, asked for by {users}"
         if not skip:
+            mends = [f"give it as {getattr(config.data, field)}"]
+            if some_have(dataset, field):
+                mends.append("leave such systems out (data.skip_bad=true)")
             raise ValueError(
-                f"split '{split}': {without}; give it as {getattr(config.data, field)}, leave such "
-                f"systems out (data.skip_bad=true), or {mend}"
+                f"split '{split}': {without}; {', '.join(mends)}, or train without it: {mend}"
             )
         lacking.append(f"{dataset.where(indices[0])}: {without}")
     if not chosen:

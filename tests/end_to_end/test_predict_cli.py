@@ -5,6 +5,7 @@ import re
 
 import ase.io
 import pytest
+from ase.build import add_adsorbate, fcc111
 from slabs import platinum
 
 from flt_mol import FLTCalculator, predict
@@ -31,7 +32,14 @@ def test_files_without_tags_get_the_energies_of_tagged_ones(capsys):
     assert main(["predict", "emt_small", *files, *TAG, "-o", "out.extxyz"]) == 0
     shown, err = capsys.readouterr()
     assert err == ""
-    first, _, third, *_ = shown.splitlines()
+    first, second, third, *_ = shown.splitlines()
+    assert re.fullmatch(
+        r"3 structures: -?\d+\.\d{3} to -?\d+\.\d{3} eV, median -?\d+\.\d{3}", first
+    )
+    assert second == "  2 × below 4, surface 8, adsorbate CO"
+    assert third == "  1 × below 8, surface 4, adsorbate CO"
+    assert main(["predict", "emt_small", *files, *TAG]) == 0
+    first, _, third, *_ = capsys.readouterr().out.splitlines()
     assert first.endswith("eV  below 4, surface 8, adsorbate CO")
     assert third.endswith("eV  below 8, surface 4, adsorbate CO")
     frames = ase.io.read("out.extxyz", ":")
@@ -88,7 +96,7 @@ def test_slabs_that_cannot_be_tagged_are_left_out_on_request(capsys):
     captured = capsys.readouterr()
     assert "left out 1 structures" in captured.err
     assert "slab.xyz: COPt12 is no slab" in captured.err
-    assert captured.out.startswith("POSCAR  ")
+    assert captured.out.startswith("1 structure: ")
     assert len(ase.io.read("o.extxyz", ":")) == 1
 
 
@@ -96,6 +104,8 @@ def test_slabs_that_cannot_be_tagged_are_left_out_on_request(capsys):
 def test_ensembles(capsys):
     more = ["--ensemble", "emt_performer_small", "-o", "o.csv"]
     assert main(["predict", "emt_small", "slab.extxyz", *more]) == 0
+    assert "spread of the members: median " in capsys.readouterr().out
+    assert main(["predict", "emt_small", "slab.extxyz", *more[:2]]) == 0
     assert " ± " in capsys.readouterr().out
     with open("o.csv", newline="") as f:
         (row,) = csv.DictReader(f)
@@ -130,3 +140,48 @@ def test_what_is_read_is_not_overwritten(place, capsys):
     assert main(["predict", "emt_small", "POSCAR", "slab.extxyz", "-o", "./slab.extxyz"]) == 2
     assert "is one of the files to predict" in capsys.readouterr().err
     assert (place / "slab.extxyz").read_bytes() == before
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_layer_numbers_of_ase_build_are_set_anew(layers, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    slab = fcc111("Cu", (2, 2, layers), vacuum=8.0)
+    add_adsorbate(slab, "O", 1.2, "fcc")
+    ase.io.write("built.traj", slab)
+    assert main(["predict", "flt-small", "built.traj", "--tag-slab", "-o", "o.extxyz"]) == 0
+    shown, err = capsys.readouterr()
+    assert err == "flt-mol: tagged by the rule 'half', that of emt_adsorption, which the model " + (
+        "was trained on\n"
+    )
+    tagged = tag_slab(slab, surface="half")
+    assert "surface 4, adsorbate O" in shown if layers == 2 else "surface 8, adsorbate O" in shown
+    found = ase.io.read("o.extxyz")
+    assert found.get_tags().tolist() == tagged.get_tags().tolist()
+    expected = pytest.approx(predict(tagged, "flt-small")[0], abs=1e-4)
+    assert found.info["energy_predicted"] == expected
+    assert main(["predict", "flt-small", "built.traj"]) == (0 if layers == 2 else 2)
+    err = capsys.readouterr().err
+    assert "--tag-slab of flt-mol predict" in err
+    assert "cannot read" not in err
+
+
+@pytest.mark.usefixtures("place")
+def test_many_are_summed_up_and_progress_is_told(capsys, monkeypatch):
+    ase.io.write("many.traj", [platinum()] * 40)
+    monkeypatch.setattr("flt_mol.commands._QUIET", 0.0)
+    assert main(["predict", "emt_small", "many.traj", "-o", "o.csv", "--batch-size", "16"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 3
+    assert out.startswith("40 structures: ")
+    assert err.splitlines() == [f"{n} of 40 structures predicted" for n in (16, 32, 40)]
+    with open("o.csv") as file:
+        assert len(list(csv.DictReader(file))) == 40
+
+
+def test_energies_are_shown_when_the_file_cannot_be_written(place, capsys, monkeypatch):
+    def full(self, target):
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(type(place), "replace", full)
+    assert main(["predict", "emt_small", "POSCAR", "slab.cif", *TAG, "-o", "o.extxyz"]) == 2
+    assert re.search(r"slab.cif .* eV  below 4, surface 8, adsorbate CO", capsys.readouterr().out)

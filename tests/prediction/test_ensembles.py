@@ -1,4 +1,6 @@
 import json
+import shutil
+import warnings
 
 import ase.io
 import numpy as np
@@ -91,6 +93,17 @@ def test_every_checkpoint_is_loaded_once(saved, monkeypatch, tmp_path):
     assert asked == [first, second]
     np.testing.assert_array_equal(found.members[0], found.members[2])
     assert not np.array_equal(found.members[0], found.members[1])
+
+
+def test_copies_of_a_checkpoint_are_told(saved, tmp_path):
+    first, copy = saved("a"), tmp_path / "copy.ckpt"
+    shutil.copy(first, copy)
+    with pytest.warns(UserWarning, match="copy.ckpt: there twice in the ensemble") as caught:
+        predict(platinum(), [first, copy])
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(platinum(), [first, saved("b", seed=1)])
 
 
 def test_members_trained_on_different_energies_are_refused(saved):

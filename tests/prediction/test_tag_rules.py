@@ -21,8 +21,12 @@ def place(tmp_path, monkeypatch):
     ase.io.write("POSCAR", platinum(tags=False), format="vasp")
     content = torch.load(find_checkpoint("emt_small"), weights_only=True)
 
-    def trained_on(file, **data):
-        config = {**content["config"], "data": {**content["config"]["data"], **data}}
+    def trained_on(file, more=None, **data):
+        config = {
+            **content["config"],
+            "data": {**content["config"]["data"], **data},
+            **(more or {}),
+        }
         torch.save({**content, "config": config}, file)
         return file
 
@@ -93,3 +97,24 @@ def test_the_warning_of_missing_tags_names_the_rule():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert predict(platinum(), ByHand())[0] == PLATINUM
+
+
+def test_runs_on_files_of_ones_own_may_say_it_or_inherit_it(place, capsys):
+    own = {"paths": {"train": "mine.lmdb"}}
+    said = place("said.ckpt", tag_rule="1", **own)
+    assert surface_rule(said) == 1
+    assert surface_rule(place("a.ckpt", tag_rule="oc20")) == "oc20", "the run comes first"
+    noted = {"inherited_tag_rule": {"surface": "half", "from": "flt-small"}}
+    assert surface_rule(place("a.ckpt", noted, **own)) == "half"
+    assert surface_rule(place("a.ckpt", noted, name="oc20_is2re")) == "oc20", "the data come first"
+    assert main(["predict", place("a.ckpt", noted, **own), "POSCAR", "--tag-slab"]) == 0
+    out, err = capsys.readouterr()
+    assert "below 4, surface 8" in out
+    assert err == "flt-mol: tagged by the rule 'half', that of flt-small, which the model was " + (
+        "tuned from\n"
+    )
+    for start, rule in (("flt-small", "half"), (find_checkpoint(said).resolve(), 1), ("/no", None)):
+        tuned = place("a.ckpt", {"finetune": {"checkpoint": str(start)}}, **own)
+        assert surface_rule(tuned) == rule, "runs of before it was noted"
+    with pytest.raises(ValueError, match=r"a.ckpt: data.tag_rule is 'top', expected oc20, half or"):
+        surface_rule(place("a.ckpt", tag_rule="top"))

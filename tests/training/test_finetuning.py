@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,21 +11,24 @@ import torch
 import yaml
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111
-from ase.io import write
+from ase.constraints import FixAtoms
+from ase.io import read, write
 from conftest import KINDS, small_model, small_pairs
 from rich.console import Console
 
 from flt_mol import Structures
 from flt_mol.cli import build_parser, main
+from flt_mol.data import open_dataset
 from flt_mol.data.catalog import recipe
 from flt_mol.data.loading.statistics import target_statistics
 from flt_mol.evaluation.splits import evaluate_model
-from flt_mol.training.checkpoints import load_model, save_checkpoint
+from flt_mol.predict import surface_rule
+from flt_mol.training.checkpoints import find_checkpoint, load_model, save_checkpoint
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
 from flt_mol.training.finetune_config import FinetuneConfig
 from flt_mol.training.finetuning import finetune
 from flt_mol.training.held_out import load_splits
-from flt_mol.training.run import train
+from flt_mol.training.run import closing_lines, train
 from flt_mol.training.starting import start_from
 
 NEW, SEEN = 47, (8, 29)  # Ag; O and Cu
@@ -44,6 +48,7 @@ def slabs(path, count=6, metals=("Cu",), energy=lambda i: 0.1 * i):
         slab = fcc111(metals[i % len(metals)], (1, 1, 3), vacuum=6.0)
         add_adsorbate(slab, "O", 1.2 + 0.1 * i, "fcc")
         slab.set_tags([0, 0, 1, 2])
+        slab.set_constraint(FixAtoms([0, 1]))
         slab.info = {"y_relaxed": energy(i), "sid": f"slab-{i}"}
         frames.append(slab)
     write(path, frames)
@@ -274,7 +279,8 @@ def test_paths_of_checkpoints(tmp_path, monkeypatch):
         (["finetune.checkpoint=null", "finetune.freeze=[head]"], "there is no finetune.checkpoint"),
         (["data.validation_fraction=1.0"], "expected null, or within 0 and 1"),
         (["data.validation_fraction=0"], "expected null, or within 0 and 1"),
-        (["data.paths.val=x", "data.validation_fraction=0.1"], "leave one of them out"),
+        (["data.paths.val=x", "data.validation_fraction=0.1"], "leave one .*fraction=null takes"),
+        (["data.paths.val=x", "data={validation_fraction: 0.1}"], "leave one of them out"),
         (["model.embed_dm=3"], "did you mean 'model.embed_dim'"),
     ],
 )
@@ -420,6 +426,27 @@ def test_settings_of_the_call(tmp_path):
     assert not (result.folder / "held_out.csv").exists()
 
 
+def test_the_tag_rule_of_what_it_started_from_goes_with_it(tmp_path, monkeypatch):
+    start = shutil.copy(find_checkpoint("emt_small"), tmp_path / "copy.ckpt")
+    file = slabs(tmp_path / "a.extxyz")
+    settings = {"epochs": 1, "console": QUIET}
+    tuned = finetune(start, file, output=tmp_path / "one", **settings)
+    again = finetune(tuned.folder, file, output=tmp_path / "two", **settings)
+    (tmp_path / "copy.ckpt").unlink()
+    shutil.rmtree(tuned.folder)
+    assert surface_rule(again.folder) == "half"
+    export = tmp_path / "export"
+    assert main(["export", str(again.folder), str(export)]) == 0
+    assert surface_rule(export) == "half"
+    assert str(tmp_path) not in (export / "config.json").read_text()
+    said = finetune(again.folder, file, output=tmp_path / "said", tag_rule=1, **settings)
+    assert surface_rule(said.folder) == 1
+    with pytest.raises(ValueError, match="data.tag_rule is 'hlf', expected oc20, half or a number"):
+        load_run_config("finetune", ["finetune.checkpoint=emt_small", "data.tag_rule=hlf"])
+    typed = ["finetune.checkpoint=emt_small", "data.tag_rule=2"]
+    assert load_run_config("finetune", typed).data.tag_rule == "2"
+
+
 def test_the_largest_system_of_both_trainings_counts(tmp_path):
     model = small_model()
     model.trained_on = {"systems": 100, "energy_median": 5.0, "most_atoms": 52}
@@ -428,3 +455,123 @@ def test_the_largest_system_of_both_trainings_counts(tmp_path):
     after = small_model()
     start_from(after, FinetuneConfig(checkpoint=str(path)), atoms, target_statistics(atoms))
     assert after.trained_on == {"systems": 3, "energy_median": 1.0, "most_atoms": 52}
+
+
+# ---- outputs without targets
+
+
+def with_displacements(tmp_path, **changes):
+    outputs = ["energy", "displacement"]
+    return checkpoint(tmp_path, outputs=outputs, pairs=small_pairs(), **changes)
+
+
+def relaxed(path, which):
+    """The file with relaxed positions in some of its frames."""
+    frames = read(path, ":")
+    for i, frame in enumerate(frames):
+        if i in which:
+            frame.arrays["pos_relaxed"] = frame.positions + 0.1
+    write(path, frames)
+    return path
+
+
+def test_an_output_that_no_structure_has_targets_for_is_left_out(tmp_path):
+    path, file = with_displacements(tmp_path), slabs(tmp_path / "a.extxyz")
+    console = Console(record=True, width=400)
+    settings = {"normalizer": "keep", "output": tmp_path / "run", "epochs": 2}
+    learning = {"learning_rate": 1e-9, "rotation": "none", "shift_images": False}
+    result = finetune(path, file, console=console, **settings, **learning)
+    out = console.export_text()
+    assert "no training structure holds pos_relaxed: trained without the checkpoint's output" in out
+    model = load_model(result.folder)
+    assert model.config.outputs == ["energy"]
+    assert not any(name.startswith("displacement_head") for name in model.state_dict())
+    data = open_dataset(file)
+    before, after = (evaluate_model(load_model(x), data) for x in (path, result.folder))
+    assert after.metrics["mae"] == pytest.approx(before.metrics["mae"], abs=1e-5)
+    content = torch.load(result.checkpoint, weights_only=True)
+    assert content["config"]["model"]["outputs"] == ["energy"]
+    assert finetune(path, file, console=QUIET, **settings, **learning).was_finished
+    again = str(result.folder / "config.yaml")
+    assert load_run_config(again).model.outputs == ["energy"]
+
+
+def test_the_command_leaves_it_out_and_a_weight_with_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slabs("a.extxyz")
+    arguments = ["--finetune", "flt-small", "data.paths.train=a.extxyz", "training.epochs=1"]
+    weights = ["loss.displacement_weight=2.0", "loss.displacement_decay=linear"]
+    assert main(["train", "finetune", *arguments, *weights, "output=run"]) == 0
+    assert "trained without the checkpoint's output displacement" in capsys.readouterr().out
+    assert main(["train", "finetune", *arguments, *weights, "output=run"]) == 0
+    assert "is finished" in capsys.readouterr().out
+    assert main(["evaluate", "run"]) == 0
+
+
+def test_a_run_that_was_broken_off_goes_on_without_it(tmp_path, monkeypatch):
+    path, file = with_displacements(tmp_path), slabs(tmp_path / "a.extxyz")
+    whole = finetune(path, file, output=tmp_path / "whole", epochs=2, console=QUIET)
+    finish = "flt_mol.training.run._finish"
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, lambda *args: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            finetune(path, file, output=tmp_path / "run", epochs=2, console=QUIET)
+    result = finetune(path, file, output=tmp_path / "run", epochs=2, console=QUIET)
+    one, other = (load_model(x.folder / "last.ckpt").state_dict() for x in (whole, result))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_where_some_structures_have_the_target_the_options_are_told(tmp_path, monkeypatch):
+    path = with_displacements(tmp_path)
+    file = relaxed(slabs(tmp_path / "a.extxyz"), {0, 1, 2, 4})
+    message = r"for sid slab-3, asked.*\(data.skip_bad=true\), or train without it: 'model.outputs"
+    with pytest.raises(ValueError, match=message + r"=\[energy\]'$"):
+        finetune(path, file, output=tmp_path / "run", console=QUIET)
+    result = finetune(
+        path, file, outputs=["energy"], output=tmp_path / "a", epochs=1, console=QUIET
+    )
+    assert load_model(result.folder).config.outputs == ["energy"]
+    file = relaxed(file, range(6))
+    result = finetune(path, file, output=tmp_path / "b", epochs=1, console=QUIET)
+    assert load_model(result.folder).config.outputs == ["energy", "displacement"]
+
+
+def test_outputs_that_the_run_itself_asks_for_stay(tmp_path):
+    config = run_config(tmp_path, checkpoint(tmp_path, pairs=small_pairs()))
+    config.model = replace(config.model, outputs=["energy", "displacement"])
+    config.loss.displacement_weight = 3.0
+    with pytest.raises(ValueError, match="give it as pos_relaxed, or train without it: ") as caught:
+        train(config, console=QUIET)
+    assert "'model.outputs=[energy]' loss.displacement_weight=null" in str(caught.value)
+    assert "skip_bad" not in str(caught.value), "it would leave nothing"
+
+
+def test_positions_that_energies_depend_on_are_not_left_out(tmp_path):
+    path = with_displacements(tmp_path, recycles=2, feedback="positions")
+    with pytest.raises(ValueError, match="no relaxed positions for sid slab-0"):
+        train(run_config(tmp_path, path), console=QUIET)
+
+
+def test_a_validation_file_takes_the_place_of_the_share_by_default(tmp_path):
+    typed = ["finetune.checkpoint=emt_small", "data.paths.val=b.extxyz"]
+    assert load_run_config("finetune", typed).data.validation_fraction is None
+    assert load_run_config("finetune", typed[:1]).data.validation_fraction == 0.2
+    text = "defaults: [run_schema, _self_]\ndata: {validation: val, validation_fraction: 0.3}\n"
+    with pytest.raises(ValueError, match=r"data.validation_fraction is 0.3 and data.paths.val na"):
+        load_run_config(write_run(tmp_path, text), typed)
+
+
+def test_a_run_that_gained_nothing_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start = checkpoint(tmp_path)
+    slabs("a.extxyz")
+    arguments = ["train", "finetune", "--finetune", start, "data.paths.train=a.extxyz"]
+    rate = ["training.epochs=1", "training.learning_rate=0.5", "output=run"]
+    for _ in range(2):  # the second finds it finished
+        assert main([*arguments, *rate]) == 0
+        out = capsys.readouterr().out
+        assert f"training gained nothing over what it started from, {start}: best.ckpt is" in out
+        assert out.index("best epoch 0: val MAE") < out.index("gained nothing")
+    gained = {"epoch": 3.0, "val/mae": 0.1, "val/ewt": 0.1}
+    config = load_run_config("finetune", [f"finetune.checkpoint={start}"])
+    assert len(closing_lines(config, gained)) == 1

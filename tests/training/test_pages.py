@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from ase.build import add_adsorbate, fcc111
-from ase.io import write
 
 from flt_mol.cli import main
 
@@ -22,18 +20,6 @@ def run_commands(block):
         assert main(arguments) == 0, line
 
 
-def write_structures():
-    """mine.extxyz: what a reader has of their own."""
-    frames = []
-    for i in range(24):
-        atoms = fcc111(("Cu", "Ag", "Au")[i % 3], (1, 1, 3), vacuum=6.0)
-        add_adsorbate(atoms, "O", 1.2 + 0.1 * (i // 3), "fcc")
-        atoms.set_tags([0, 0, 1, 2])
-        atoms.info = {"slab": f"slab{i // 2}", "y_relaxed": 0.1 * i}
-        frames.append(atoms)
-    write("mine.extxyz", frames)
-
-
 def write_file(block):
     name = re.match(r"# (\S+\.yaml)\n", block).group(1)
     Path(name).write_text(block, encoding="utf-8")
@@ -45,7 +31,6 @@ def test_every_block_runs(page, tmp_path, monkeypatch, capsys):
     if not DOCS.is_dir():
         pytest.skip("needs the checkout")
     monkeypatch.chdir(tmp_path)
-    write_structures()
     blocks = BLOCK.findall((DOCS / f"{page}.md").read_text("utf-8"))
     names = {"__name__": page}
     with torch.random.fork_rng(devices=[]):

@@ -479,7 +479,7 @@ def test_pairs_of_large_sets_are_left_to_the_loader():
 
 @pytest.mark.parametrize(
     ("name", "mend"),
-    [("y_init", "take energy_initial out"), ("pos_relaxed", "take displacement out")],
+    [("y_init", "=.energy,displacement.'"), ("pos_relaxed", "=.energy,energy_initial.'")],
 )
 def test_a_split_without_the_targets_of_an_output(tmp_path, name, mend):
     settings = fuller(tmp_path, lacking={"of_3": name})
@@ -499,7 +499,7 @@ def test_interpolation_asks_for_relaxed_positions_of_the_training_split(tmp_path
         lacking={"of_3": "pos_relaxed"},
         interpolation=0.5,
     )
-    message = r"'train': no .* sid slab-3, asked for by training.interpolation=0.5; .*, or set tr"
+    message = r"'train': no .* sid slab-3, asked for by training.interpolation=0.5; .*: tr"
     with pytest.raises(ValueError, match=message):
         train(settings, console=quiet())
     assert not (tmp_path / "run").exists()

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flt_mol.data.ase.files import IncompleteError, MutableRecord, records_of
-from flt_mol.data.ase.records import atoms_record, layer_note
+from flt_mol.data.ase.records import atoms_record
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.oc20 import to_structures
 from flt_mol.data.options import ReadOptions
+from flt_mol.data.slabs.numbered import layer_note
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class AseDataset(StructuresDataset):
         for index, record in enumerate(self._records):
             if self.options.on_error == "raise":
                 self[index]
-            self.notes.add(layer_note(record))
+            self.notes.add(layer_note(record, self.options.layer_numbers))
 
     def __len__(self) -> int:
         return len(self._records)

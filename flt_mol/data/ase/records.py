@@ -18,7 +18,6 @@ __all__ = [
     "AtomsRecord",
     "atoms_record",
     "fixed_atoms",
-    "layer_note",
     "occupancy_note",
 ]
 
@@ -170,32 +169,6 @@ def fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
         elif isinstance(constraint, FixCartesian | FixScaled):
             held[constraint.index] |= constraint.mask
     return np.asarray(held.all(axis=1))
-
-
-def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
-    """A warning where atoms of tag 0 lie above the others: ase.build tags adsorbates 0."""
-    if record.get("tags") is None or record.get("cell") is None:
-        return {}
-    tags, cell = np.asarray(record["tags"]).reshape(-1), np.asarray(record["cell"])
-    pos = np.asarray(record["pos"]).reshape(-1, 3)
-    if cell.size != 9 or not tags.any() or tags.all():
-        return {}
-    if not (np.isfinite(cell).all() and np.isfinite(pos).all()):  # refused later, in words
-        return {}
-    cell = cell.reshape(3, 3)
-    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
-    heights = pos @ normal
-    numbers = np.asarray(record["atomic_numbers"]).reshape(-1)
-    # A slab whose adsorbate is below, or which wraps, has its own elements there.
-    if set(numbers[tags == 0]) <= set(numbers[tags != 0]):
-        return {}
-    others = max(heights[tags == tag].mean() for tag in set(tags.tolist()) - {0})
-    if not normal.any() or heights[tags == 0].mean() <= others:
-        return {}
-    return {
-        "layers": "atoms of tag 0 lie above the others, as if tags were the layer numbers of "
-        "ase.build (expected: 0 below the surface, 1 surface, 2 adsorbate; set them anew if so)"
-    }
 
 
 def occupancy_note(atoms: Atoms) -> dict[str, str]:

@@ -10,10 +10,10 @@ import numpy as np
 
 from flt_mol.data.ase.files import records_of
 from flt_mol.data.ase.folders import Found, repeated_sids, search
-from flt_mol.data.ase.records import layer_note
 from flt_mol.data.ase.references import References
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.options import OnError, ReadOptions
+from flt_mol.data.slabs.numbered import layer_note
 
 __all__ = ["TrajectoryDataset", "from_trajectories"]
 

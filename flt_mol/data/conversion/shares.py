@@ -25,6 +25,7 @@ _DIGITS = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _TOGETHER = 64  # records read at a time
 _WORKED_OUT = ("composition", "adsorbate", "slab")
 _ADSORBATE = 2  # the tag
+_ROUNDS = 8  # in search of shares that come out as they are
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -111,6 +112,29 @@ def _in_turn(sizes: Sequence[int], counts: Mapping[str, int]) -> list[str]:
     return names
 
 
+def _made(sizes: Sequence[int], counts: Mapping[str, int]) -> dict[str, int]:
+    """How many systems each split really gets."""
+    made = dict.fromkeys(counts, 0)
+    for name, size in zip(_in_turn(sizes, counts), sizes, strict=True):
+        made[name] += size
+    return made
+
+
+def _told(sizes: Sequence[int], shares: Mapping[str, int]) -> str:
+    """Shares for a command: such as come out as they are asked for, else with what comes out."""
+    first = made = _made(sizes, shares)
+    for _ in range(_ROUNDS):
+        again = _made(sizes, made)
+        if again == made:
+            return " ".join(f"{name}={count}" for name, count in made.items())
+        if not all(again.values()):
+            break
+        made = again
+    shown = " ".join(f"{name}={count}" for name, count in shares.items())
+    result = ", ".join(f"{name} {count}" for name, count in first.items())
+    return f"{shown} (which makes {result}, as groups stay whole)"
+
+
 def _what_works(sizes: Sequence[int], counts: Mapping[str, int]) -> str:
     """What there is to divide, and shares near those asked for that give every split some."""
     total, grouped = sum(sizes), len(sizes) < sum(sizes)
@@ -125,9 +149,8 @@ def _what_works(sizes: Sequence[int], counts: Mapping[str, int]) -> str:
         raised = {name: max(count, least) for name, count in counts.items()}
         most = max(raised, key=raised.__getitem__)
         raised[most] -= sum(raised.values()) - total
-        if raised[most] >= least and set(_in_turn(sizes, raised)) == set(counts):
-            shares = " ".join(f"{name}={count}" for name, count in raised.items())
-            return f"{there}: shares that work: --shares {shares}"
+        if raised[most] >= least and all(_made(sizes, raised).values()):
+            return f"{there}: shares that work: --shares {_told(sizes, raised)}"
         least += max(1, least // 4)
     return f"{there}: make fewer splits, group by what has more values, or take another --seed"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +12,32 @@ from flt_mol.data.slabs.coordination import OPEN, coordination
 if TYPE_CHECKING:
     from flt_mol.data.slabs.frame import Frame
 
-__all__ = ["LAYER_GAP", "Surface", "layers", "surface_atoms"]
+__all__ = ["LAYER_GAP", "Surface", "layers", "parse_rule", "surface_atoms"]
 
 Surface = int | str
 _DEPTH = 2.0  # Å
 _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
 LAYER_GAP = 0.6  # Å between heights of neighbouring layers, at least
+
+
+def parse_rule(value: Any, name: str) -> Surface:
+    """A `surface` out of a file: oc20, half, or a number of layers.
+
+    Raises:
+        ValueError: something else, by its `name`.
+
+    Example:
+        >>> parse_rule("2", "data.tag_rule"), parse_rule("half", "data.tag_rule")
+        (2, 'half')
+    """
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if number or value in ("oc20", "half"):
+        found: Surface = value
+        return found
+    raise ValueError(f"{name} is {value!r}, expected oc20, half or a number of layers")
 
 
 def surface_atoms(

@@ -189,16 +189,28 @@ def test_a_split_without_systems_is_refused():
             "systems in 3 groups, up to 4 in one",
         ),
         ("abcdefgh", {"train": 8, "val": 0}, "--shares train=7 val=1$"),
+        ("aaaabbbbccccddddeeeeffff", {"train": 22, "val": 1, "test": 1}, "train=16 val=4 test=4$"),
+        (
+            "aaabbc",
+            {"train": 5, "val": 1, "test": 0},
+            r"\(which makes train \d, val \d, test \d, as",
+        ),
     ],
 )
 def test_shares_that_work_are_named(groups, counts, works):
     with pytest.raises(ValueError, match=works) as error:
         assign(list(groups), counts, 0)
-    words = str(error.value).partition("--shares ")[2].split()
+    told, _, makes = str(error.value).partition("--shares ")[2].partition(" (which makes ")
+    words = told.split()
     shares = {name: int(count) for name, _, count in (word.partition("=") for word in words)}
     assert list(shares) == list(counts)
     assert sum(shares.values()) == len(groups)
-    assert all(assign(list(groups), shares, 0).values())
+    made = {name: len(indices) for name, indices in assign(list(groups), shares, 0).items()}
+    assert all(made.values())
+    if makes:
+        assert makes.startswith(", ".join(f"{name} {count}" for name, count in made.items()))
+    else:
+        assert made == shares
 
 
 def test_groups_worked_out_from_tags(make_record):
