@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flt_mol.prediction.frames import write_extxyz
     from flt_mol.prediction.members import EnsembleEnergies, load_model
     from flt_mol.prediction.table import Prediction, write_predictions
-    from flt_mol.prediction.tag_rules import surface_rule
+    from flt_mol.training.tag_rules import surface_rule
 
 __all__ = [
     "EnsembleEnergies",
@@ -40,16 +40,16 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "EnsembleEnergies": "members",
-    "FLTCalculator": "calculator",
-    "Prediction": "table",
-    "StructureFiles": "files",
-    "load_model": "members",
-    "predict_files": "files",
-    "predict_structures": "energies",
-    "surface_rule": "tag_rules",
-    "write_extxyz": "frames",
-    "write_predictions": "table",
+    "EnsembleEnergies": "prediction.members",
+    "FLTCalculator": "prediction.calculator",
+    "Prediction": "prediction.table",
+    "StructureFiles": "prediction.files",
+    "load_model": "prediction.members",
+    "predict_files": "prediction.files",
+    "predict_structures": "prediction.energies",
+    "surface_rule": "training.tag_rules",
+    "write_extxyz": "prediction.frames",
+    "write_predictions": "prediction.table",
 }
 
 
@@ -118,7 +118,7 @@ def predict(
 def __getattr__(name: str) -> Any:
     if name not in _ROOMS:
         raise AttributeError(f"module 'flt_mol.predict' has no attribute '{name}'")
-    return getattr(import_module(f"flt_mol.prediction.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"flt_mol.{_ROOMS[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from flt_mol.prediction.table import Prediction
-    from flt_mol.prediction.tag_rules import TagRule
+    from flt_mol.training.tag_rules import TagRule
 
 __all__ = ["Tagger", "add_predict_options", "lines", "summary", "tagger"]
 
@@ -82,7 +82,7 @@ class Tagger:
         surface: str | int | None,
         rule: TagRule | None,
     ) -> None:
-        from flt_mol.prediction.tag_rules import DEFAULT
+        from flt_mol.training.tag_rules import DEFAULT
 
         self.adsorbate = adsorbate
         self.given = surface is not None
@@ -133,7 +133,7 @@ def tagger(options: argparse.Namespace) -> Tagger | None:
             ensemble whose data were tagged by different rules, and no --surface.
     """
     if options.tag_slab:
-        from flt_mol.prediction.tag_rules import common_rule, tag_rules
+        from flt_mol.training.tag_rules import common_rule, tag_rules
 
         rules = tag_rules([options.checkpoint, *options.ensemble])
         if options.surface is not None:  # it counts; of several others, one that is not it is told

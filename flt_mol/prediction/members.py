@@ -85,7 +85,7 @@ class Members:
     @cached_property
     def surface(self) -> Surface | None:
         """The `surface` of `flt_mol.data.tag_slab` that fits them all, where that is known."""
-        from flt_mol.prediction.tag_rules import surface_rule
+        from flt_mol.training.tag_rules import surface_rule
 
         try:
             return surface_rule(self.sources)

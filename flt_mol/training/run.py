@@ -15,7 +15,6 @@ from flt_mol.data.loading.statistics import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.energy import EnergyModel
-from flt_mol.prediction.tag_rules import inherited
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import History
 from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
@@ -32,6 +31,7 @@ from flt_mol.training.quiet import quiet_lightning
 from flt_mol.training.resume import RESUME, check_resume, kept_random_states
 from flt_mol.training.seen import read_systems, systems_seen
 from flt_mol.training.starting import start_from
+from flt_mol.training.tag_rules import inherited
 
 
 @dataclass(frozen=True)
