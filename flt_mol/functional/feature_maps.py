@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from flt_mol.functional._common import at_least_float32, draw_normal, settled, without_autocast
+from flt_mol.functional._common import (
+    at_least_float32,
+    draw_normal,
+    least_exponent,
+    settled,
+    without_autocast,
+)
 from flt_mol.functional._operator import operator, systems_of_both
 from flt_mol.functional.packed import check_ptr
 from flt_mol.functional.shared import joint_product, shared_product
@@ -302,15 +308,17 @@ def stabilised_features(
         key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
 
     Returns:
-        φ(q) (N, H, M), φ(k) (K, H, M) with entries in [0, 1].
+        φ(q) (N, H, M), φ(k) (K, H, M) with entries in [0, 1], those below e⁻⁶⁰ (float64: e⁻⁶⁰⁰)
+        raised to that, which is far below rounding and spares numbers that are slow.
 
     Raises:
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
 
     Example:
         >>> huge = torch.tensor([[900.0, -900.0]]).reshape(1, 1, 2)
-        >>> stabilised_features(huge, huge, torch.tensor([0, 1]))
-        (tensor([[[1., 0.]]]), tensor([[[1., 1.]]]))
+        >>> queries, keys = stabilised_features(huge, huge, torch.tensor([0, 1]))
+        >>> queries.flatten(), keys.flatten()
+        (tensor([1.0000e+00, 8.7565e-27]), tensor([1., 1.]))
     """
     key_ptr = check_ptr(ptr, query_logits.shape[0], key_ptr, key_logits.shape[0])
     queries, keys = (x.transpose(0, 1) for x in settled(query_logits, key_logits))
@@ -340,9 +348,10 @@ def _exponentials(queries: Tensor, keys: Tensor, out: Tensor, key_out: Tensor) -
         largest = keys.amax(1, keepdim=True)
     else:
         largest = keys.new_zeros(keys.shape[0], 1, keys.shape[2])
-    torch.sub(keys, largest, out=key_out).exp_()
+    least = least_exponent(keys.dtype)
+    torch.sub(keys, largest, out=key_out).clamp_(min=least).exp_()
     torch.add(queries, largest, out=out)
-    out.sub_(out.amax(-1, keepdim=True)).exp_()
+    out.sub_(out.amax(-1, keepdim=True)).clamp_(min=least).exp_()
 
 
 @_stabilised.register_fake

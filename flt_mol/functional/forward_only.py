@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import at_least_float32
+from flt_mol.functional._common import at_least_float32, least_exponent
 from flt_mol.functional._operator import systems_of_both
 from flt_mol.functional.feature_maps import SharedLogits
 from flt_mol.functional.packed import check_ptr
@@ -183,7 +183,7 @@ def key_exponentials(sums: KeySums | None, logits: Tensor, key: Tensor) -> Tenso
         rescale = (sums.peak - peak).exp_()
         sums.weights.mul_(rescale)
         sums.values.mul_(rescale[..., None])
-    logits.sub_(peak).exp_()
+    logits.sub_(peak).clamp_(min=least_exponent(logits.dtype)).exp_()
     return peak
 
 
@@ -216,7 +216,7 @@ def read_sums(sums: KeySums, logits: Tensor, out: Tensor) -> None:
 def query_exponentials(peak: Tensor, logits: Tensor) -> None:
     """φ(q) from logits (n, H, M), in place: what `stabilised_features` gives queries."""
     logits.add_(peak)
-    logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+    logits.sub_(logits.amax(-1, keepdim=True)).clamp_(min=least_exponent(logits.dtype)).exp_()
 
 
 def normaliser(features: Tensor, weights: Tensor) -> Tensor:

@@ -406,3 +406,19 @@ def test_autocast_and_half_precision_keep_exponents_in_float32(case):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(features(), expected)
     assert softmax_log_features(q.bfloat16(), w[..., 10:].bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("dtype", "normal"), [(torch.float32, 1e-38), (torch.float64, 1e-300)])
+def test_features_are_no_denormal_numbers(dtype, normal):
+    """Those make exponentials and products many times slower; e⁻⁹⁵ is one in float32."""
+    logits = torch.linspace(-1000, 0, 60, dtype=dtype).reshape(10, 2, 3)
+    ptr = torch.tensor([0, 10])
+    for features in stabilised_features(logits, logits, ptr):
+        assert features.min() > normal
+        assert features.max() == 1
+    bounded = logits.clamp(min=-50)
+    queries, keys = stabilised_features(bounded, bounded, ptr)
+    expected = (bounded - bounded.amax(0)).exp()
+    torch.testing.assert_close(keys, expected, rtol=1e-5, atol=0)
+    largest = (bounded + bounded.amax(0)).amax(-1, keepdim=True)
+    torch.testing.assert_close(queries, (bounded + bounded.amax(0) - largest).exp())
