@@ -240,7 +240,8 @@ def _hashes(index_i: Tensor, index_j: Tensor, shift: Tensor) -> Tensor:
     odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
     a, b, c, d = (x - 2**64 if x >= 2**63 else x for x in odd)
     image = shift.to(torch.int64)
-    x = index_i * a + index_j * b + image[:, 0] * c + image[:, 1] * d + image[:, 2] * (a ^ c)
-    for step in (31, 29):
-        x = (x ^ (x >> step)) * d
-    return x ^ (x >> 32)
+    x = (index_i.to(torch.int64) * a).add_(index_j, alpha=b)
+    for axis, factor in enumerate((c, d, a ^ c)):
+        x.add_(image[:, axis], alpha=factor)
+    x.bitwise_xor_(x >> 31).mul_(d)
+    return x.bitwise_xor_(x >> 29)

@@ -90,7 +90,7 @@ def _parts(
         pairs = batch.pairs
         assert pairs is not None
         vectors = pairs.vectors(batch.positions, batch.cell, batch.ptr)
-        geometry = LocalBasis(shape.cutoff)(pairs, vectors, rows)
+    geometry = LocalBasis(shape.cutoff)(pairs, vectors, rows)  # as training makes it
     local = LocalFilter(c)
     ffn = nn.Sequential(nn.Linear(c, shape.ffn), nn.GELU(), nn.Linear(shape.ffn, c))
     size = LayerSize(tokens=rows, embed_dim=c, num_heads=shape.heads, num_features=64)
