@@ -65,7 +65,7 @@ def tensors_of(part):
     """All tensors of nested tuples, in order."""
     if isinstance(part, torch.Tensor):
         return [part]
-    return [x for inner in part or () for x in tensors_of(inner)]
+    return [x for inner in part for x in tensors_of(inner)] if isinstance(part, tuple) else []
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -141,7 +141,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "half a cell": {"cell": np.diag([9.0, 9.0, 0.0])},
     "pbc one": {"pbc": True},
     "pbc three": {"pbc": [True, False, True]},
-    "pbc ints": {"pbc": np.array([[0, 2, 0]])},
+    "pbc ints": {"pbc": np.array([[0, 1, 0]])},
     "pbc false": {"pbc": False},
     "tags float": {"tags": torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 2.0])},
     "tags zero": {"tags": [0] * 6},
