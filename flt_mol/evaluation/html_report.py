@@ -232,8 +232,8 @@ class _Report:
                 seen = f"System {about}, seen from above and from the side."
                 content.append(picture(system_png(system), seen))
             numbers = [
-                element("span", f"{what} ", self.number("worst", i, what), " eV; ")
-                for what in ("prediction", "target", "error")
+                element("span", f"{what} ", self.number("worst", i, what), f" eV{end}")
+                for what, end in (("prediction", "; "), ("target", "; "), ("error", ""))
             ]
             caption = element("figcaption", element("strong", about), *numbers)
             cards.append(element("figure", *content, caption))
