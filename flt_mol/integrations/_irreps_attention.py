@@ -22,7 +22,7 @@ from flt_mol.integrations._irreps_layout import (
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_sizes
 from flt_mol.nn.attend import Projected, Rule, attend, check_mode
-from flt_mol.nn.attention import CROSSOVER
+from flt_mol.nn.attention import default_crossover
 from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_tensors
 from flt_mol.nn.feature_map import FeatureMap, feature_map_of
 from flt_mol.nn.inputs import Place
@@ -128,8 +128,8 @@ class IrrepsAttention(nn.Module):
             orthogonal=orthogonal,
             redraw_every=redraw_every,
         )
-        crossover = round(CROSSOVER * self.feature_map.num_features * head_dim**-0.25)
-        self.exact_below = crossover if exact_below is None else exact_below
+        default = default_crossover(self.feature_map.num_features, head_dim, self.position_dim)
+        self.exact_below = default if exact_below is None else exact_below
         self.mode = mode
 
     @property

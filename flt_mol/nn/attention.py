@@ -53,11 +53,13 @@ class FLTAttention(Projections):
         dropout: probability, on the attended values. There is no attention matrix to drop from.
         bias: whether the four linear maps have one.
         mode: "linear", "exact" or "auto".
-        exact_below: number of keys from which "auto" is linear. The default, 6.5 M/D^¼, is about
-            where the two take the same time on one thread of a CPU: ``scripts/crossover.py``
-            measured 122–169 keys at D = M = 64, 197–200 at D = 16 and 248–334 at M = 128, forward
-            and backward the lower. Causal layers: 18 M/D^¼ (429 keys forward and backward at
-            D = M = 64, 430 at D = 16, 752 at M = 128).
+        exact_below: number of keys from which "auto" is linear. The default, 6.5 M/D^¼ divided by
+            1 + R/(D + 32), is about where the two take the same time on one thread of a CPU, a
+            layer forward, and forward and backward (``scripts/crossover.py``): without positions
+            152 and 171 keys at D = M = 64, 241 and 252 at D = 16, 279 and 300 at M = 128; with
+            R = 16 frequencies 106 and 131, 99 to 138 and 157 to 219, 178 to 231 and 257 to 306.
+            Causal layers: 18 M/D^¼ (429 keys forward and backward at D = M = 64, 430 at D = 16,
+            752 at M = 128).
         causal: whether row i attends to the rows of its system up to itself only.
         redraw_every: training steps after which training draws random features anew; eval keeps
             to those saved (see `nn.redraw.Redrawn`). None: training keeps to them, too.
@@ -123,9 +125,9 @@ class FLTAttention(Projections):
             orthogonal=orthogonal,
             redraw_every=redraw_every,
         )
-        unit = CAUSAL_CROSSOVER if causal else CROSSOVER
-        crossover = round(unit * self.num_features * (embed_dim // num_heads) ** -0.25)
-        self.exact_below = crossover if exact_below is None else exact_below
+        head_dim = embed_dim // num_heads
+        default = default_crossover(self.num_features, head_dim, self.position_dim, causal)
+        self.exact_below = default if exact_below is None else exact_below
         self.mode = mode
         self.register_load_state_dict_pre_hook(_rename)  # type: ignore[no-untyped-call]
 
@@ -295,6 +297,17 @@ class FLTAttention(Projections):
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
             f"position_dim={self.position_dim}, mode={self.mode!r}, causal={self.causal}"
         )
+
+
+def default_crossover(
+    num_features: int, head_dim: int, position_dim: int, causal: bool = False
+) -> int:
+    """Keys from which linear attention is taken to be faster: see `FLTAttention`."""
+    scale = num_features * float(head_dim) ** -0.25
+    if causal:
+        return round(CAUSAL_CROSSOVER * scale)
+    # Exact attention multiplies rows of D + 2R numbers.
+    return round(CROSSOVER * scale / (1 + 0.5 * position_dim / (head_dim + 32)))
 
 
 def _rename(layer: FLTAttention, weights: Any, prefix: str, *rest: Any) -> None:

@@ -405,6 +405,8 @@ def test_the_default_crossover_follows_the_cost_of_features():
     assert FLTAttention(64, 1, num_features=64).exact_below == 147
     assert FLTAttention(64, 4, num_features=64).exact_below == 208
     assert FLTAttention(64, 1, num_features=128).exact_below == 294
+    assert FLTAttention(64, 1, num_features=64, position_dim=32).exact_below == 126
+    assert FLTAttention(64, 4, num_features=64, position_dim=32).exact_below == 156
     assert FLTAttention(64, 1, num_features=64, exact_below=7).exact_below == 7
     assert FLTAttention(64, 1, num_features=64, causal=True).exact_below == 407
 
