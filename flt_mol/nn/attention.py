@@ -57,7 +57,7 @@ class FLTAttention(Projections):
             1 + R/(D + 32), is about where the two take the same time on one thread of a CPU, a
             layer forward, and forward and backward (``scripts/crossover.py``): without positions
             152 and 171 keys at D = M = 64, 241 and 252 at D = 16, 279 and 300 at M = 128; with
-            R = 16 frequencies 106 and 131, 99 to 138 and 157 to 219, 178 to 231 and 257 to 306.
+            R = 16 frequencies 134 and 130, 142 and 185, 229 and 272.
             Causal layers: 18 M/D^¼ (429 keys forward and backward at D = M = 64, 430 at D = 16,
             752 at M = 128).
         causal: whether row i attends to the rows of its system up to itself only.
@@ -303,7 +303,7 @@ def default_crossover(
     num_features: int, head_dim: int, position_dim: int, causal: bool = False
 ) -> int:
     """Keys from which linear attention is taken to be faster: see `FLTAttention`."""
-    scale = num_features * float(head_dim) ** -0.25
+    scale: float = num_features * head_dim**-0.25
     if causal:
         return round(CAUSAL_CROSSOVER * scale)
     # Exact attention multiplies rows of D + 2R numbers.
