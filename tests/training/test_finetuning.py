@@ -508,12 +508,17 @@ def test_the_command_leaves_it_out_and_a_weight_with_it(tmp_path, capsys, monkey
     assert main(["evaluate", "run"]) == 0
 
 
+def _interrupted(*_args):
+    # Raised from exec, it would end the whole process by SIGINT when the tests are done.
+    raise KeyboardInterrupt
+
+
 def test_a_run_that_was_broken_off_goes_on_without_it(tmp_path, monkeypatch):
     path, file = with_displacements(tmp_path), slabs(tmp_path / "a.extxyz")
     whole = finetune(path, file, output=tmp_path / "whole", epochs=2, console=QUIET)
     finish = "flt_mol.training.run._finish"
     with monkeypatch.context() as patch:
-        patch.setattr(finish, lambda *args: exec("raise KeyboardInterrupt"))
+        patch.setattr(finish, _interrupted)
         with pytest.raises(KeyboardInterrupt):
             finetune(path, file, output=tmp_path / "run", epochs=2, console=QUIET)
     result = finetune(path, file, output=tmp_path / "run", epochs=2, console=QUIET)
