@@ -16,8 +16,8 @@ from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.joined import JoinedDataset
 from flt_mol.data.lmdb.dataset import LmdbDataset, ShardedDataset
 from flt_mol.data.lmdb.file import Environment, is_lmdb
-from flt_mol.data.natural import natural
 from flt_mol.data.options import OnError, ReadOptions
+from flt_mol.natural import natural
 from flt_mol.structures import Structures
 
 __all__ = ["open_dataset"]

@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from flt_mol.data.natural import natural
+from flt_mol.natural import natural
 from flt_mol.outputs import counted
 
 __all__ = ["RESULTS", "free_folder", "neighbours", "replaced"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flt_mol.packed import plain_suffix, read_text
+from flt_mol.compressed import plain_suffix, read_text
 
 __all__ = ["EnergyTable", "named", "read_energies", "read_ids", "table_of"]
 

@@ -92,7 +92,7 @@ def pair_filter(
 def symmetric_pair_filter(
     basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:
-    """The same for pairs of which each has its reverse, with the same basis."""
+    """The same for pairs each of whose reverses is there, with the same basis: see `pairs`."""
     return _filtered(basis, weight, value, receiver, sender, num_rows)
 
 

@@ -104,8 +104,7 @@ def attention_of(
     numbers = attention.num_heads * attention.num_features
     if not rows_only.worthwhile(layout.ptr, len(x), numbers):
         return None
-    short = attention.mode == "auto" and bool((ptr.diff() < attention.exact_below).any())
-    if short:
+    if attention.mode == "auto" and bool((ptr.diff() < attention.exact_below).any()):
         return None
     attention.refresh()
     place = Place(layout, positions, features)

@@ -7,7 +7,7 @@ import difflib
 from pathlib import Path
 
 from flt_mol import resources
-from flt_mol.data.natural import natural
+from flt_mol.natural import natural
 from flt_mol.outputs import counted
 from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flt_mol.compressed import packing
 from flt_mol.models.energy import CONFIG_KEY
-from flt_mol.packed import packing
 from flt_mol.training.weight_names import strip_prefixes
 
 WEIGHTS_FILE = "model.safetensors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flt_mol.packed import SUFFIXES, packing
+from flt_mol.compressed import SUFFIXES, packing
 
 __all__ = ["COMPRESSED", "refuse_compressed", "refuse_packing"]
 

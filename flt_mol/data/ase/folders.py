@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.ase.files import holds_structures, records_of
-from flt_mol.data.natural import natural
+from flt_mol.natural import natural
 
 __all__ = ["Found", "repeated_sids", "search"]
 

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from flt_mol.packed import plain_suffix, read_text
+from flt_mol.compressed import plain_suffix, read_text
 
 __all__ = ["References"]
 

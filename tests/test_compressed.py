@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flt_mol.packed import packing, plain_suffix, read_text
+from flt_mol.compressed import packing, plain_suffix, read_text
 
 WAYS = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, None: lambda data: data}
 TEXT = "sid,energy\n1,−0.5\n"
