@@ -44,14 +44,24 @@ def available(*tensors: Tensor) -> bool:
 
     On other devices than CPUs launching many small kernels costs more than memory traffic.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state():
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
-        return False
-    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
-        return False
+    return ordinary(*tensors)
+
+
+def ordinary(*tensors: Tensor) -> bool:
+    """Whether they are plain tensors on CPUs, and `nothing_watches`."""
     plain = (Tensor, torch.nn.Parameter)
-    return all(type(x) in plain and x.device.type == "cpu" for x in tensors)
+    return nothing_watches() and all(type(x) in plain and x.device.type == "cpu" for x in tensors)
+
+
+def nothing_watches() -> bool:
+    """Whether this is no trace, no compiled graph and no transform, forward mode included."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return getattr(torch.autograd.forward_ad, "_current_level", -1) < 0
 
 
 def worthwhile(ptr: Tensor, num_rows: int, numbers_per_row: int) -> bool:

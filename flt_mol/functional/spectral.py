@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._common import without_autocast
+from flt_mol.functional._mixed_kernels import mixed_product
 from flt_mol.functional._operator import operator
 from flt_mol.functional.ragged import (
     matrices,
@@ -134,7 +135,7 @@ def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor, layout: Te
         rows, heads, width = value.shape
         terms = amplitudes.shape[1]
         if width >= 4:  # narrower heads: mixing and reading P·H numbers costs more than it saves
-            return ragged_product(amplitudes @ kernels, value, layout, rows)
+            return mixed_product(amplitudes, kernels, value, layout)
         spread = (value[:, None] * amplitudes.T[:, :, None]).reshape(rows, terms, heads * width)
         return ragged_product(kernels, spread, layout, rows).sum(1).view(rows, heads, width)
 

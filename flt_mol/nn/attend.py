@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional import forward_only
+from flt_mol.functional import forward_only, recomputed
 from flt_mol.functional._common import at_least_float32
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
@@ -96,9 +96,9 @@ def attend(rule: Rule, rows: Projected) -> Tensor:
 
 def linear(rule: Rule, rows: Projected) -> Tensor:
     """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
-    without_gradient = _forward_only(rule, rows)
-    if without_gradient is not None:
-        return without_gradient
+    at_once = _at_once(rule, rows)
+    if at_once is not None:
+        return at_once
     queries = _features(rule.feature_map, rows.query, rows.query_at, key=False)
     keys = _features(rule.feature_map, rows.key, rows.key_at, key=True)
     if rule.causal:
@@ -112,26 +112,30 @@ def linear(rule: Rule, rows: Projected) -> Tensor:
     return normalised(sums)
 
 
-def _forward_only(rule: Rule, rows: Projected) -> Tensor | None:
-    """The same in chunks and in place; None where a gradient or another form is asked for."""
+def _at_once(rule: Rule, rows: Projected) -> Tensor | None:
+    """The same without features of all rows in memory; None where another form is asked for."""
     # Numbers of rows are asked for last: graphs have none.
-    if not forward_only.available(rows.query, rows.key, rows.value):
-        return None
     if rule.causal or rows.pairs is not None or not is_plain(rule.feature_map, SoftmaxFeatures):
         return None
-    if rule.feature_map.training:
-        return None  # checkpointing runs a step twice, without gradients first
+    assert isinstance(rule.feature_map, SoftmaxFeatures)
+    given = rows.query, rows.key, rows.value
+    # Checkpointing runs a step without gradients first: training has one form.
+    values_only = forward_only.available(*given) and not rule.feature_map.training
+    if not values_only and not recomputed.available(*given):
+        return None
     numbers = rule.feature_map.num_heads * rule.feature_map.num_features
     if not forward_only.worthwhile(rows.ptr, len(rows.query), numbers):
         return None
-    assert isinstance(rule.feature_map, SoftmaxFeatures)
     projection, query_at = rule.feature_map.factors(rows.query_at, key=False)
     _, key_at = rule.feature_map.factors(rows.key_at, key=True)
     if isinstance(query_at, Tensor) or isinstance(key_at, Tensor):
         return None  # frequencies of each head's own
-    return forward_only.forward_softmax_attention(
-        *(rows.query, rows.key, rows.value, projection, rows.ptr, rows.key_ptr, query_at, key_at)
+    attend_to = (
+        forward_only.forward_softmax_attention
+        if values_only
+        else recomputed.recomputed_softmax_attention
     )
+    return attend_to(*given, projection, rows.ptr, rows.key_ptr, query_at, key_at)
 
 
 def _features(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from flt_mol.functional._common import (
     at_least_float32,
@@ -18,6 +19,8 @@ from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
 from flt_mol.functional.pairs import pair_filter
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_numbers, check_sizes, check_vectors
+from flt_mol.nn._plain import is_plain
+from flt_mol.nn._remade import after_activation
 from flt_mol.nn.radial import RadialBasis
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
@@ -200,12 +203,23 @@ class LocalFilter(nn.Module):
         summed = pair_filter(
             *(*filters, value, pairs.index_i, pairs.index_j, x.shape[0]), symmetric=local.symmetric
         )
+        parts = [summed]
         if self.vectors:
-            squares, products = self.invariants(x, local)
-            dropped = self.vector_dropout(torch.cat([squares, products], -1))
-            summed = torch.cat([summed, dropped], -1)
-        out: Tensor = self.out(torch.cat([summed.to(value.dtype), x.to(value.dtype)], -1))
-        return out
+            parts.append(self.vector_dropout(torch.cat(self.invariants(x, local), -1)))
+        return self._read_out([part.to(value.dtype) for part in (*parts, x)])
+
+    def _read_out(self, parts: list[Tensor]) -> Tensor:
+        """O of [m, squares and products, x], which need not be one tensor for its first map."""
+        first, activation, last = self.out
+        if not is_plain(self.out, nn.Sequential) or not is_plain(first, nn.Linear):
+            out: Tensor = self.out(torch.cat(parts, -1))
+            return out
+        assert isinstance(first, nn.Linear)
+        columns = first.weight.split([part.shape[-1] for part in parts], 1)
+        hidden = linear(parts[-1], columns[-1], first.bias)
+        for part, weight in zip(parts[:-1], columns, strict=False):
+            hidden = torch.addmm(hidden, part, weight.T)
+        return after_activation(hidden, activation, last)
 
     def invariants(self, x: Tensor, local: LocalGeometry) -> tuple[Tensor, Tensor]:
         r"""\|V_i\|²/n_i and V_i·(M V_i)/n_i, (N, D) each, at least float32."""

@@ -220,8 +220,11 @@ class SpectralFilter(nn.Module):
             amplitudes = self.amplitudes.to(value.dtype)
             spectrum = geometry.spectra.to(value.dtype) @ amplitudes.T
             waves, kernels = geometry.waves.to(value.dtype), geometry.kernels.to(value.dtype)
+            near = kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
+            if not torch.compiler.is_compiling() and waves.numel() == 0:
+                return near
             far = structure_factor_filter(value, spectrum, waves, geometry.wave_layout)
-            return far + kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
+            return far if kernels.numel() == 0 else far + near
 
     def spectrum(self, magnitude: Tensor) -> Tensor:
         r"""g_h(\|k\|): (K,), cycles/Å → (K, H), Å³."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.nn import forward_only
 from flt_mol.nn._plain import is_plain
+from flt_mol.nn._remade import after_activation
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.inputs import Place
 from flt_mol.nn.layout import layout_of
@@ -111,7 +112,14 @@ class FLTBlock(nn.Module):
         out = self._mixed(x, ptr, geometry, alone)
         if alone and forward_only.can_feed_forward(self.ffn_norm, self.ffn):
             return forward_only.add_feed_forward(out, self.ffn_norm, self.ffn)
-        result: Tensor = out + self.ffn(self.ffn_norm(out))
+        return out + self._fed_forward(self.ffn_norm(out))
+
+    def _fed_forward(self, h: Tensor) -> Tensor:
+        if not forward_only.can_feed_forward(self.ffn_norm, self.ffn):
+            plain: Tensor = self.ffn(h)
+            return plain
+        first, activation, last, dropout = self.ffn
+        result: Tensor = dropout(after_activation(first(h), activation, last))
         return result
 
     def _mixed(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry, alone: bool) -> Tensor:
