@@ -211,7 +211,9 @@ def test_nothing_jumps_at_the_cutoff(kind):
         positions = torch.zeros(2, 3, dtype=F64)
         positions[1] = torch.as_tensor(r, dtype=F64) * torch.tensor([0.6, 0.0, 0.8], dtype=F64)
         nothing = torch.zeros(2, layer.filter.num_filters + 2 * layer.filter.vectors, dtype=F64)
-        alone = layer.filter.out(torch.cat([nothing, x], -1))
+        written_out = layer.filter.out(torch.cat([nothing, x], -1))
+        alone = layer(x, z, 9 * positions, *open_space, torch.tensor([0, 2]))
+        torch.testing.assert_close(alone, written_out, rtol=0, atol=1e-13)
         return layer(x, z, positions, *open_space, torch.tensor([0, 2])) - alone
 
     with torch.no_grad():
