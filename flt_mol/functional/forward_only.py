@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flt_mol.functional._common import at_least_float32, least_exponent
 from flt_mol.functional._operator import systems_of_both
+from flt_mol.functional._rows import values_only
 from flt_mol.functional.feature_maps import SharedLogits
 from flt_mol.functional.packed import check_ptr
 
@@ -40,18 +41,10 @@ class KeySums(NamedTuple):
 
 
 def available(*tensors: Tensor) -> bool:
-    """Whether nothing needs more than values: no gradient, graph, transform or autocast.
-
-    On other devices than CPUs launching many small kernels costs more than memory traffic.
-    """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._get_tracing_state():
+    """Whether nothing needs more than values: no gradient, graph, transform or autocast."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
-        return False
-    if getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0:
-        return False
-    plain = (Tensor, torch.nn.Parameter)
-    return all(type(x) in plain and x.device.type == "cpu" for x in tensors)
+    return values_only(*tensors)
 
 
 def worthwhile(ptr: Tensor, num_rows: int, numbers_per_row: int) -> bool:

@@ -221,6 +221,8 @@ class SpectralFilter(nn.Module):
             spectrum = geometry.spectra.to(value.dtype) @ amplitudes.T
             waves, kernels = geometry.waves.to(value.dtype), geometry.kernels.to(value.dtype)
             far = structure_factor_filter(value, spectrum, waves, geometry.wave_layout)
+            if not torch.compiler.is_compiling() and not kernels.numel():
+                return far
             return far + kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
 
     def spectrum(self, magnitude: Tensor) -> Tensor:
