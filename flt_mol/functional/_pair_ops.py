@@ -69,7 +69,7 @@ def _add_rows(out: Tensor, x: Tensor, chunk: _Chunk) -> None:
     )
 
 
-def _filtered(
+def filtered(
     basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:
     out = value.new_zeros(num_rows, weight.shape[1])
@@ -85,7 +85,7 @@ def pair_filter(
     basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:
     """∂F/∂g: Σ_p (B_p W) ∘ v_j, one row per receiver."""
-    return _filtered(basis, weight, value, receiver, sender, num_rows)
+    return filtered(basis, weight, value, receiver, sender, num_rows)
 
 
 @operator("symmetric_pair_filter")
@@ -93,7 +93,7 @@ def symmetric_pair_filter(
     basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:
     """The same for pairs each of whose reverses is there, with the same basis: see `pairs`."""
-    return _filtered(basis, weight, value, receiver, sender, num_rows)
+    return filtered(basis, weight, value, receiver, sender, num_rows)
 
 
 @operator("symmetric_pair_filter_gradients")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flt_mol.functional._common import at_least_float32, least_exponent
 from flt_mol.functional._operator import systems_of_both
+from flt_mol.functional._rows import ordinary
 from flt_mol.functional.feature_maps import SharedLogits
 from flt_mol.functional.packed import check_ptr
 
@@ -40,28 +41,10 @@ class KeySums(NamedTuple):
 
 
 def available(*tensors: Tensor) -> bool:
-    """Whether nothing needs more than values: no gradient, graph, transform or autocast.
-
-    On other devices than CPUs launching many small kernels costs more than memory traffic.
-    """
+    """Whether nothing needs more than values: no gradient, graph, transform or autocast."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
     return ordinary(*tensors)
-
-
-def ordinary(*tensors: Tensor) -> bool:
-    """Whether they are plain tensors on CPUs, and `nothing_watches`."""
-    plain = (Tensor, torch.nn.Parameter)
-    return nothing_watches() and all(type(x) in plain and x.device.type == "cpu" for x in tensors)
-
-
-def nothing_watches() -> bool:
-    """Whether this is no trace, no compiled graph and no transform, forward mode included."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state():
-        return False
-    if torch._C._are_functorch_transforms_active():
-        return False
-    return getattr(torch.autograd.forward_ad, "_current_level", -1) < 0
 
 
 def worthwhile(ptr: Tensor, num_rows: int, numbers_per_row: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from flt_mol.functional._boundaries import boundaries, stored_flat
 from flt_mol.functional._common import at_least_float32, outside
 from flt_mol.functional._pair_lattices import lattices_of
 from flt_mol.functional._pair_search import search
+from flt_mol.functional._rows import by_rows, rows_of, values_only
 from flt_mol.functional.packed import system_sizes
 
 _FARTHEST = 1e8  # Å; vesin counts cells in 32 bits
@@ -65,14 +67,11 @@ class NeighborPairs(NamedTuple):
             (P, 3), Å, at least float32.
         """
         positions = at_least_float32(positions)
-        if cell is None:
-            return positions[self.index_i] - positions[self.index_j]
-        lattice = cell.to(positions.dtype)
-        if len(lattice) != 1:
-            lattice = lattice[torch.bucketize(self.index_i, ptr.to(torch.int64), right=True) - 1]
-        # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
-        image = (self.shift.to(positions.dtype)[:, :, None] * lattice).sum(1)
-        return (positions[self.index_i] - positions[self.index_j]) - image
+        cell = None if cell is None else cell.to(positions.dtype)
+        vectors = partial(_vectors, positions, cell, ptr.to(torch.int64))
+        if values_only(positions) and (cell is None or values_only(cell)):
+            return by_rows(vectors, *self, size=rows_of(9))
+        return vectors(*self)
 
     def symmetric(self) -> bool:
         """Whether with each (i, j, T) there is (j, i, −T), as often.
@@ -135,9 +134,30 @@ def pair_lengths(vectors: Tensor) -> Tensor:
         >>> pair_lengths(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
         tensor([5., 0.])
     """
+    if values_only(vectors):
+        return by_rows(_lengths, vectors, size=rows_of(3))
+    return _lengths(vectors)
+
+
+def _lengths(vectors: Tensor) -> Tensor:
     squared = at_least_float32(vectors).square().sum(-1)
     zero = squared == 0
     return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
+
+
+def _vectors(
+    positions: Tensor, cell: Tensor | None, ptr: Tensor, i: Tensor, j: Tensor, shift: Tensor
+) -> Tensor:
+    """The vectors of some pairs."""
+    between = positions[i] - positions[j]
+    if cell is None:
+        return between
+    if len(cell) != 1:
+        cell = cell[torch.bucketize(i, ptr, right=True) - 1]
+    # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
+    a, b, c = shift.to(positions.dtype).split(1, dim=1)
+    vectors: Tensor = between - (a * cell[:, 0] + b * cell[:, 1] + c * cell[:, 2])
+    return vectors
 
 
 def neighbor_pairs(

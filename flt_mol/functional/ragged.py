@@ -21,6 +21,9 @@ from torch import Tensor
 from flt_mol.functional._common import without_autocast
 from flt_mol.functional._operator import operator
 
+# Rows of a system from which a product with its transposed matrix is formed transposed, too.
+LONG = 4096
+
 
 def ragged_layout(rows: Tensor, columns: Tensor, present: Tensor | None = None) -> Tensor:
     """`layout` of matrices n_b × m_b from the offsets (B + 1,) of their rows and columns.
@@ -97,8 +100,12 @@ def _transposed(blocks: Tensor, x: Tensor, layout: Tensor, num_columns: int) -> 
     out = x.new_zeros(num_columns, *x.shape[1:])
     with without_autocast(x):
         for rows, columns, piece in systems_of(layout):
-            matrix = matrices(blocks, rows, columns, piece)
-            out[columns] = matrix.mT.bmm(x[rows].transpose(0, 1)).transpose(0, 1)
+            matrix, width = matrices(blocks, rows, columns, piece), x.shape[2]
+            if len(x[rows]) >= LONG and width < matrix.shape[-1]:
+                # Long sums run twice as fast with the few numbers as rows.
+                out[columns] = x[rows].permute(1, 2, 0).bmm(matrix).permute(2, 0, 1)
+            else:
+                out[columns] = matrix.mT.bmm(x[rows].transpose(0, 1)).transpose(0, 1)
     return out
 
 

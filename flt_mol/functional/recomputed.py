@@ -23,12 +23,13 @@ from flt_mol.functional._feature_groups import (
     sum_keys,
 )
 from flt_mol.functional._operator import refuse_forward_mode
+from flt_mol.functional._rows import ordinary
 from flt_mol.functional.feature_maps import (
     SharedLogits,
     softmax_log_features,
     stabilised_features,
 )
-from flt_mol.functional.forward_only import ordinary, scaled_columns
+from flt_mol.functional.forward_only import scaled_columns
 from flt_mol.functional.linear import linear_attention
 from flt_mol.functional.packed import check_ptr
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flt_mol.functional import _rows
 from flt_mol.functional._common import without_autocast
 from flt_mol.functional._mixed_kernels import mixed_product
 from flt_mol.functional._operator import operator
@@ -68,7 +69,10 @@ def lattice_waves(fraction: Tensor, integers: Tensor, layout: Tensor, size: int)
     Returns:
         (1, 2S): matrices n_b × 2K_b, a vector's cosine and sine next to each other.
     """
-    turns: Tensor = _turns(fraction, integers.to(fraction.dtype), layout, size)
+    columns = integers.to(fraction.dtype)
+    if _rows.values_only(fraction) and size >= _rows.NUMBERS * (layout.shape[1] - 1):
+        return _waves_of_long_systems(fraction, columns, layout, size)
+    turns: Tensor = _turns(fraction, columns, layout, size)
     if not turns.requires_grad and not torch.compiler.is_compiling():
         phase, out = turns.mul_(2 * math.pi), turns.new_empty(size, 2)
         torch.cos(phase, out=out[:, 0])
@@ -76,6 +80,18 @@ def lattice_waves(fraction: Tensor, integers: Tensor, layout: Tensor, size: int)
         return out.view(1, -1)
     phase = 2 * math.pi * turns
     return torch.stack([phase.cos(), phase.sin()], dim=-1).reshape(1, -1)
+
+
+def _waves_of_long_systems(fraction: Tensor, integers: Tensor, layout: Tensor, size: int) -> Tensor:
+    """The same numbers, with phases of a chunk of rows on the way; nothing for autograd."""
+    out = fraction.new_empty(size, 2)
+    for rows, columns, piece in systems_of(layout):
+        f, k = fraction[rows], integers[columns]
+        waves, at_once = out[piece].view(len(f), len(k), 2), _rows.rows_of(len(k))
+        for some, target in zip(f.split(at_once), waves.split(at_once), strict=True):
+            phase = _turns_into(f.new_empty(len(some), len(k)), some, k).mul_(2 * math.pi)
+            torch.complex(phase.cos(), phase.sin(), out=torch.view_as_complex(target))
+    return out.view(1, -1)
 
 
 def structure_factor_filter(
@@ -145,11 +161,15 @@ def _turns(fraction: Tensor, integers: Tensor, layout: Tensor, size: int) -> Ten
     """k·r_i in turns. Not a matmul: TF32 would cost phases three digits."""
     out = fraction.new_empty(size)
     for rows, columns, piece in systems_of(layout):
-        f, k = fraction[rows], integers[columns]
-        turns = matrices(out, rows, columns, piece)
-        torch.mul(f[:, :1], k[:, 0], out=turns)
-        turns.addcmul_(f[:, 1:2], k[:, 1]).addcmul_(f[:, 2:], k[:, 2])
+        _turns_into(matrices(out, rows, columns, piece), fraction[rows], integers[columns])
     return out
+
+
+def _turns_into(out: Tensor, fraction: Tensor, integers: Tensor) -> Tensor:
+    """k·r_i of one system → `out` (n, K)."""
+    torch.mul(fraction[:, :1], integers[:, 0], out=out)
+    out.addcmul_(fraction[:, 1:2], integers[:, 1])
+    return out.addcmul_(fraction[:, 2:], integers[:, 2])
 
 
 @_turns.register_fake

@@ -92,7 +92,11 @@ def rows_times(x: Tensor, matrix: Tensor, ptr: Tensor) -> Tensor:
 
     Sums of products, not a matmul, which TF32 would round.
     """
-    return (x[:, :, None] * spread(matrix, ptr, x.shape[0])).sum(1)
+    one = len(matrix) == 1 and not torch.compiler.is_compiling()
+    a, b, c = x.split(1, dim=1)
+    first, second, third = (matrix if one else spread(matrix, ptr, x.shape[0])).unbind(1)
+    summed: Tensor = a * first + b * second + c * third
+    return summed
 
 
 def short_basis(cell: Tensor, periodic: Tensor) -> Tensor:
@@ -158,7 +162,8 @@ def _largest_gaps(fraction: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     wrapped = fraction - fraction.floor()
     order = torch.argsort(wrapped, dim=0, stable=True)
     system = spread(torch.arange(ptr.numel() - 1), ptr, num_atoms)
-    order = order.gather(0, torch.argsort(system[order], dim=0, stable=True))
+    if len(ptr) > 2:
+        order = order.gather(0, torch.argsort(system[order], dim=0, stable=True))
     ascending = wrapped.gather(0, order)
     # What lies below each atom: the next one, and below the lowest the image of the highest.
     below = ascending.roll(1, 0)
@@ -180,6 +185,8 @@ def _with_perpendicular_vectors(
     Its length is the extent of the atoms in that direction plus `padding`. Where several are
     missing, they lie along the principal axes of the atoms, so that they turn with them.
     """
+    if bool(kept.all()):
+        return basis
     rows = torch.where(kept[..., None], basis, 0.0)
     plane = torch.linalg.pinv(rows) @ rows
     across = local - rows_times(local, plane, ptr)

@@ -20,3 +20,17 @@ def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
         return False
     own = (module._forward_hooks, module._forward_pre_hooks, "forward" in vars(module))
     return not any(own)
+
+
+def all_plain(module: nn.Module) -> bool:
+    """Whether nobody watches the calls of a module's parts, so that they may be called in pieces.
+
+    Example:
+        >>> layers = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+        >>> all_plain(layers)
+        True
+        >>> hook = layers[1].register_forward_hook(print)
+        >>> all_plain(layers)
+        False
+    """
+    return all(is_plain(part, type(part)) for part in module.modules() if part is not module)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flt_mol.functional.forward_only import nothing_watches
+from flt_mol.functional._rows import nothing_watches
 from flt_mol.nn._plain import is_plain
 
 __all__ = ["after_activation"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional._rows import by_rows, rows_of, values_only
+from flt_mol.nn._plain import all_plain
+
 MAX_ATOMIC_NUMBER = 118
 NUM_TAGS = 3
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -50,6 +53,13 @@ class AtomEmbedding(nn.Module):
                 looked at.
         """
         check_atoms(atomic_numbers, tags)
+        if values_only(atomic_numbers, tags, *self.parameters()) and all_plain(self):
+            return by_rows(
+                self._sum, atomic_numbers, tags, size=rows_of(self.element.embedding_dim)
+            )
+        return self._sum(atomic_numbers, tags)
+
+    def _sum(self, atomic_numbers: Tensor, tags: Tensor) -> Tensor:
         out: Tensor = self.element(atomic_numbers) + self.tag(tags)
         return out
 

@@ -14,10 +14,12 @@ from flt_mol.functional._common import (
     seeded_generator,
     without_autocast,
 )
+from flt_mol.functional._rows import by_rows, rows_of, values_only
 from flt_mol.functional.packed import mean_per_system, sum_per_system
 from flt_mol.functional.pairs import filtered_dots, segment_sum
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes
+from flt_mol.nn._plain import all_plain
 from flt_mol.nn.embedding import check_index
 from flt_mol.nn.local import LocalGeometry
 
@@ -94,7 +96,11 @@ class EnergyHead(nn.Module):
             ValueError: tags are needed and missing, or no integers of 32 or 64 bits.
         """
         with without_autocast(x):
-            per_atom = self.atom_energy(x.to(next(self.atom_energy.parameters()).dtype))
+            x = x.to(next(self.atom_energy.parameters()).dtype)
+            if values_only(x, *self.parameters()) and all_plain(self.atom_energy):
+                per_atom = by_rows(self.atom_energy, x, size=rows_of(x.shape[-1]))
+            else:
+                per_atom = self.atom_energy(x)
             if self.num_outputs == 1:
                 per_atom = per_atom.squeeze(-1)
             if self.readout == "tags":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional._common import at_least_float32, draw_normal, placed, seeded_generator
+from flt_mol.functional._rows import by_rows, rows_of, values_only
 from flt_mol.nn._pair_checks import check_elements, check_sizes
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER
 
@@ -151,6 +153,13 @@ class RadialBasis(nn.Module):
             if receiver is None or sender is None:
                 raise ValueError("pair_types=True needs atomic_numbers (N,): pass them to forward")
             transformed = self.pair_types(r, receiver, sender)
+        functions = partial(self._functions, windowed)
+        if values_only(r, transformed):
+            return by_rows(functions, r, transformed, size=rows_of(self.num_basis))
+        return functions(r, transformed)
+
+    def _functions(self, windowed: bool, r: Tensor, transformed: Tensor) -> Tensor:
+        """The functions at r' under the window at r."""
         spacing = self.cutoff / (self.num_basis - 1)
         steps = torch.arange(self.num_basis, dtype=r.dtype, device=r.device)
         # Denormal numbers, below e⁻⁸⁷, would make every product with them several times slower.

@@ -220,11 +220,14 @@ class SpectralFilter(nn.Module):
             amplitudes = self.amplitudes.to(value.dtype)
             spectrum = geometry.spectra.to(value.dtype) @ amplitudes.T
             waves, kernels = geometry.waves.to(value.dtype), geometry.kernels.to(value.dtype)
-            near = kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
-            if not torch.compiler.is_compiling() and waves.numel() == 0:
-                return near
+            # Graphs know no sizes; else a route that no system takes is not gone.
+            some = not torch.compiler.is_compiling()
+            if some and not waves.numel():
+                return kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
             far = structure_factor_filter(value, spectrum, waves, geometry.wave_layout)
-            return far if kernels.numel() == 0 else far + near
+            if some and not kernels.numel():
+                return far
+            return far + kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
 
     def spectrum(self, magnitude: Tensor) -> Tensor:
         r"""g_h(\|k\|): (K,), cycles/Å → (K, H), Å³."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.nn import forward_only
+from flt_mol.nn import forward_filters, forward_only
 from flt_mol.nn._plain import is_plain
 from flt_mol.nn._remade import after_activation
 from flt_mol.nn.attention import FLTAttention
@@ -137,6 +137,8 @@ class FLTBlock(nn.Module):
         out = x
         if quick is not None:
             out = quick(x, h)
+        elif alone and self.attention is None:
+            out = x.clone()  # filters are added in place
         elif self.attention is not None:
             out = out + self.attention(
                 h,
@@ -147,12 +149,18 @@ class FLTBlock(nn.Module):
                 images=geometry.images,
             )
         if self.spectral is not None:
-            out = out + self.spectral(
-                h, _needed(geometry.waves, "waves", "SpectralFilter.geometry")
-            )
+            waves = _needed(geometry.waves, "waves", "SpectralFilter.geometry")
+            if alone and forward_filters.can_spectral(self.spectral, h, waves):
+                forward_filters.add_spectral(out, self.spectral, h, waves)
+            else:
+                out = out + self.spectral(h, waves)
         if self.local is not None:
             near = h if self.local_norm else x
-            out = out + self.local(near, _needed(geometry.local, "local", "a LocalBasis"))
+            local = _needed(geometry.local, "local", "a LocalBasis")
+            if alone and forward_filters.can_local(self.local, near, local):
+                forward_filters.add_local(out, self.local, near, local)
+            else:
+                out = out + self.local(near, local)
         return out
 
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 from periodic import F64, batch, kept_sizes, lengths, over_images, rotation, seeded, supercell
 
+from flt_mol.functional import _rows
 from flt_mol.functional.neighbors import neighbor_pairs
+from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.nn.heads import READOUTS, DisplacementHead, EnergyHead
 from flt_mol.nn.local import LocalBasis
 
@@ -34,6 +36,30 @@ def perturbed(head):
 def make_energy(readout="tags", dtype=F64, **settings):
     head = EnergyHead(C, readout=readout, generator=seeded(5), **settings).to(dtype)
     return perturbed(head)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_energies_a_chunk_of_atoms_at_a_time(monkeypatch, watched):
+    head, (x, tags) = make_energy(num_outputs=2), draw()
+    expected = head(x, tags, PTR).detach()
+    lengths_seen = []
+    if watched:  # who watches a layer sees all atoms
+        head.atom_energy[1].register_forward_hook(lambda *given: lengths_seen.append(len(given[2])))
+    monkeypatch.setattr(_rows, "NUMBERS", 5 * C)
+    with torch.no_grad():
+        torch.testing.assert_close(head(x, tags, PTR), expected)
+    assert lengths_seen == [12] * watched
+
+
+def test_embeddings_a_chunk_of_atoms_at_a_time(monkeypatch):
+    embedding, numbers = AtomEmbedding(C), torch.arange(1, 13)
+    expected = embedding(numbers, numbers % 3).detach()
+    monkeypatch.setattr(_rows, "NUMBERS", 5 * C)
+    with torch.no_grad():
+        torch.testing.assert_close(embedding(numbers, numbers % 3), expected, rtol=0, atol=0)
+        numbers[9] = 119
+        with pytest.raises(ValueError, match="atom 9 .* has atomic number 119"):
+            embedding(numbers, numbers % 3)
 
 
 def energies_by_atom(head, x, tags):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flt_mol.analysis.accuracy.results import Results
 from flt_mol.analysis.drawing import save
-from flt_mol.analysis.speed.points import ALLOCATORS, Setting
+from flt_mol.analysis.speed.points import ALLOCATORS, EXPLAINED, Setting
 from flt_mol.analysis.speed.records import Record, latest, measured
 from flt_mol.files import temporary_path
 
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser, bench: str) -> None:
     """Options of every benchmark; ``docs`` is the folder of this checkout."""
     add = parser.add_argument
     add("--threads", type=int, nargs="+", default=[1], help="all points are run for each number")
-    allocators = "default: the C library's own ways; keep: freed memory stays with the process"
+    allocators = "; ".join(f"{name}: {meant}" for name, meant in EXPLAINED.items())
     add("--allocator", nargs="+", choices=list(ALLOCATORS), default=["default"], help=allocators)
     add("--limit-gb", type=float, default=20.0, help="memory of a point; what needs more stops")
     add("--missing", action="store_true", help="leave out points that have a line")

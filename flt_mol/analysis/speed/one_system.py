@@ -101,7 +101,8 @@ def measure(
     Args:
         what: see `WHAT`; "attention" is a bare layer of `FLTAttention`.
         atoms: about how many.
-        passes: "forward", without gradients, or "training", forward and backward to all weights.
+        passes: "forward", without gradients, by a model set to evaluation as for predictions, or
+            "training", forward and backward to all weights.
         width: C.
         blocks: of the model.
         cutoff: Å, of the pair filter.
@@ -146,11 +147,12 @@ def _prepared(
 ) -> tuple[Callable[[], object], dict[str, int]]:
     """What to call, and how many pairs and vectors it works on."""
     if what == "attention":
-        layer = FLTAttention(width, 4, num_features=64)
+        layer = FLTAttention(width, 4, num_features=64).train(passes == "training")
         x = torch.randn(structures.num_atoms, width)
         run = _passing(lambda: layer(x, ptr=structures.ptr).sum(), list(layer.parameters()), passes)
         return run, {"pairs": 0, "vectors": 0}
     model = one_system_model(what, width, blocks, cutoff, max_vectors)
+    model.train(passes == "training")
     if model.cutoff is not None:
         structures = structures.with_pairs(model.cutoff)
     found = structures.pairs

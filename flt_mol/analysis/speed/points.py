@@ -16,14 +16,34 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["ALLOCATORS", "Setting", "out_of_memory", "peak_rss", "run_point"]
+__all__ = [
+    "ALLOCATORS",
+    "EXPLAINED",
+    "Setting",
+    "describe_machine",
+    "huge_pages",
+    "out_of_memory",
+    "peak_rss",
+    "run_point",
+]
 
 ALLOCATORS: dict[str, dict[str, str]] = {
     # What the C library does by itself: large blocks go back to the system when they are freed.
     "default": {},
     # Freed memory stays with the process, so that no page is touched for the first time again.
     "keep": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
+    # The C library asks Linux for pages of 2 MB instead of 4 kB (madvise), from glibc 2.35 on.
+    # THP_MEM_ALLOC_ENABLE=1 asks for torch's own tensors only, which took more page faults.
+    "huge": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
 }
+EXPLAINED: dict[str, str] = {
+    "default": "the C library as it is",
+    "keep": "freed memory stays with the process",
+    "huge": "transparent huge pages, of 2 MB, where Linux grants them",
+}
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+# What an allocator is set by: never inherited, so that "default" is that.
+_ALLOCATING = ("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE")
 _SHOWN = ("MALLOC_", "LD_PRELOAD", "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE", "OMP_", "MKL_", "KMP_")
 
 
@@ -81,7 +101,7 @@ def _environment(setting: Setting) -> dict[str, str]:
     if setting.allocator not in ALLOCATORS:
         known = ", ".join(ALLOCATORS)
         raise ValueError(f"allocator is {setting.allocator!r}, expected one of {known}")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_ALLOCATING)}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(setting.threads))
     return {**kept, **threads, **ALLOCATORS[setting.allocator]}
 
@@ -104,8 +124,20 @@ def peak_rss() -> int | None:
     return int(line.split()[1]) * 1024
 
 
+def huge_pages() -> str | None:
+    """When Linux gives huge pages: "always", "madvise", which is when asked, or "never".
+
+    None where that is not known.
+    """
+    try:
+        with open(_HUGE_PAGES, encoding="ascii") as file:
+            return next(word[1:-1] for word in file.read().split() if word.startswith("["))
+    except (OSError, StopIteration):
+        return None
+
+
 def describe_machine() -> dict[str, Any]:
-    """Processor, its number of cores, and versions."""
+    """Processor, its number of cores, versions, and when there are huge pages."""
     import torch
 
     model = platform.processor() or platform.machine()
@@ -115,7 +147,8 @@ def describe_machine() -> dict[str, Any]:
     except (OSError, StopIteration):
         pass
     return {"processor": model, "cores": os.cpu_count(), "torch": torch.__version__,
-            "python": platform.python_version(), "system": platform.system()}  # fmt: skip
+            "python": platform.python_version(), "system": platform.system(),
+            "huge_pages": huge_pages()}  # fmt: skip
 
 
 def _limit_memory(limit_gb: float | None) -> None:

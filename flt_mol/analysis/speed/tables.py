@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
 
 from flt_mol.analysis.speed.layers import LAYERS, OURS
 from flt_mol.analysis.speed.lengths import FLOOR, PARTS, PASSES
-from flt_mol.analysis.speed.points import Setting
+from flt_mol.analysis.speed.points import EXPLAINED, Setting
 from flt_mol.analysis.speed.records import Record
 from flt_mol.analysis.tables import markdown_table
 from flt_mol.analysis.timing import Timings
@@ -53,8 +53,16 @@ def conditions(records: Sequence[Record]) -> str:
     threads = f"{setting.threads} thread{'s' if several else ''}"
     return (
         f"{where if machine else 'No point was measured'}; {threads}, {clock}; allocator: "
-        f"{setting.allocator}, the same for all ({set_to}){limit}."
+        f"{_allocator(setting.allocator, machine)}, the same for all ({set_to}){limit}."
     )
+
+
+def _allocator(name: str, machine: Mapping[str, Any]) -> str:
+    """Its name and, but for the default, what it does."""
+    if name == "default":
+        return name
+    told = f"{name} ({EXPLAINED[name]})"
+    return f"{told}, which are given: {machine.get('huge_pages')}" if name == "huge" else told
 
 
 def shown_rates(records: Iterable[Record]) -> str:

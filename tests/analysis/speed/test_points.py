@@ -1,3 +1,5 @@
+import json
+import shlex
 import sys
 
 import pytest
@@ -5,7 +7,14 @@ import torch
 
 from flt_mol.analysis.accuracy.results import Results
 from flt_mol.analysis.speed import records as module
-from flt_mol.analysis.speed.points import ALLOCATORS, Setting, out_of_memory, run_point
+from flt_mol.analysis.speed.points import (
+    ALLOCATORS,
+    EXPLAINED,
+    Setting,
+    huge_pages,
+    out_of_memory,
+    run_point,
+)
 from flt_mol.analysis.speed.records import latest, measured
 
 CRYSTAL = "flt_mol.analysis.speed.slabs:crystal"
@@ -25,6 +34,27 @@ def test_a_point_runs_under_its_setting(monkeypatch):
     assert environment["OMP_NUM_THREADS"] == "1"
 
 
+@pytest.mark.parametrize("allocator", list(ALLOCATORS))
+def test_no_allocator_is_inherited(monkeypatch, allocator):
+    for name in ("GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.setenv(name, "glibc.malloc.check=0")
+    # What the process itself saw, not only what was shown.
+    said = "import json, os; print(json.dumps(dict(os.environ)))"
+    arguments = {"cmd": shlex.join([sys.executable, "-c", said])}
+    answer = run_point("subprocess:getoutput", arguments, Setting(allocator=allocator, limit_gb=4))
+    names = ("GLIBC_", "THP_", "MALLOC_")
+    saw = json.loads(answer["result"])
+    seen = {key: value for key, value in saw.items() if key.startswith(names)}
+    assert seen == ALLOCATORS[allocator]
+    shown = {key: value for key, value in answer["environment"].items() if key.startswith(names)}
+    assert shown == ALLOCATORS[allocator]
+
+
+def test_allocators_are_explained():
+    assert list(EXPLAINED) == list(ALLOCATORS)
+    assert huge_pages() in ("always", "madvise", "never", None)
+
+
 @LIMITED
 def test_a_point_that_needs_too_much_is_stopped():
     answer = run_point(CRYSTAL, {"num_atoms": 10**8}, Setting(limit_gb=0.5))
@@ -35,7 +65,7 @@ def test_a_point_that_needs_too_much_is_stopped():
 def test_other_failures_are_errors():
     with pytest.raises(RuntimeError, match="num_atoms is 0, expected 1 at least"):
         run_point(CRYSTAL, {"num_atoms": 0}, Setting(limit_gb=None))
-    with pytest.raises(ValueError, match="expected one of default, keep"):
+    with pytest.raises(ValueError, match="expected one of default, keep, huge"):
         run_point(CRYSTAL, {"num_atoms": 4}, Setting(allocator="jemalloc"))
 
 

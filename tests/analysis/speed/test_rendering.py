@@ -20,7 +20,7 @@ from flt_mol.analysis.speed.model_tables import (
 from flt_mol.analysis.speed.parts import PARTS
 from flt_mol.analysis.speed.points import Setting
 from flt_mol.analysis.speed.records import Record
-from flt_mol.analysis.speed.tables import lengths_tables, quotient
+from flt_mol.analysis.speed.tables import conditions, lengths_tables, quotient
 from flt_mol.analysis.speed.training_step import DENSE
 
 RATES = {"flops": 2e11, "bytes": 1e10}
@@ -28,7 +28,9 @@ MACHINE = {"processor": "Abacus", "cores": 2, "torch": "2.9"}
 
 
 def record(point, result, setting=None, stopped=None):
-    return Record(point, setting or Setting(), result, stopped, MACHINE, {"OMP_NUM_THREADS": "1"})
+    return Record(
+        point, setting or Setting(), result, stopped, dict(MACHINE), {"OMP_NUM_THREADS": "1"}
+    )
 
 
 def cells(table, first):
@@ -63,6 +65,15 @@ def test_the_table_over_lengths():
     assert "0.450 (0.425–0.475)" in whole
     assert ["15", "35"] in [row for row in cells(whole, "1,024") if len(row) == 2]
     assert ["0.40", "0.17"] in [row for row in cells(whole, "1,024") if len(row) == 2]
+
+
+def test_the_header_says_what_an_allocator_is():
+    huge = record({}, {}, Setting(allocator="huge"))
+    huge.machine["huge_pages"] = "never"
+    given = "allocator: huge (transparent huge pages, of 2 MB, where Linux grants them), which are"
+    assert f"{given} given: never, the same for all" in conditions([huge])
+    kept = record({}, {}, Setting(allocator="keep"))
+    assert "allocator: keep (freed memory stays with the process), the same" in conditions([kept])
 
 
 def test_ratios_of_what_was_not_timed():
