@@ -34,3 +34,18 @@ def all_plain(module: nn.Module) -> bool:
         False
     """
     return all(is_plain(part, type(part)) for part in module.modules() if part is not module)
+
+
+def is_stack(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether `module` is a plain Sequential of just these plain layers.
+
+    Example:
+        >>> is_stack(nn.Sequential(nn.Linear(2, 2), nn.GELU()), nn.Linear, nn.GELU)
+        True
+        >>> is_stack(nn.Sequential(nn.Linear(2, 2), nn.GELU()), nn.Linear)
+        False
+    """
+    if not is_plain(module, nn.Sequential):
+        return False
+    layers = list(module.children())
+    return len(layers) == len(kinds) and all(map(is_plain, layers, kinds))

@@ -14,7 +14,7 @@ from flt_mol.functional import forward_only as rows_only
 from flt_mol.functional.forward_only import pieces
 from flt_mol.functional.ragged import matrices, systems_of
 from flt_mol.nn._pair_checks import check_atoms
-from flt_mol.nn._plain import all_plain, is_plain
+from flt_mol.nn._plain import is_plain, is_stack
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
 
@@ -71,12 +71,8 @@ def can_local(layer: LocalFilter, x: Tensor, local: LocalGeometry) -> bool:
     Raises:
         ValueError: pairs that name other atoms, as the layer itself.
     """
-    if not is_plain(layer, LocalFilter) or layer.vectors or not is_plain(layer.out, nn.Sequential):
-        return False
-    kinds = (nn.Linear, nn.SiLU, nn.Linear)
-    if [type(part) for part in layer.out] != list(kinds) or not is_plain(layer.value, nn.Linear):
-        return False
-    if not all_plain(layer.out):
+    known = is_plain(layer, LocalFilter) and is_plain(layer.value, nn.Linear)
+    if not known or layer.vectors or not is_stack(layer.out, nn.Linear, nn.SiLU, nn.Linear):
         return False
     if x.dim() != 2 or not _fits(x, layer.channels, layer.value.weight, local.basis):
         return False

@@ -18,7 +18,7 @@ from flt_mol.functional import forward_only as rows_only
 from flt_mol.functional.feature_maps import SharedLogits
 from flt_mol.functional.forward_only import KeySums, available, pieces
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.nn._plain import is_plain
+from flt_mol.nn._plain import is_plain, is_stack
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.feature_map import SoftmaxFeatures
 from flt_mol.nn.inputs import Place
@@ -147,14 +147,8 @@ def _is_known(attention: FLTAttention) -> bool:
 def can_feed_forward(norm: nn.Module, ffn: nn.Module) -> bool:
     """Whether they are LayerNorm, and Linear, GELU, Linear, Dropout, as `FLTBlock` makes them."""
     kinds = (nn.Linear, nn.GELU, nn.Linear, nn.Dropout)
-    if not is_plain(norm, nn.LayerNorm) or not is_plain(ffn, nn.Sequential):
-        return False
-    layers = list(ffn.children())
-    return (
-        len(layers) == len(kinds)
-        and all(is_plain(layer, kind) for layer, kind in zip(layers, kinds, strict=True))
-        and getattr(layers[1], "approximate", None) == "none"
-    )
+    known = is_plain(norm, nn.LayerNorm) and is_stack(ffn, *kinds)
+    return known and getattr(list(ffn.children())[1], "approximate", None) == "none"
 
 
 def add_feed_forward(x: Tensor, norm: nn.LayerNorm, ffn: nn.Sequential) -> Tensor:

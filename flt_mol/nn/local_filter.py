@@ -19,7 +19,7 @@ from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
 from flt_mol.functional.pairs import pair_filter
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_numbers, check_sizes, check_vectors
-from flt_mol.nn._plain import is_plain
+from flt_mol.nn._plain import is_stack
 from flt_mol.nn._remade import after_activation
 from flt_mol.nn.radial import RadialBasis
 
@@ -209,11 +209,11 @@ class LocalFilter(nn.Module):
         return self._read_out([part.to(value.dtype) for part in (*parts, x)])
 
     def _read_out(self, parts: list[Tensor]) -> Tensor:
-        """O of [m, squares and products, x], which need not be one tensor for its first map."""
-        first, activation, last = self.out
-        if not is_plain(self.out, nn.Sequential) or not is_plain(first, nn.Linear):
+        """Map [m, squares and products, x] by o; its first map needs no copy of them in one."""
+        if not is_stack(self.out, nn.Linear, nn.SiLU, nn.Linear):
             out: Tensor = self.out(torch.cat(parts, -1))
             return out
+        first, activation, last = self.out
         assert isinstance(first, nn.Linear)
         columns = first.weight.split([part.shape[-1] for part in parts], 1)
         hidden = linear(parts[-1], columns[-1], first.bias)
