@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from flt_mol.functional import recomputed
 from flt_mol.functional._feature_groups import groups_of
@@ -161,6 +162,23 @@ def test_keeps_nothing_of_the_size_of_features():
         recomputed_softmax_attention(query, key, value, projection, ptr, None, *places)
     features = 40 * 3 * 7 * 8  # N × H × M numbers of 8 bytes
     assert max(sizes.values()) < features
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_within_a_checkpoint(reentrant):
+    query, key, value, projection, places = _inputs(9, 9)
+    wanted, ptr = _wanted(query, key, value, places), torch.tensor([0, 4, 9])
+
+    def form(query, key, value):
+        return recomputed_softmax_attention(query, key, value, projection, ptr, None, *places)
+
+    form(query, key, value).sin().sum().backward()
+    expected = [x.grad for x in wanted]
+    for x in wanted:
+        x.grad = None
+    out = checkpoint(form, query, key, value, use_reentrant=reentrant)
+    out.sin().sum().backward()
+    torch.testing.assert_close([x.grad for x in wanted], expected, rtol=0, atol=0)
 
 
 def test_offsets_that_do_not_fit_are_refused():
