@@ -88,6 +88,7 @@ def _spectral(
         sigma_max=spectral.sigma_max,
         num_basis=spectral.num_basis,
         padding=spectral.padding,
+        max_vectors=spectral.max_vectors,
         generator=generator,
     )
 

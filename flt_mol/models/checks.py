@@ -111,6 +111,8 @@ def _spectral(config: EnergyConfig) -> None:
         check_length(f"model.spectral.{name}", getattr(spectral, name))
     if spectral.padding is not None:
         check_length("model.spectral.padding", spectral.padding)
+    if spectral.max_vectors is not None:
+        check_whole("model.spectral.max_vectors", spectral.max_vectors, 1)
     if config.embed_dim % spectral.num_heads:
         raise ValueError(
             f"model.spectral.num_heads is {spectral.num_heads}, expected a divisor of "

@@ -51,6 +51,10 @@ class SpectralConfig:
         sigma_max: Å, the width a filter may have.
         num_basis: T, functions of the spectrum.
         padding: Å of vacuum kept in open directions; null is 4 sigma_max.
+        max_vectors: at most so many waves per system, the longest ones, for time and memory in
+            proportion to the atoms where cells are very large; null is all up to k_max. Where it
+            takes hold, what is seen grows blurred with the cell, and supercells are no longer the
+            same.
     """
 
     num_heads: int = 4
@@ -58,6 +62,7 @@ class SpectralConfig:
     sigma_max: float = 2.5
     num_basis: int = 8
     padding: float | None = None
+    max_vectors: int | None = None
 
 
 @dataclass

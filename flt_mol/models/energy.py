@@ -50,8 +50,8 @@ class EnergyModel(nn.Module):
     (`rotation_invariant`) and the choice of periodic images (`sees_images`), unless positions
     enter through the sampled RPE, the paper's mode. Whether a supercell gives the same energy per
     atom (`supercell_consistent`) needs attention that goes by no count of atoms, hence neither
-    "auto" nor the pair correction, besides. Rotations of *open* directions and vacuum keep to what
-    `nn.SpectralFilter` says.
+    "auto" nor the pair correction, and spectral filters without `max_vectors`. Rotations of *open*
+    directions and vacuum keep to what `nn.SpectralFilter` says.
 
     Args:
         config: hyper-parameters.
@@ -130,7 +130,9 @@ class EnergyModel(nn.Module):
         """
         corrected = self.config.pairs is not None and self.config.pairs.correction
         plain = self.config.attention != "auto" or self.config.images is not None
-        return self.config.rpe is None and plain and not corrected
+        spectral = self.config.spectral
+        budget = spectral is not None and spectral.max_vectors is not None
+        return self.config.rpe is None and plain and not corrected and not budget
 
     def forward(self, structures: Structures, *, embeddings: bool = False) -> dict[str, Tensor]:
         """What the model says of B systems with N atoms.

@@ -44,6 +44,7 @@ def check_systems(config: EnergyConfig, structures: Structures) -> None:
             structures.ptr,
             k_max=spectral.k_max,
             padding=padding_of(spectral.padding, spectral.sigma_max),
+            max_vectors=spectral.max_vectors,
         )
     except UnfitSystemError as error:
         raise ValueError(unfit_message(error, structures.sid)) from None
@@ -58,5 +59,6 @@ def unfit_message(error: UnfitSystemError, sid: Sequence[int | str]) -> str:
         f"{name}: too large for this model: what is left of it without vacuum, {error.size}, has "
         f"{error.count:.1e} reciprocal vectors to look at for the spectral filters, at most "
         f"{MOST_CANDIDATES:.1e} are; give a smaller cell or part of it, or leave it out "
-        "(--skip-bad, or data.skip_bad=true in a run)"
+        "(--skip-bad, or data.skip_bad=true in a run); a model trained with "
+        "model.spectral.max_vectors looks at fewer"
     )

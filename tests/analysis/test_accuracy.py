@@ -512,6 +512,17 @@ def test_a_row_may_set_any_key_of_a_model(name):
     )
 
 
+def test_settings_that_came_later_count_only_where_they_are_set():
+    config = {"rpe": None, "spectral": {"num_heads": 2}}
+    assert set(complete(ROWS["ours"], config)["spectral"]) == {
+        "num_heads", "k_max", "sigma_max", "num_basis", "padding",
+    }  # fmt: skip
+    assert "redraw_every" not in complete(ROWS["ours"], config)
+    config = {"rpe": None, "redraw_every": 5, "spectral": {"max_vectors": 9}}
+    assert complete(ROWS["ours"], config)["spectral"]["max_vectors"] == 9
+    assert complete(ROWS["ours"], config)["redraw_every"] == 5
+
+
 def test_parts_are_taken_out_of_ours_one_by_one():
     ours = complete(ROWS["ours"], resolved(ROWS["ours"], "joint"))
     pairs = ours["pairs"]

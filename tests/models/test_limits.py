@@ -82,6 +82,15 @@ def test_the_giant_is_named_before_and_by_the_model(model):
     check_systems(EnergyConfig(), batch)
 
 
+def test_a_budget_of_waves_takes_the_giant():
+    part = replace(SPECTRAL, max_vectors=30)
+    model = small_model(**{**KINDS["spectral"], "spectral": part}).eval()
+    check_systems(model.config, GIANT)
+    assert model(GIANT)["energy"].isfinite().all()
+    with pytest.raises(ValueError, match=r"model\.spectral\.max_vectors looks at fewer"):
+        check_systems(CONFIG, GIANT)
+
+
 def test_far_apart_fragments_are_computed(model):
     places = [[0, 0, 0.0], [700, 1, 30], [30, 900, 0], [10, 20, 800]]
     far = Structures.single([29] * 4, places, tags=[1] * 4)

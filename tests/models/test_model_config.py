@@ -95,6 +95,37 @@ def test_weights_from_before_there_were_filters_load(name, structures):
     assert set(again) == {f.name for f in fields(EnergyConfig)}
 
 
+def test_weights_from_before_waves_had_a_budget_load(structures):
+    model = small_model(rpe=None, spectral=SPECTRAL).eval()
+    weights = model.state_dict()
+    stored = json.loads(bytes(weights["config_json"].tolist()))
+    del stored["spectral"]["max_vectors"]
+    weights["config_json"] = torch.tensor(list(json.dumps(stored).encode()), dtype=torch.uint8)
+    again = EnergyModel(EnergyModel.config_of(weights)).eval()
+    again.load_state_dict(weights)
+    assert again.config == model.config
+    assert torch.equal(again(structures)["energy"], model(structures)["energy"])
+
+
+def test_a_budget_of_waves_reaches_every_filter_and_counts():
+    crystal = testing.random_structures(torch.Generator().manual_seed(1), natoms=(40,))
+    energies = {}
+    for budget in (None, 10**6, 3):
+        part = replace(SPECTRAL, max_vectors=budget)
+        model = small_model(rpe=None, spectral=part, num_layers=2).eval()
+        filters = [block.spectral for block in model.encoder.blocks]
+        assert [layer.max_vectors for layer in filters] == [budget] * 2
+        energies[budget] = model(crystal)["energy"]
+    assert torch.equal(energies[None], energies[10**6])
+    assert not torch.allclose(energies[None], energies[3])
+
+
+@pytest.mark.parametrize("name", ["flt-small", "flt-base", "flt-large"])
+def test_named_model_files_hold_every_setting_of_filters(name):
+    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text())
+    assert set(values["spectral"]) == {f.name for f in fields(SpectralConfig)}
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_model_files_hold_every_setting(name):
     values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text())
@@ -159,7 +190,7 @@ COUNTS = {
     "pairs.vector_basis": 2,
     "images.num_basis": 2,
 }
-OR_NULL = ["far_blocks", "pairs.num_filters", "pairs.vector_blocks"]
+OR_NULL = ["far_blocks", "spectral.max_vectors", "pairs.num_filters", "pairs.vector_blocks"]
 SWITCHES = [
     "pairs.filter",
     "pairs.norm",
@@ -449,6 +480,8 @@ def test_flags_say_what_a_model_claims():
     assert flags(rpe=None) == (False, True, True)
     assert flags(rpe=None, attention="auto") == (False, True, False)
     assert flags(rpe=None, spectral=SPECTRAL) == (True, True, True)
+    budget = replace(SPECTRAL, max_vectors=9)
+    assert flags(rpe=None, spectral=budget) == (True, True, False)
     assert flags(rpe=None, pairs=small_pairs()) == (True, True, True)
     assert flags(rpe=None, pairs=small_pairs(), readout="mean") == (True, True, True)
     assert flags(rpe=None, pairs=small_pairs(correction=True)) == (True, True, False)

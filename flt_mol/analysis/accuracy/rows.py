@@ -179,7 +179,8 @@ def resolved(row: Row, targets: str, rows: Mapping[str, Row] | None = None) -> d
 
 
 # Settings that came later, at the value that changes nothing: results from before still hold.
-_LATER = {"redraw_every": None}
+_LATER: dict[str, Any] = {"redraw_every": None}
+_LATER_IN = {"spectral": {"max_vectors": None}}
 
 
 def complete(row: Row, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,13 +195,20 @@ def complete(row: Row, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if row.rival is None:
         every = asdict(EnergyConfig.from_dict(config))
-        return {k: v for k, v in every.items() if k not in _LATER or v != _LATER[k]}
+        for name, later in _LATER_IN.items():
+            if every[name] is not None:
+                every[name] = _without(every[name], later)
+        return _without(every, _LATER)
     try:
         bound = inspect.signature(RIVALS[row.rival]).bind(**config)
     except TypeError as error:
         raise ValueError(f"'{row.rival}': {error}") from error
     bound.apply_defaults()
     return dict(bound.arguments)
+
+
+def _without(settings: dict[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in settings.items() if k not in later or v != later[k]}
 
 
 def build(row: Row, config: Mapping[str, Any], seed: int = 0) -> nn.Module:

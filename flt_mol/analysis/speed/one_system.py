@@ -63,7 +63,8 @@ def one_system_model(
     """
     if what not in WHAT:
         raise ValueError(f"what is {what!r}, expected one of {', '.join(WHAT)}")
-    spectral = {"num_heads": 4} if what == "model" or "spectral" in what else None
+    budget = {"num_heads": 4, "max_vectors": max_vectors}
+    spectral = budget if what == "model" or "spectral" in what else None
     pairs = {"cutoff": cutoff, "num_basis": 16, "density": False}
     config = {
         "embed_dim": width,
@@ -75,11 +76,7 @@ def one_system_model(
         "pairs": pairs if what == "model" or "pair" in what else None,
         "readout": "sum",
     }
-    model = EnergyModel(EnergyConfig.from_dict(config))
-    for part in model.modules():
-        if isinstance(part, SpectralFilter):
-            part.max_vectors = max_vectors
-    return model
+    return EnergyModel(EnergyConfig.from_dict(config))
 
 
 def measure(
