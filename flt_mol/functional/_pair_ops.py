@@ -72,6 +72,7 @@ def _add_rows(out: Tensor, x: Tensor, chunk: _Chunk) -> None:
 def filtered(
     basis: Tensor, weight: Tensor, value: Tensor, receiver: Tensor, sender: Tensor, num_rows: int
 ) -> Tensor:
+    """Σ_p (B_p W) ∘ v_j, one row per receiver, for no autograd: what two operators below do."""
     out = value.new_zeros(num_rows, weight.shape[1])
     with without_autocast(value):
         for chunk in _chunks(receiver, num_rows, weight.shape[1]):

@@ -23,7 +23,6 @@ from flt_mol.functional._feature_groups import (
     sum_keys,
 )
 from flt_mol.functional._operator import refuse_forward_mode
-from flt_mol.functional._rows import ordinary
 from flt_mol.functional.feature_maps import (
     SharedLogits,
     softmax_log_features,
@@ -35,15 +34,6 @@ from flt_mol.functional.packed import check_ptr
 
 # Rows at a time of long systems.
 CHUNK = 512
-
-
-def available(*tensors: Tensor) -> bool:
-    """Whether this may stand for the form written out: eager, on CPUs, without transforms.
-
-    On other devices launching many small kernels costs more than memory traffic, and compiled
-    graphs fuse by themselves.
-    """
-    return ordinary(*tensors)
 
 
 def recomputed_softmax_attention(
@@ -58,21 +48,22 @@ def recomputed_softmax_attention(
 ) -> Tensor:
     """Attention with `softmax_log_features` per system, differentiable any number of times.
 
-    Second derivatives (training on forces) go through `written_out_attention`.
+    Second derivatives (training on forces) go through `written_out_attention`. Meant where
+    `ordinary` is true: compiled graphs fuse by themselves, and other devices dislike
+    many small kernels.
 
     Args:
         query: (N, H, D).
         key: (K, H, D).
         value: (K, H, V).
         projection: W (H, M, D), rows standard normal, a constant: no gradient goes to it.
-        ptr: (B + 1,), first query of each system; rows beyond the last offset are padding.
+        ptr: (B + 1,), first query of each system.
         key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
         query_at: position logits of the queries, shared by all heads; None without positions.
         key_at: of the keys.
 
     Returns:
-        (N, H, V), at least float32 whatever the autocast dtype; 0 for padding and for queries
-        without keys.
+        (N, H, V), at least float32 whatever the autocast dtype; 0 for queries without keys.
 
     Raises:
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flt_mol.functional import forward_only, recomputed
 from flt_mol.functional._common import at_least_float32
+from flt_mol.functional._rows import ordinary
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
 from flt_mol.functional.feature_maps import stabilised_features
@@ -121,7 +122,7 @@ def _at_once(rule: Rule, rows: Projected) -> Tensor | None:
     given = rows.query, rows.key, rows.value
     # Checkpointing runs a step without gradients first: training has one form.
     values_only = forward_only.available(*given) and not rule.feature_map.training
-    if not values_only and not recomputed.available(*given):
+    if not values_only and not ordinary(*given):
         return None
     numbers = rule.feature_map.num_heads * rule.feature_map.num_features
     if not forward_only.worthwhile(rows.ptr, len(rows.query), numbers):

@@ -220,12 +220,12 @@ class SpectralFilter(nn.Module):
             amplitudes = self.amplitudes.to(value.dtype)
             spectrum = geometry.spectra.to(value.dtype) @ amplitudes.T
             waves, kernels = geometry.waves.to(value.dtype), geometry.kernels.to(value.dtype)
-            # Graphs know no sizes; else a route that no system takes is not gone.
-            some = not torch.compiler.is_compiling()
-            if some and not waves.numel():
+            # A route that no system takes is left out, but for graphs, which know no sizes.
+            eager = not torch.compiler.is_compiling()
+            if eager and not waves.numel():
                 return kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
             far = structure_factor_filter(value, spectrum, waves, geometry.wave_layout)
-            if some and not kernels.numel():
+            if eager and not kernels.numel():
                 return far
             return far + kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
 

@@ -6,9 +6,9 @@ from torch.utils.checkpoint import checkpoint
 
 from flt_mol.functional import recomputed
 from flt_mol.functional._feature_groups import groups_of
+from flt_mol.functional._rows import ordinary
 from flt_mol.functional.feature_maps import SharedLogits
 from flt_mol.functional.recomputed import (
-    available,
     recomputed_softmax_attention,
     written_out_attention,
 )
@@ -190,7 +190,7 @@ def test_offsets_that_do_not_fit_are_refused():
 def test_forward_mode_is_refused():
     query, key, value, projection, _ = _inputs(5, 5, at=False)
     with torch.autograd.forward_ad.dual_level():
-        assert not available(query)
+        assert not ordinary(query)
         with pytest.raises(NotImplementedError, match="forward-mode"):
             recomputed_softmax_attention(query, key, value, projection, torch.tensor([0, 5]))
 
