@@ -16,10 +16,12 @@ from torch import Tensor
 from flt_mol.functional._common import settled, with_ones, without_autocast
 from flt_mol.functional._feature_groups import (
     Gradients,
-    KeySums,
     Side,
     groups_of,
     joined,
+    read_sums,
+    rows_at_once,
+    scaled_columns,
     sum_keys,
 )
 from flt_mol.functional._operator import refuse_forward_mode
@@ -28,12 +30,8 @@ from flt_mol.functional.feature_maps import (
     softmax_log_features,
     stabilised_features,
 )
-from flt_mol.functional.forward_only import scaled_columns
 from flt_mol.functional.linear import linear_attention
 from flt_mol.functional.packed import check_ptr
-
-# Rows at a time of long systems.
-CHUNK = 512
 
 
 def recomputed_softmax_attention(
@@ -115,17 +113,15 @@ class _Recomputed(torch.autograd.Function):
     ) -> Tensor:
         columns = scaled_columns(projection, query.dtype)
         queries, keys = Side(query, columns, *places[:2]), Side(key, columns, *places[2:])
-        sums = sum_keys(keys, value, key_ptr, CHUNK)
-        out = value.new_zeros(len(query), *value.shape[1:])
-        totals = value.new_ones(*query.shape[:2], 1)
-        for group in groups_of(ptr, CHUNK):
-            features = queries.query_features(group, sums.peaks)
-            read = joined(group, features, sums.values)
-            total = read[..., -1:].masked_fill_(read[..., -1:] == 0, 1.0)  # without keys
-            torch.div(read[..., :-1], total, out=out[group.part].transpose(0, 1))
+        sums = sum_keys(keys, value, key_ptr, rows_at_once(columns))
+        both = sums.both()
+        out = value.new_empty(len(query), *value.shape[1:])
+        totals = value.new_empty(*query.shape[:2], 1)
+        for group in groups_of(ptr, rows_at_once(columns)):
+            total = read_sums(queries, group, sums.peaks, both, out)
             totals[group.part] = total.transpose(0, 1)
         given = (query, key, value, projection, ptr, key_ptr, *places)
-        ctx.save_for_backward(*given, out, totals, *sums)
+        ctx.save_for_backward(*given, out, totals, sums.peaks, both)
         return out
 
     @staticmethod
@@ -137,14 +133,14 @@ class _Recomputed(torch.autograd.Function):
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # asked for once: a checkpoint around this gives it once
     query, key, value, projection, ptr, key_ptr, *places = saved[:10]
-    out, totals, *sums = saved[10:]
+    out, totals, peaks, both = saved[10:]
     needs = ctx.needs_input_grad
     columns = scaled_columns(projection, query.dtype)
     queries, keys = Side(query, columns, *places[:2]), Side(key, columns, *places[2:])
     to_queries = Gradients(queries, (needs[0], *needs[6:8]))
     to_keys = Gradients(keys, (needs[1], *needs[8:10]))
-    to_sums = _query_gradients(to_queries, grad, ptr, KeySums(*sums), (out, totals))
-    to_value = _key_gradients(to_keys, value, key_ptr, sums[0], to_sums)
+    to_sums = _query_gradients(to_queries, grad, ptr, (peaks, both), (out, totals))
+    to_value = _key_gradients(to_keys, value, key_ptr, peaks, to_sums)
     return (
         *(to_queries.rows, to_keys.rows, to_value if needs[2] else None, None, None, None),
         *(to_queries.basis, to_queries.shared, to_keys.basis, to_keys.shared),
@@ -152,18 +148,22 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _query_gradients(
-    to_queries: Gradients, grad: Tensor, ptr: Tensor, sums: KeySums, result: tuple[Tensor, Tensor]
+    to_queries: Gradients,
+    grad: Tensor,
+    ptr: Tensor,
+    sums: tuple[Tensor, Tensor],
+    result: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Gradients of queries, into `to_queries`, and of the sums over keys (B, H, M, V + 1)."""
-    out, totals = result
-    to_sums = torch.zeros_like(sums.values)
-    for group in groups_of(ptr, CHUNK):
-        features = to_queries.side.query_features(group, sums.peaks)
+    (peaks, sums_of_both), (out, totals) = sums, result
+    to_sums, side = torch.zeros_like(sums_of_both), to_queries.side
+    for group in groups_of(ptr, rows_at_once(side.columns)):
+        features = side.query_features(group, peaks)
         both = _both_gradients(*(x[group.part] for x in (grad, out, totals)))
         pieces = zip(group.systems, group.split(features), group.split(both), strict=True)
         for system, some, some_grad in pieces:
             to_sums[system].baddbmm_(some.mT, some_grad)
-        logits = joined(group, both, sums.values.mT)
+        logits = joined(group, both, sums_of_both.mT)
         to_queries.add(group.part, logits.mul_(features), key=False)
     return to_sums
 
@@ -173,7 +173,7 @@ def _key_gradients(
 ) -> Tensor:
     """Gradients of keys, into `to_keys`, and of values (K, H, V)."""
     to_value = torch.zeros_like(value)
-    for group in groups_of(key_ptr, CHUNK):
+    for group in groups_of(key_ptr, rows_at_once(to_keys.side.columns)):
         features = to_keys.side.key_features(group, peaks)
         read = joined(group, features, to_sums[..., :-1])
         to_value[group.part] = read.transpose(0, 1)

@@ -15,8 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional import forward_only as rows_only
+from flt_mol.functional._feature_groups import (
+    KeySums,
+    Side,
+    add_keys,
+    exponentials,
+    groups_of,
+    no_keys,
+    read_sums,
+    rows_at_once,
+    scaled_columns,
+)
 from flt_mol.functional.feature_maps import SharedLogits
-from flt_mol.functional.forward_only import KeySums, available, pieces
+from flt_mol.functional.forward_only import attended, available, pieces
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.nn._plain import is_plain, is_stack
 from flt_mol.nn.attention import FLTAttention
@@ -39,7 +50,7 @@ class Maps(NamedTuple):
         value: W_vᵀ (C, C).
         out: W_oᵀ (C, C).
         columns: random directions (H, D, M), scaled.
-        query_bias: W_φ·b_q (H·M,), what the bias of queries adds to logits.
+        query_shift: W_φ·b_q (H, 1, M), what the bias of queries adds to logits.
         out_bias: b_o + W_o b_v (C,): weights sum to 1, so the bias of values passes through.
     """
 
@@ -48,7 +59,7 @@ class Maps(NamedTuple):
     value: Tensor
     out: Tensor
     columns: Tensor
-    query_bias: Tensor | None
+    query_shift: Tensor | None
     out_bias: Tensor | None
 
 
@@ -59,13 +70,13 @@ class Rows(NamedTuple):
         x: (N, C), to which it is added.
         norm: from x to what attention reads, or that itself, (N, C).
         out: (N, C), of rows that systems have.
-        at: T and F of queries and of keys, or None twice.
+        at: position logits of queries and of keys, or None twice.
     """
 
     x: Tensor
     norm: Tensor | nn.Module
     out: Tensor
-    at: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]
+    at: tuple[SharedLogits | None, SharedLogits | None]
 
     def normed(self, part: slice) -> Tensor:
         """What attention reads of some rows."""
@@ -73,6 +84,17 @@ class Rows(NamedTuple):
             return self.norm[part]
         rows: Tensor = self.norm(self.x[part])
         return rows
+
+    def queries(self, maps: Maps, h: Tensor, part: slice) -> Side:
+        """Queries of some rows, given those normalised."""
+        query = _by_head(h @ maps.query, maps)
+        return Side(query, maps.columns, *_at(self.at[0], part), maps.query_shift)
+
+    def keys(self, maps: Maps, h: Tensor, part: slice) -> Side:
+        """Their keys."""
+        weight, bias = maps.key
+        key = h @ weight if bias is None else torch.addmm(bias, h, weight)
+        return Side(_by_head(key, maps), maps.columns, *_at(self.at[1], part))
 
     def write(self, part: slice, attended: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         """Write x + attended · weight + bias for some rows."""
@@ -112,24 +134,24 @@ def attention_of(
     if queries is not None and queries.basis.dim() != 2:
         return None  # frequencies of each head's own
     assert isinstance(attention.feature_map, SoftmaxFeatures)
-    at = tuple(
-        _columns(attention.feature_map, given, key, x.dtype)
-        for given, key in ((queries, False), (keys, True))
+    at = (
+        _shared(attention.feature_map, queries, x.dtype, key=False),
+        _shared(attention.feature_map, keys, x.dtype, key=True),
     )
 
     def add(x: Tensor, norm: Tensor | nn.Module) -> Tensor:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        add_attention(attention, Rows(x, norm, out, (at[0], at[1])), layout.ptr)
+        add_attention(attention, Rows(x, norm, out, at), layout.ptr)
         return out
 
     return add
 
 
-def _columns(
-    feature_map: SoftmaxFeatures, at: PositionFeatures | None, key: bool, dtype: torch.dtype
-) -> tuple[Tensor, Tensor] | None:
+def _shared(
+    feature_map: SoftmaxFeatures, at: PositionFeatures | None, dtype: torch.dtype, *, key: bool
+) -> SharedLogits | None:
     given = feature_map.factors(at, key=key)[1]
-    return rows_only.flat_columns(given, dtype) if isinstance(given, SharedLogits) else None
+    return SharedLogits(*(x.to(dtype) for x in given)) if isinstance(given, SharedLogits) else None
 
 
 def _is_known(attention: FLTAttention) -> bool:
@@ -174,12 +196,12 @@ def add_feed_forward(x: Tensor, norm: nn.LayerNorm, ffn: nn.Sequential) -> Tenso
 
 def add_attention(attention: FLTAttention, rows: Rows, ptr: Tensor) -> None:
     """Add what an attention layer gives, system by system; short ones share their products."""
-    maps, chunk = _maps(attention), rows_only.CHUNK
-    for systems in _groups(ptr, chunk):
+    maps = _maps(attention)
+    for systems in _groups(ptr, rows_only.CHUNK):
         length = systems[-1].stop - systems[0].start
         if len(systems) == 1 and _folding_pays(maps, length):
             _add_folded(maps, rows, systems[0])
-        elif length <= chunk:
+        elif length <= rows_only.CHUNK:
             _add_short(maps, rows, systems)
         else:
             _add_long(maps, rows, systems[0])
@@ -189,18 +211,17 @@ def _maps(attention: FLTAttention) -> Maps:
     assert isinstance(attention.feature_map, SoftmaxFeatures)
     query, key, value, out = attention.query, attention.key, attention.value, attention.out
     projection = attention.feature_map.factors(None, key=False)[0]
-    columns = rows_only.scaled_columns(projection, query.weight.dtype)
-    query_bias: Tensor | None = None
+    columns = scaled_columns(projection, query.weight.dtype)
+    query_shift: Tensor | None = None
     out_bias: Tensor | None = out.bias
     if query.bias is not None:
-        heads, head_dim = columns.shape[:2]
-        query_bias = (query.bias.view(heads, 1, head_dim) @ columns).flatten()
+        query_shift = query.bias.view(len(columns), 1, -1) @ columns
     if value.bias is not None:
         passed = out.weight @ value.bias
         out_bias = passed if out_bias is None else out_bias + passed
     key_map = key.weight.T, key.bias
     return Maps(
-        query.weight.T, key_map, value.weight.T, out.weight.T, columns, query_bias, out_bias
+        query.weight.T, key_map, value.weight.T, out.weight.T, columns, query_shift, out_bias
     )
 
 
@@ -221,44 +242,29 @@ def _groups(ptr: Tensor, size: int) -> list[list[slice]]:
 def _add_short(maps: Maps, rows: Rows, systems: list[slice]) -> None:
     """Systems that fit a chunk together."""
     part = slice(systems[0].start, systems[-1].stop)
-    heads, head_dim, features = maps.columns.shape
     h = rows.normed(part)
-    key = _linear(h, *maps.key).view(-1, heads, head_dim)
-    value = (h @ maps.value).view(-1, heads, head_dim)
-    query = (h @ maps.query).view(-1, heads, head_dim)
-    at_queries, at_keys = rows.at
-    keys, queries = (h.new_empty(len(h), heads, features) for _ in range(2))
-    rows_only.logits_into(keys, key, maps.columns, at_keys, part)
-    rows_only.logits_into(queries, query, maps.columns, at_queries, part)
-    if maps.query_bias is not None:
-        queries.flatten(1).add_(maps.query_bias)
-    attended = query  # its rows are logits by now
-    for system in systems:
-        own = slice(system.start - part.start, system.stop - part.start)
-        sums = rows_only.add_keys(None, keys[own], key[own], value[own])
-        rows_only.read_sums(sums, queries[own], attended[own])
-    rows.write(part, attended.flatten(1), maps.out, maps.out_bias)
+    keys, queries = rows.keys(maps, h, part), rows.queries(maps, h, part)
+    ptr = torch.tensor([part.start, *(system.stop for system in systems)]) - part.start
+    value = _by_head(h @ maps.value, maps)
+    out = attended(queries, keys, value, (ptr, ptr), queries.rows)
+    rows.write(part, out.flatten(1), maps.out, maps.out_bias)
 
 
 def _add_long(maps: Maps, rows: Rows, system: slice) -> None:
     """One system, a chunk at a time: all keys, then all queries."""
-    heads, head_dim, features = maps.columns.shape
-    parts = pieces(system, rows_only.CHUNK)
-    logits = rows.x.new_empty(rows_only.CHUNK, heads, features)
+    parts, size = pieces(system, rows_only.CHUNK), rows_at_once(maps.columns)
     sums = None
     for part in parts:
-        h, key, keys = _keys(maps, rows, part, logits)
-        value = (h @ maps.value).view(-1, heads, head_dim)
-        sums = rows_only.add_keys(sums, keys, key, value)
-    assert sums is not None
-    for part in parts:
         h = rows.normed(part)
-        query = (h @ maps.query).view(-1, heads, head_dim)
-        queries = rows_only.logits_into(logits[: len(h)], query, maps.columns, rows.at[0], part)
-        if maps.query_bias is not None:
-            queries.flatten(1).add_(maps.query_bias)
-        rows_only.read_sums(sums, queries, query)
-        rows.write(part, query.flatten(1), maps.out, maps.out_bias)
+        keys, value = rows.keys(maps, h, part), _by_head(h @ maps.value, maps)
+        sums = _with_keys(sums, keys, value, size)
+    assert sums is not None
+    both = sums.both()
+    for part in parts:
+        queries = rows.queries(maps, rows.normed(part), part)
+        for group in groups_of(_one(part), size):
+            read_sums(queries, group, sums.peaks, both, queries.rows)
+        rows.write(part, queries.rows.flatten(1), maps.out, maps.out_bias)
 
 
 def _add_folded(maps: Maps, rows: Rows, system: slice) -> None:
@@ -268,43 +274,60 @@ def _add_folded(maps: Maps, rows: Rows, system: slice) -> None:
     """
     heads, head_dim, features = maps.columns.shape
     parts, width = pieces(system, rows_only.CHUNK), rows.x.shape[1]
-    logits = rows.x.new_empty(rows_only.CHUNK, heads, features)
     sums = None
     for part in parts:
-        h, key, keys = _keys(maps, rows, part, logits)
-        peak = rows_only.key_exponentials(sums, keys, key)
-        flat = keys.flatten(1)
-        if sums is None:
-            values = (flat.T @ h).view(heads, features, width)
-            sums = KeySums(peak, keys.sum(0), values)
-        else:
-            sums.values.flatten(0, 1).addmm_(flat.T, h)
-            sums = KeySums(peak, sums.weights.add_(keys.sum(0)), sums.values)
+        h = rows.normed(part)
+        keys = rows.keys(maps, h, part)
+        value = h[:, None].expand(-1, heads, -1)
+        sums = _with_keys(sums, keys, value, rows_at_once(maps.columns))
     assert sums is not None
     by_head = maps.value.view(width, heads, head_dim).transpose(0, 1)
-    out = (sums.values @ by_head @ maps.out.view(heads, head_dim, width)).flatten(0, 1)
+    out = sums.values[0] @ by_head @ maps.out.view(heads, head_dim, width)
     query = maps.query.view(width, heads, head_dim).transpose(0, 1) @ maps.columns
     query = query.transpose(0, 1).flatten(1)
+    shift = sums.peaks[0, :, 0]
+    if maps.query_shift is not None:
+        shift = shift + maps.query_shift[:, 0]
+    logits = rows.x.new_empty(rows_only.CHUNK, heads * features)
     for part in parts:
         h = rows.normed(part)
-        flat = torch.mm(h, query, out=logits[: len(h)].flatten(1))
-        if rows.at[0] is not None:
+        flat = logits[: len(h)]
+        if rows.at[0] is None:
+            torch.mm(h, query, out=flat)
+        else:
             basis, columns = rows.at[0]
-            flat.addmm_(basis[part].to(flat.dtype), columns)
-        if maps.query_bias is not None:
-            flat.add_(maps.query_bias)
-        queries = flat.view(-1, heads, features)
-        rows_only.query_exponentials(sums.peak, queries)
-        queries.div_(rows_only.normaliser(queries, sums.weights))
-        rows.write(part, flat, out, maps.out_bias)
+            # The thin product first: adding one to what is there takes twice as long.
+            torch.mm(basis[part], columns.transpose(0, 1).flatten(1), out=flat)
+            flat.addmm_(h, query)
+        queries = flat.view(-1, heads, features).add_(shift)
+        exponentials(queries.sub_(queries.amax(-1, keepdim=True)))
+        total = torch.bmm(queries.transpose(0, 1), sums.weights[0].mT).transpose(0, 1)
+        queries.div_(total)
+        rows.write(part, flat, out.flatten(0, 1), maps.out_bias)
 
 
-def _keys(maps: Maps, rows: Rows, part: slice, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised rows, their keys (n, H, D) and the keys' logits (n, H, M), in `logits`."""
-    heads, head_dim, _ = maps.columns.shape
-    h = rows.normed(part)
-    key = _linear(h, *maps.key).view(-1, heads, head_dim)
-    return h, key, rows_only.logits_into(logits[: len(h)], key, maps.columns, rows.at[1], part)
+def _with_keys(sums: KeySums | None, keys: Side, value: Tensor, size: int) -> KeySums:
+    """Sums over keys so far of one system, None before the first, with some more in them."""
+    first = sums is None
+    if sums is None:
+        sums = no_keys(keys, 1, value.shape[-1])
+    for group in groups_of(_one(slice(0, len(value))), size):
+        add_keys(sums, keys, value, group if first else group._replace(first=False))
+    return sums
+
+
+def _one(part: slice) -> Tensor:
+    """`ptr` of the rows of `part` as one system."""
+    return torch.tensor([0, part.stop - part.start])
+
+
+def _at(at: SharedLogits | None, part: slice) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if at is None else (at.basis[part], at.columns)
+
+
+def _by_head(x: Tensor, maps: Maps) -> Tensor:
+    """(n, H·D) → (n, H, D)."""
+    return x.view(len(x), *maps.columns.shape[:2])
 
 
 def _folding_pays(maps: Maps, num_rows: int) -> bool:
@@ -316,7 +339,3 @@ def _folding_pays(maps: Maps, num_rows: int) -> bool:
     width, wide = maps.out.shape[0], heads * features
     saved = width**2 + wide * head_dim - width * wide
     return num_rows * saved > 2 * width * wide * head_dim
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x @ weight if bias is None else torch.addmm(bias, x, weight)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from flt_mol.functional import recomputed
+from flt_mol.functional import _feature_groups
 from flt_mol.functional._feature_groups import groups_of
 from flt_mol.functional._rows import ordinary
 from flt_mol.functional.feature_maps import SharedLogits
@@ -62,14 +62,14 @@ def _both(inputs, ptr, key_ptr=None, order=1):
 @pytest.mark.parametrize("at", [False, True])
 @pytest.mark.parametrize("offsets", SYSTEMS)
 def test_values_and_gradients_equal_the_form_written_out(monkeypatch, chunk, at, offsets):
-    monkeypatch.setattr(recomputed, "CHUNK", chunk)
+    monkeypatch.setattr(_feature_groups, "NUMBERS", chunk * 21)  # of 3 heads, 7 features
     found, expected = _both(_inputs(11, 11, at=at), torch.tensor(offsets))
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
 def test_context_with_other_lengths_and_none(monkeypatch, chunk):
-    monkeypatch.setattr(recomputed, "CHUNK", chunk)
+    monkeypatch.setattr(_feature_groups, "NUMBERS", chunk * 21)
     ptr, key_ptr = torch.tensor([0, 3, 5, 5, 7]), torch.tensor([0, 0, 6, 8, 9])
     found, expected = _both(_inputs(7, 9), ptr, key_ptr)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
@@ -81,7 +81,7 @@ def test_context_with_other_lengths_and_none(monkeypatch, chunk):
 
 @pytest.mark.parametrize("offsets", [[0, 4, 4, 6], [0, 6]])
 def test_second_derivatives(monkeypatch, offsets):
-    monkeypatch.setattr(recomputed, "CHUNK", 3)
+    monkeypatch.setattr(_feature_groups, "NUMBERS", 3 * 21)
     found, expected = _both(_inputs(6, 6), torch.tensor(offsets), order=2)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
@@ -100,7 +100,7 @@ def test_gradients_by_differences():
 @pytest.mark.parametrize("order", [1, -1])
 def test_logits_of_any_size_in_any_order(monkeypatch, order):
     """The running peak rises or falls by hundreds between chunks: e^709 is float64's end."""
-    monkeypatch.setattr(recomputed, "CHUNK", 2)
+    monkeypatch.setattr(_feature_groups, "NUMBERS", 2 * 21)
     query, key, value, projection, _ = _inputs(12, 12, at=False, scale=30.0)
     with torch.no_grad():
         sizes = torch.linspace(0, 2, 12, dtype=torch.float64)[:, None, None]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from flt_mol.functional import _feature_groups
 from flt_mol.functional import forward_only as rows_only
 from flt_mol.nn import (
     FLTAttention,
@@ -88,6 +89,7 @@ def test_long_systems_equal_their_differentiable_form(
     heads, features, form, rpe, calls, monkeypatch
 ):
     monkeypatch.setattr(rows_only, "CHUNK", 7)
+    monkeypatch.setattr(_feature_groups, "NUMBERS", 3 * heads * features)
     block = _block(heads, features, rpe)
     ptr = torch.tensor([0, 3, 5, 50, 52])
     x = 3 * torch.randn(52, 12, dtype=torch.float64)
