@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flt_mol.functional._boundaries import boundaries, stored_flat
 from flt_mol.functional._common import at_least_float32, outside
-from flt_mol.functional._pair_lattices import lattices_of
+from flt_mol.functional._pair_lattices import as_given, lattices_of
 from flt_mol.functional._pair_search import search
 from flt_mol.functional._rows import by_rows, rows_of, values_only
 from flt_mol.functional.packed import system_sizes
@@ -174,9 +174,9 @@ def neighbor_pairs(
     Small systems are searched together by matrix products, large ones by vesin's cell lists; pairs
     do not depend on which. Distances are judged in float64, and lie strictly below the cutoff.
     Atoms may lie outside their cell, cells may be smaller than the cutoff (then j appears with
-    several shifts, and i sees itself), systems may be empty, and vectors of axes that do not
-    repeat are ignored, whatever they hold. Runs on CPU; `torch.compile` breaks the graph here,
-    since the number of pairs depends on the data.
+    several shifts, and i sees itself) or skewed, systems may be empty, and vectors of axes that do
+    not repeat are ignored. Runs on CPU; `torch.compile` breaks the graph here, since the number of
+    pairs depends on the data.
 
     Args:
         positions: (N, 3), Å, any device.
@@ -222,6 +222,8 @@ def _found(
     points, cells = (x.detach().cpu().to(torch.float64).numpy() for x in (positions, cell))
     lattices = lattices_of(cells, pbc.detach().cpu().numpy(), float(cutoff))
     found = search(points, lattices, sizes, float(cutoff), self_pairs)
+    if lattices.change is not None:
+        found = as_given(found, lattices.change, sizes)
     return NeighborPairs(*(torch.from_numpy(x) for x in found)).to(positions.device)
 
 

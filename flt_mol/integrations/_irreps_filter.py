@@ -20,6 +20,7 @@ from flt_mol.integrations._irreps import IrrepsLinear
 from flt_mol.integrations._irreps_layout import cleaned, o3
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes
+from flt_mol.nn._plain import applied
 from flt_mol.nn.local import LocalGeometry
 
 
@@ -138,7 +139,7 @@ class IrrepsPairFilter(nn.Module):
         """R (P, channels of all paths). Without biases: 0 where the basis is."""
         basis = local.basis
         if self.hidden is not None:
-            basis = nn.functional.silu(basis @ self.hidden.weight.to(basis.dtype).T)
+            basis = nn.functional.silu(applied(self.hidden, basis))
         return basis @ self.weight.to(basis.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -19,7 +19,7 @@ from flt_mol.models.config import (
 from flt_mol.models.idle import refuse_idle
 from flt_mol.models.numbers import check_numbers, check_rpe
 from flt_mol.models.rules import check_below_one, check_choice, check_length, check_whole
-from flt_mol.nn.feature_map import FEATURE_MAPS
+from flt_mol.nn.feature_map import FEATURE_MAPS, RandomFeatures
 from flt_mol.nn.heads import READOUTS
 
 _LARGEST_CUTOFF = 100.0  # Å; pairs in condensed matter would be 400,000 per atom
@@ -129,8 +129,10 @@ def _spectral(config: EnergyConfig) -> None:
 def _few_waves(spectral: SpectralConfig) -> None:
     """Refuse what has too many waves for any usual system: mostly a digit is off."""
     padding = 4 * spectral.sigma_max if spectral.padding is None else spectral.padding
-    volume = max(_SLAB, (_MOLECULE + padding) ** 3)
-    waves = 4 / 3 * math.pi * spectral.k_max**3 * volume
+    # Products, which become infinite where powers raise an OverflowError.
+    size = _MOLECULE + padding
+    volume = max(_SLAB, size * size * size)
+    waves = 4 / 3 * math.pi * spectral.k_max * spectral.k_max * spectral.k_max * volume
     if not waves <= _MOST_WAVES:
         raise ValueError(
             f"model.spectral.k_max is {spectral.k_max:g} 1/Å, with {padding:g} Å of padding: "
@@ -205,6 +207,13 @@ def _images(config: EnergyConfig) -> None:
 
 
 def _together(config: EnergyConfig) -> None:
+    kind = FEATURE_MAPS[config.feature_map]
+    several = kind.per_direction if issubclass(kind, RandomFeatures) else 1
+    if config.attention != "none" and config.num_features % several:
+        raise ValueError(
+            f"model.num_features is {config.num_features}, and model.feature_map "
+            f"'{config.feature_map}' takes every direction both ways: expected an even number"
+        )
     if config.attention == "auto" and not FEATURE_MAPS[config.feature_map].estimates_softmax:
         raise ValueError(
             f"model.attention is 'auto' and model.feature_map '{config.feature_map}', which does "
@@ -219,9 +228,10 @@ def _together(config: EnergyConfig) -> None:
                 "model.pairs with filter"
             )
     corrected = config.pairs is not None and config.pairs.correction
-    if corrected and (config.attention == "none" or config.images is not None):
+    if corrected and (config.attention in ("none", "auto") or config.images is not None):
         raise ValueError(
-            "model.pairs.correction corrects attention without image keys: set it to false, or "
+            "model.pairs.correction corrects attention that is linear or exact, without image "
+            f"keys, and model.attention is '{config.attention}': set correction to false, or "
             "model.attention to linear and model.images to null"
         )
     cutoffs = {part.cutoff for part in (config.images, config.pairs) if part is not None}

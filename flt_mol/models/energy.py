@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from flt_mol.models.stored import CONFIG_KEY, add_config, drop_config, stored_co
 from flt_mol.nn._pair_checks import check_elements
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
 from flt_mol.nn.heads import DisplacementHead, EnergyHead
+from flt_mol.nn.transformer import BlockGeometry
 from flt_mol.structures import Structures
 
 __all__ = [
@@ -83,7 +85,7 @@ class EnergyModel(nn.Module):
         super().__init__()
         config = EnergyConfig() if config is None else config
         check_model(config)
-        self.config = config
+        self.config = config = deepcopy(config)  # the caller may go on changing theirs
         generator = torch.Generator().manual_seed(config.seed)
         self.embedding = AtomEmbedding(config.embed_dim)
         self.encoder = build_encoder(config, generator)
@@ -194,14 +196,12 @@ class EnergyModel(nn.Module):
     def _passes(self, structures: Structures) -> Passes:
         """Run the stack; collect what every pass reads out."""
         passes = Passes(self.config.outputs, self.normalizer, self.normalizer_initial)
-        positions = structures.positions
         start = self._embedded(structures)
-        x, geometry = self.geometry(structures, positions, self.encoder, start)
+        x, geometry = self.geometry(structures, structures.positions, self.encoder, start)
         surroundings = x
         for index in range(self.config.recycles):
             if index and self.config.feedback == "positions":
-                positions = passes.moved(structures.positions)
-                now, geometry = self.geometry(structures, positions, self.encoder, start)
+                now, geometry = self._moved(structures, passes.moved(structures.positions), start)
                 # Features go on; what is new is what the surroundings add to them.
                 x, surroundings = x + (now - surroundings), now
             x = self.encoder.once(x, structures.ptr, geometry)
@@ -211,6 +211,22 @@ class EnergyModel(nn.Module):
             passes.read(self.head(x, structures.tags, structures.ptr), step, self.config.feedback)
         passes.features = x
         return passes
+
+    def _moved(
+        self, structures: Structures, positions: Tensor, start: Tensor
+    ) -> tuple[Tensor, BlockGeometry]:
+        """First features and geometry of positions (N, 3) that a pass of this model predicted."""
+        try:
+            found: tuple[Tensor, BlockGeometry] = self.geometry(
+                structures, positions, self.encoder, start
+            )
+        except ValueError as error:
+            farthest = (positions.detach() - structures.positions).abs().max()
+            raise ValueError(
+                f"{error} (not as given, but where an earlier pass of the model moves atoms to, "
+                f"by up to {float(farthest):.3g} Å: its weights are unfit, or grew too large)"
+            ) from None
+        return found
 
     def _embedded(self, structures: Structures) -> Tensor:
         try:

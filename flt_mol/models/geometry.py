@@ -69,6 +69,7 @@ class Geometry(nn.Module):
         """
         geometry = BlockGeometry(waves=_waves(structures, positions, encoder))
         if encoder.rpe is not None:
+            _check_finite(structures, positions)
             features = encoder.rpe(positions, structures.ptr)
             geometry = geometry._replace(position_features=features)
         if self.cutoff is None:
@@ -125,6 +126,14 @@ class Geometry(nn.Module):
             if self.images.density_out is not None:
                 x = x + self.images.density(features, distances, pairs, len(x)).to(x.dtype)
         return x, PairWeights(groups.index_i, groups.index_j, drawn)
+
+
+def _check_finite(structures: Structures, positions: Tensor) -> None:
+    if torch.compiler.is_compiling() or bool(positions.isfinite().all()):
+        return
+    row = int((~positions.isfinite().all(1)).nonzero()[0])
+    b = int(structures.system[row])
+    raise ValueError(f"sid {structures.sid[b]}: positions hold a number that is not finite")
 
 
 def _waves(

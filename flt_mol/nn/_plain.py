@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 
@@ -34,6 +34,22 @@ def all_plain(module: nn.Module) -> bool:
         False
     """
     return all(is_plain(part, type(part)) for part in module.modules() if part is not module)
+
+
+def applied(layer: nn.Module, x: Tensor) -> Tensor:
+    """A linear map in the dtype of `x`, whatever that of its weights; hooks of it are called.
+
+    Example:
+        >>> import torch
+        >>> applied(nn.Linear(2, 3).double(), torch.ones(1, 2)).dtype
+        torch.float32
+    """
+    if isinstance(layer, nn.Linear) and is_plain(layer, nn.Linear):
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)
+    first = next(layer.parameters(), None)
+    out: Tensor = layer(x if first is None else x.to(first.dtype))
+    return out.to(x.dtype)
 
 
 def is_stack(module: nn.Module, *kinds: type[nn.Module]) -> bool:

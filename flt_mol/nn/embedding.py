@@ -48,9 +48,9 @@ class AtomEmbedding(nn.Module):
         """(N,) integer elements 1 to 118 and (N,) integer tags 0 to 2 to features (N, C).
 
         Raises:
-            ValueError: other dtypes than int64 and int32; and `AtomError`, which is one, for other
-                numbers, naming the first such atom. In compiled and exported graphs numbers are not
-                looked at.
+            ValueError: other dtypes than int64 and int32, or other shapes; and `AtomError`, which
+                is one, for other numbers, naming the first such atom. In compiled and exported
+                graphs numbers are not looked at.
         """
         check_atoms(atomic_numbers, tags)
         if values_only(atomic_numbers, tags, *self.parameters()) and all_plain(self):
@@ -72,7 +72,7 @@ def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
         tags: (N,).
 
     Raises:
-        ValueError: dtypes that are no integers of 32 or 64 bits.
+        ValueError: dtypes that are no integers of 32 or 64 bits, or shapes other than (N,).
         AtomError: the first atom whose number is not 1 to 118, or whose tag not 0 to 2.
 
     Example:
@@ -83,6 +83,11 @@ def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
     """
     check_index("atomic_numbers", atomic_numbers)
     check_index("tags", tags)
+    if atomic_numbers.dim() != 1 or tags.shape != atomic_numbers.shape:
+        raise ValueError(
+            f"atomic_numbers have shape {tuple(atomic_numbers.shape)} and tags "
+            f"{tuple(tags.shape)}, expected (N,) both"
+        )
     if torch.compiler.is_compiling():
         return
     no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
@@ -94,6 +99,21 @@ def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
         raise AtomError(row, f"atomic number {int(atomic_numbers[row])}, expected 1 to 118")
     meant = "0 (below the surface), 1 (surface) or 2 (adsorbate)"
     raise AtomError(row, f"tag {int(tags[row])}, expected {meant}")
+
+
+def check_tags(tags: Tensor, num_atoms: int) -> None:
+    """Refuse tags that are not one for each atom. Graphs do not look at numbers.
+
+    Raises:
+        ValueError: another dtype or shape, or a number that is not 0 to 2.
+    """
+    check_index("tags", tags)
+    if tags.shape != (num_atoms,):
+        raise ValueError(
+            f"tags have shape {tuple(tags.shape)}, expected ({num_atoms},): one for each atom"
+        )
+    if not torch.compiler.is_compiling() and bool(((tags < 0) | (tags >= NUM_TAGS)).any()):
+        raise ValueError("tags are not all 0 (below the surface), 1 (surface) or 2 (adsorbate)")
 
 
 def check_index(name: str, value: Tensor) -> None:

@@ -54,6 +54,7 @@ class FeatureMap(nn.Module):
         exponential: whether `forward` gives log φ, which attention exponentiates after taking off
             what is common to a system.
         estimates_softmax: whether E[φ(q)·φ(k)] = exp(q·k/√D + Φ·Ψ), up to a factor of the query.
+        learned: whether it has weights, which exact attention would never train.
 
     Example:
         >>> class Squares(FeatureMap):
@@ -70,6 +71,7 @@ class FeatureMap(nn.Module):
 
     exponential = False
     estimates_softmax = False
+    learned = False
 
     def __init__(self, num_heads: int, head_dim: int, position_dim: int, num_features: int) -> None:
         super().__init__()
@@ -240,6 +242,7 @@ class SoftplusFeatures(FeatureMap):
     """
 
     exponential = True
+    learned = True
 
     def __init__(
         self,

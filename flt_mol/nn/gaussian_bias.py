@@ -17,6 +17,7 @@ from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_sizes
+from flt_mol.nn._plain import applied
 from flt_mol.nn.radial import _FAR, PairTypes, smooth_cutoff
 
 _SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number
@@ -125,8 +126,8 @@ class GaussianBias(nn.Module):
     def bias(self, features: Tensor) -> Tensor:
         """G (P, T), as of `features`, → f (P, H), in its dtype whatever autocast asks for."""
         with without_autocast(features):
-            hidden = nn.functional.gelu(_applied(self.hidden, features))
-            return _applied(self.out, hidden)
+            hidden = nn.functional.gelu(applied(self.hidden, features))
+            return applied(self.out, hidden)
 
     def density(
         self, features: Tensor, distances: Tensor, pairs: NeighborPairs, num_rows: int
@@ -156,14 +157,8 @@ class GaussianBias(nn.Module):
             window = smooth_cutoff(distances.to(features.dtype), self.cutoff)
             window = window.masked_fill(pairs.is_self() | (window < _SMALLEST_WINDOW), 0.0)
             summed = segment_sum(features * window[:, None], pairs.index_i, num_rows)
-            return _applied(self.density_out, summed)
+            return applied(self.density_out, summed)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return f"cutoff={self.cutoff}, num_basis={len(self.centre)}"
-
-
-def _applied(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The linear map in the dtype of `x`, whatever that of its weights."""
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    return nn.functional.linear(x, layer.weight.to(x.dtype), bias)

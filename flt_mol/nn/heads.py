@@ -15,12 +15,12 @@ from flt_mol.functional._common import (
     without_autocast,
 )
 from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.packed import mean_per_system, sum_per_system
+from flt_mol.functional.packed import check_ptr, mean_per_system, sum_per_system
 from flt_mol.functional.pairs import filtered_dots, segment_sum
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes
 from flt_mol.nn._plain import all_plain
-from flt_mol.nn.embedding import check_index
+from flt_mol.nn.embedding import check_tags
 from flt_mol.nn.local import LocalGeometry
 
 READOUTS = ("tags", "sum", "mean")
@@ -93,8 +93,10 @@ class EnergyHead(nn.Module):
             ptr: (B + 1,), first atom of each system.
 
         Raises:
-            ValueError: tags are needed and missing, or no integers of 32 or 64 bits.
+            ValueError: tags are needed and missing, or no integers of 32 or 64 bits, or not one
+                from 0 to 2 for each row; `ptr` that does not describe N rows.
         """
+        check_ptr(ptr, x.shape[0])
         with without_autocast(x):
             x = x.to(next(self.atom_energy.parameters()).dtype)
             if values_only(x, *self.parameters()) and all_plain(self.atom_energy):
@@ -106,7 +108,7 @@ class EnergyHead(nn.Module):
             if self.readout == "tags":
                 if tags is None:
                     raise ValueError("readout='tags' needs the tags (N,) of the atoms")
-                check_index("tags", tags)
+                check_tags(tags, x.shape[0])
                 per_atom = self.tag_weight[tags] * per_atom
         reduce = mean_per_system if self.readout == "mean" else sum_per_system
         return reduce(at_least_float32(per_atom), ptr)

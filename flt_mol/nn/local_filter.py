@@ -19,7 +19,7 @@ from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
 from flt_mol.functional.pairs import pair_filter
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_numbers, check_sizes, check_vectors
-from flt_mol.nn._plain import is_stack
+from flt_mol.nn._plain import applied, is_stack
 from flt_mol.nn._remade import after_activation
 from flt_mol.nn.radial import RadialBasis
 
@@ -231,7 +231,7 @@ class LocalFilter(nn.Module):
         )
         with without_autocast(summed):
             vectors = summed.view(3, rows, self.vectors)
-            mixed = vectors @ self.vector_mix.weight.to(vectors.dtype).T
+            mixed = applied(self.vector_mix, vectors)
             square = vectors.square().sum(0)
             size = 1 + square
             return square / size, (vectors * mixed).sum(0) / size

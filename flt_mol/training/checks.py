@@ -13,6 +13,7 @@ import torch
 
 from flt_mol.data.slabs.surface import parse_rule
 from flt_mol.models.checks import check_model
+from flt_mol.models.config import EnergyConfig
 from flt_mol.models.rules import (
     BELOW_ONE,
     POSITIVE,
@@ -24,6 +25,7 @@ from flt_mol.models.rules import (
     is_kind,
     one_of,
 )
+from flt_mol.nn.feature_map import FEATURE_MAPS
 from flt_mol.training.augmentation import ROTATIONS
 from flt_mol.training.finetune_config import check_finetune, check_held_out
 from flt_mol.training.losses import (
@@ -113,6 +115,7 @@ def check_run(config: Any) -> None:
     check_finetune(config.finetune)
     check_held_out(config.data)
     _check_moves(config)
+    _check_feature_map(config.model)
     seed = config.model.seed + config.training.seed
     if not SEED[0](seed):
         raise ValueError(
@@ -193,6 +196,16 @@ def check_loss(config: LossConfig, outputs: Sequence[str], num_passes: int) -> N
         raise ValueError(
             f"loss.pass_weights ends with {weights[-1]}, expected a last weight above 0: "
             "predictions are read from the last pass"
+        )
+
+
+def _check_feature_map(model: EnergyConfig) -> None:
+    """Refuse weights that nothing trains: processes would wait for their gradients."""
+    if model.attention == "exact" and FEATURE_MAPS[model.feature_map].learned:
+        raise ValueError(
+            f"model.feature_map is '{model.feature_map}' and model.attention 'exact', which takes "
+            "no features: nothing would train its weights; set attention to linear, or feature_map "
+            "to softmax"
         )
 
 

@@ -256,6 +256,7 @@ def _of_energies(
 ) -> Tensor:
     """(K,) mean absolute errors, eV, over the systems that are `valid`."""
     every = passes(outputs, name)
+    _check_shape(every, name, target.shape)
     errors = (every - target.to(every.dtype)).abs()
     if valid is not None:
         return _mean_of(errors, valid)
@@ -268,7 +269,17 @@ def _of_displacements(outputs: Mapping[str, Tensor], structures: Structures) -> 
     every = passes(outputs, "displacement")
     free = ~structures.fixed
     target = relaxed_displacement(structures).to(every.dtype)
+    _check_shape(every, "displacement", target.shape)
     return _mean_of(distances(every, target), free), int(free.sum())
+
+
+def _check_shape(every: Tensor, name: str, expected: torch.Size) -> None:
+    """Refuse what would broadcast: (B, 1) beside (B,) is B × B errors."""
+    if every.shape[1:] != expected:
+        raise ValueError(
+            f"the output {name!r} has shape {tuple(every.shape[1:])}, expected {tuple(expected)}: "
+            "one number for each system, or three for each atom"
+        )
 
 
 def _mean_of(values: Tensor, valid: Tensor) -> Tensor:

@@ -195,6 +195,33 @@ def test_what_atoms_see_does_not_depend_on_the_description(change):
         torch.testing.assert_close(after[k], before[i], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("pbc", [(True, True, True), (True, False, True)])
+def test_a_skewed_basis_of_the_same_lattice(pbc):
+    """Vectors of 70 Å and more whose planes lie 4 hundredths of an Å apart."""
+    positions, cell, _, ptr = batch((6, 5))
+    steps = torch.tensor([[1.0, 0, 0], [0, 1, 0], [-29, 0, 1]], dtype=F64)
+    if all(pbc):
+        steps = steps @ torch.tensor([[1.0, 0, 0], [30, 1, 0], [-17, 23, 1]], dtype=F64)
+    skewed = torch.stack([cell[0], steps @ cell[1]])  # the first is as before
+    where = torch.tensor([pbc] * 2), ptr, CUTOFF
+    usual, pairs = (neighbor_pairs(positions, c, *where) for c in (cell, skewed))
+    assert found(pairs) == sorted(found(pairs))
+    assert pairs.shift.abs().max() > 20
+
+    def seen(pairs, cell):
+        vectors = (pairs.vectors(positions, cell, ptr) * 1e6).round().tolist()
+        return sorted(
+            (i, j, *v)
+            for i, j, v in zip(pairs.index_i.tolist(), pairs.index_j.tolist(), vectors, strict=True)
+        )
+
+    assert seen(pairs, skewed) == seen(usual, cell)
+    alone = neighbor_pairs(positions[6:], skewed[1:], where[0][1:], ptr[1:] - ptr[1], CUTOFF)
+    rows = pairs.index_i >= 6
+    assert torch.equal(alone.shift, pairs.shift[rows])
+    assert torch.equal(alone.index_j + 6, pairs.index_j[rows])
+
+
 def test_both_directions_are_listed():
     pairs = neighbor_pairs(*batch((5, 0, 1, 6)), CUTOFF)
     back = NeighborPairs(pairs.index_j, pairs.index_i, -pairs.shift)

@@ -396,3 +396,39 @@ def test_far_scale_scales_what_attention_and_spectral_filter_add_and_nothing_els
     assert changed - {"config_json"} == far != set()
     for name in far:
         torch.testing.assert_close(scaled[name], 0.25 * plain[name], rtol=0, atol=0)
+
+
+def test_a_model_keeps_the_settings_it_was_built_with(structures):
+    """Whatever becomes of the caller's: sweeps change one in a loop."""
+    config = small_model(**all_outputs(KINDS["both filters"], 2)).config
+    model, cutoff, order = EnergyModel(config).eval(), config.pairs.cutoff, list(config.outputs)
+    with torch.no_grad():
+        before = model(structures)
+        config.pairs.cutoff, config.recycles = 1.5 * cutoff, 1
+        config.outputs.reverse()
+        after = model(structures)
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    kept = EnergyModel.config_of(model.state_dict())
+    assert (kept.pairs.cutoff, kept.recycles, kept.outputs) == (cutoff, 2, order)
+
+
+@every_kind
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_positions_that_are_not_finite_are_named(changes, value, structures):
+    model = build(**changes)
+    if not (model.config.rpe or model.config.pairs or model.config.spectral or model.config.images):
+        pytest.skip("it does not look at positions")
+    positions = structures.positions.clone()
+    positions[int(structures.ptr[2]), 1] = value
+    with pytest.raises(ValueError, match=f"sid {structures.sid[2]}"):
+        model(replace(structures, positions=positions))
+
+
+@pytest.mark.parametrize("name", ["rpe", "both filters", "gaussian images"])
+def test_atoms_that_a_pass_moves_to_nowhere_are_not_blamed_on_the_data(name, structures):
+    model = build(**all_outputs({**KINDS[name], "pairs": small_pairs()}, 2, "positions"))
+    with torch.no_grad():
+        model.displacement_head.strength[2].weight.mul_(torch.inf)
+    with pytest.raises(ValueError, match=r"sid .*where an earlier pass of the model moves atoms"):
+        model(structures)

@@ -353,7 +353,12 @@ TOGETHER = [
     ),
     ({"far_blocks": 1, "num_layers": 2, "pairs": small_pairs(filter=False)}, "would be empty"),
     ({"attention": "none", "pairs.correction": True}, "model.pairs.correction corrects attention"),
-    ({"images.cutoff": CUTOFF, "pairs.correction": True}, "attention without image keys: set it"),
+    ({"images.cutoff": CUTOFF, "pairs.correction": True}, "without image keys, .* set correction"),
+    ({"attention": "auto", "pairs.correction": True}, "model.attention is 'auto': set correction"),
+    (
+        {"feature_map": "hyperbolic", "num_features": 7},
+        "model.num_features is 7, and model.feature_map 'hyperbolic' .* expected an even number",
+    ),
     ({"far_blocks": 3, "num_layers": 2}, "far_blocks is 3, .* expected at most 2, or null for all"),
     ({"pairs.vector_blocks": 4}, "model.pairs.vector_blocks is 4, .* expected at most 3, or null"),
     (
@@ -369,6 +374,8 @@ TOGETHER = [
         "images.density is true, .*: set density to false, or mask to ce",
     ),
     ({"spectral.k_max": 5.0}, "k_max is 5 1/Å, with 10 Å of .*: 1,767,146 waves in a usual system"),
+    ({"spectral.k_max": 1e300}, "k_max is 1e.300 1/Å, .* inf waves in a usual system"),
+    ({"spectral.padding": 1e300}, "with 1e.300 Å of padding: inf waves"),
     ({"spectral.k_max": 2.0}, "113,097 waves .* expected at most 100,000; usual are k_max of 0.2"),
     ({"spectral.sigma_max": 25.0}, "k_max is 0.45 1/Å, with 100 Å of padding"),
     ({"spectral.padding": 60.0}, "k_max is 0.45 1/Å, with 60 Å of padding"),

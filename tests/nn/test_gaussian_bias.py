@@ -244,3 +244,14 @@ def test_refusals_say_what_is_missing():
     for settings in ({"num_heads": 0}, {"num_basis": 1}, {"cutoff": math.inf}, {"embed_dim": 0}):
         with pytest.raises(ValueError, match="(num_heads|num_basis|cutoff|embed_dim)"):
             GaussianBias(**{"num_heads": 2, **settings})
+
+
+@pytest.mark.parametrize("name", ["hidden", "out", "density_out"])
+def test_hooks_of_its_maps_take_effect(name):
+    layer, given = make(), batch(SIZES)
+    z = elements(len(given[0]))
+    before = both(layer, z, *given)
+    getattr(layer, name).register_forward_hook(lambda module, args, out: out + 1)
+    after = both(layer, z, *given)
+    changed = [not torch.equal(x, y) for x, y in zip(after, before, strict=True)]
+    assert changed == [name != "density_out", name == "density_out"]

@@ -51,6 +51,32 @@ def test_energies_a_chunk_of_atoms_at_a_time(monkeypatch, watched):
     assert lengths_seen == [12] * watched
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tags, ptr: (tags[:, None], ptr), r"tags have shape \(12, 1\), expected \(12,\)"),
+        (lambda tags, ptr: (tags[:1], ptr), r"tags have shape \(1,\), expected \(12,\)"),
+        (lambda tags, ptr: (tags - 1, ptr), "tags are not all 0 .below"),
+        (lambda tags, ptr: (tags + 1, ptr), "tags are not all 0 .below"),
+        (lambda tags, ptr: (tags, ptr[:2]), "number of rows, 12; .* ends at 5 "),
+    ],
+)
+def test_tags_and_offsets_that_are_not_of_these_atoms(change, message):
+    x, tags = draw()
+    assert {0, 2} <= set(tags.tolist())
+    with pytest.raises(ValueError, match=message):
+        make_energy()(x, *change(tags, PTR))
+
+
+def test_embeddings_want_a_tag_for_each_atom():
+    numbers = torch.tensor([8, 1])
+    for wrong in (torch.tensor([2]), torch.tensor([[2], [2]])):
+        with pytest.raises(ValueError, match=r"expected \(N,\) both"):
+            AtomEmbedding(C)(numbers, wrong)
+    with pytest.raises(ValueError, match=r"expected \(N,\) both"):
+        AtomEmbedding(C)(numbers[:, None], torch.tensor([[2], [2]]))
+
+
 def test_embeddings_a_chunk_of_atoms_at_a_time(monkeypatch):
     embedding, numbers = AtomEmbedding(C), torch.arange(1, 13)
     expected = embedding(numbers, numbers % 3).detach()

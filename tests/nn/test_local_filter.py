@@ -512,3 +512,20 @@ def test_dropout_takes_invariants_of_vectors_and_nothing_else():
 def test_dropout_that_is_no_probability(probability):
     with pytest.raises(ValueError, match=r"vector_dropout is .*, expected 0 ≤ p < 1"):
         LocalFilter(C, T, D, T_VECTORS, vector_dropout=probability)
+
+
+def test_hooks_and_replacements_of_the_mixing_map_take_effect():
+    layer, given = make(), (*draw(), *batch(SIZES))
+    before = inputs(layer, *given)
+
+    def doubled(_module, _args, out):
+        return 2 * out
+
+    handle = layer.filter.vector_mix.register_forward_hook(doubled)
+    hooked = inputs(layer, *given)
+    handle.remove()
+    layer.filter.vector_mix = torch.nn.Sequential(layer.filter.vector_mix)
+    layer.filter.vector_mix.register_forward_hook(doubled)
+    replaced = inputs(layer, *given)
+    assert not torch.equal(hooked, before)
+    torch.testing.assert_close(replaced, hooked, rtol=0, atol=0)

@@ -130,3 +130,14 @@ def test_initial_energies_are_of_atoms_that_stay(key, value):
     same = replace(config, data=DataConfig(energy="y_init"))
     with pytest.raises(ValueError, match="y_init, is the energy of the initial structure"):
         check_run(same)
+
+
+def test_a_learned_map_that_exact_attention_never_uses():
+    config = run()
+    config.model.attention, config.model.feature_map = "exact", "softplus"
+    with pytest.raises(ValueError, match="'softplus' and model.attention 'exact', which takes no"):
+        check_run(config)
+    config.model.attention = "linear"
+    check_run(config)
+    config.model.attention, config.model.feature_map = "exact", "elu"
+    check_run(config)

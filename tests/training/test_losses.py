@@ -236,3 +236,21 @@ def test_a_weight_without_its_head():
 def test_another_number_of_passes():
     with pytest.raises(ValueError, match=r"has 2 weights, and the model makes 3 passes"):
         pass_weights(3, LossConfig(pass_weights=[1.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("energy", lambda x: x[:, None], r"'energy' has shape \(2, 1\), expected \(2,\)"),
+        ("energy", lambda x: x[:1], r"'energy' has shape \(1,\), expected \(2,\)"),
+        ("energy", lambda x: x[0], r"'energy' has shape \(\), expected \(2,\)"),
+        ("energy_initial", lambda x: x[:, None], r"'energy_initial' has shape \(2, 1\)"),
+        ("displacement", lambda x: x[:1], r"'displacement' has shape \(1, 3\), expected \(4, 3\)"),
+        ("displacement", lambda x: x[:, :1], r"'displacement' has shape \(4, 1\)"),
+    ],
+)
+def test_outputs_that_would_broadcast_are_refused(name, change, message):
+    given = outputs()
+    given[name] = change(given[name])
+    with pytest.raises(ValueError, match=message):
+        training_loss(given, batch(), 0.0, LossConfig(), normalizers())
