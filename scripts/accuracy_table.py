@@ -43,6 +43,8 @@ def main() -> None:
     rows, reasons = usable(experiment, given.rows)
     for name, reason in reasons.items():
         print(f"{name}: left out, {reason}")
+    if given.render is not None and reasons:
+        raise SystemExit(f"{given.render} is left as it is: it would lose {', '.join(reasons)}")
     if given.times is not None:
         results.append(measure_times(experiment, rows, given.times))
     elif given.render is None:

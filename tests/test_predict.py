@@ -340,6 +340,18 @@ def test_narrow_cells_are_warned_of_where_images_are_not_seen():
     predict([open_above, slab()], model)
 
 
+def test_slabs_without_fixed_atoms_are_told_of_where_atoms_move():
+    model = Fake(range(1, 119))
+    free, held = slab(), slab()
+    held.set_constraint(FixAtoms(range(8)))
+    molecule = Atoms("CO", [[0, 0, 0], [0, 0, 1.1]], tags=[2, 2], cell=[9, 9, 9])
+    predict([free, held, molecule], model)
+    model.config = types.SimpleNamespace(feedback="positions")
+    predict([held, molecule], model)
+    with pytest.warns(UserWarning, match=r"no atom is fixed in 1 of 3 structures \(1\)"):
+        predict([held, free, molecule], model)
+
+
 def test_atoms_in_one_place_are_told_of():
     twice = slab()
     twice.positions[3] = twice.positions[4] + twice.cell[0] + [0.3, 0, 0]

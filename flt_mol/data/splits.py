@@ -90,6 +90,8 @@ def open_splits(
     known = (*own_paths, *(() if found is None else found.splits))
     names = list(splits or [name for name in expected if name in known])
     names = names or _validation(found, own_paths)
+    if not splits and found is not None:
+        _refuse_missing(found, names, own_paths)
     opened = {}
     for name in names:
         if name in own_paths:
@@ -99,6 +101,20 @@ def open_splits(
         else:
             raise ValueError(f"no split '{name}'; there are: {', '.join(own_paths)}")
     return opened, {} if own_paths or found is None else baseline_maes(found, opened)
+
+
+def _refuse_missing(found: Recipe, names: Sequence[str], own_paths: Mapping[str, str]) -> None:
+    """Tell of all splits at once that nobody named and that lie nowhere."""
+    missing = [name for name in names if name not in own_paths and found.find(name) is None]
+    if not missing:
+        return
+    some = [name for name in names if name not in missing]
+    here = f"; or take what is here: --split {' '.join(some)}" if some else ""
+    there_is = "is no file of split" if len(missing) == 1 else "are no files of splits"
+    raise ValueError(
+        f"there {there_is} {', '.join(missing)} of data set {found.name}; "
+        f"{found.how_to_get(missing)}{here}"
+    )
 
 
 def skipped_message(dataset: Any) -> str:

@@ -92,6 +92,12 @@ class Members:
         except ValueError:  # different ones, or a file that is gone by now
             return None
 
+    @property
+    def move_atoms(self) -> bool:
+        """Whether some of them read energies from atoms that they moved."""
+        configs = (getattr(model, "config", None) for model in self.models)
+        return any(getattr(config, "feedback", None) == "positions" for config in configs)
+
     def check(self, structures: Structures) -> None:
         """Refuse systems that a member refuses, without calling it.
 

@@ -30,6 +30,7 @@ class Seen:
     count: int = 0
     untagged: list[int | str] = field(default_factory=list)
     without_cell: list[int | str] = field(default_factory=list)
+    unfixed: list[int | str] = field(default_factory=list)
     narrow: list[int | str] = field(default_factory=list)
     close: list[int | str] = field(default_factory=list)
     elements: set[int] = field(default_factory=set)
@@ -49,10 +50,16 @@ class Seen:
         tagged = torch.zeros(len(batch), dtype=torch.bool)
         tagged[system[tags != 0]] = True
         no_cell = ~cell.flatten(1).any(dim=1)
+        fixed = torch.zeros(len(batch), dtype=torch.bool)
+        fixed[system[batch.fixed.cpu()]] = True
+        slab = torch.zeros_like(fixed)
+        slab[system[tags == 0]] = True
         for b in torch.nonzero(~tagged & (batch.natoms.cpu() > 0)).flatten().tolist():
             self.untagged.append(batch.sid[b])
         for b in torch.nonzero(no_cell).flatten().tolist():
             self.without_cell.append(batch.sid[b])
+        for b in torch.nonzero(slab & tagged & ~fixed).flatten().tolist():
+            self.unfixed.append(batch.sid[b])
         for sid, vectors, periodic in zip(batch.sid, cell.numpy(), batch.pbc.cpu(), strict=True):
             if periodic.any() and heights(vectors[periodic.numpy()]).min() < _NARROW:
                 self.narrow.append(sid)
@@ -79,6 +86,13 @@ class Seen:
                 "cell",
                 f"no cell in {self._some(self.without_cell)}: taken as not periodic. .traj and "
                 ".extxyz keep the cell and pbc",
+            )
+        if self.unfixed and members.move_atoms:
+            yield (
+                "fixed",
+                f"no atom is fixed in {self._some(self.unfixed)}: this model moves free atoms, and "
+                "takes the slab's lower layers for free, too. Fix those that the training data "
+                "has fixed, in ASE with FixAtoms or flt_mol.data.tag_slab(atoms, fix=True)",
             )
         if self.narrow and not all(getattr(model, "sees_images", True) for _, model in members):
             yield (

@@ -149,7 +149,7 @@ def check_data(config: Any) -> None:
             warnings.warn(
                 f"data.paths.{near[0]} is not read: '{split}' of {config.name} is; "
                 f"did you mean data.paths.{split}?",
-                stacklevel=3,
+                stacklevel=1,  # one place, so that checking twice tells once
             )
 
 

@@ -99,7 +99,7 @@ class TrainingConfig:
             from torch's global generator, seeded with ``training.seed``.
         num_workers: processes that load data; 0 loads in the main process.
         accelerator: Lightning's: "auto", "cpu", "gpu", "mps".
-        precision: Lightning's: "32-true", "bf16-mixed".
+        precision: Lightning's: "32-true", "bf16-mixed", or "16-mixed" on GPUs.
         devices: processes that train together on this machine, each on a device of its own and with
             batches of its own; see docs/train.md.
         nodes: machines that train together; torchrun starts their processes.
@@ -212,7 +212,8 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
             config.data.validation_fraction = None
         check_run(config)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{file}: {explain(error, known_keys())}") from error
+        given = f" with {' '.join(overrides)}" if overrides else ""
+        raise ValueError(f"{file}{given}: {explain(error, known_keys())}") from error
     return config
 
 

@@ -47,6 +47,13 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     if str(name_or_path) in shipped:
         return models / str(name_or_path) / RELEASED_WEIGHTS
     _refuse_outer_folder(path)
+    if (models / str(name_or_path) / "model.yaml").is_file():
+        runs = sorted(resources.folder("configs").glob(f"*_{name_or_path}.yaml"))
+        how = f" (flt-mol train {runs[0].stem})" if runs else ""
+        raise ValueError(
+            f"no checkpoint at '{name_or_path}': the named model of that name is shipped without "
+            f"weights; train one{how}, or take one that has some: {', '.join(shipped)}"
+        )
     spelt = str(name_or_path).lower().replace("_", "-")
     near = [name for name in shipped if name.lower().replace("_", "-") == spelt]
     near = near or difflib.get_close_matches(str(name_or_path), shipped, n=1, cutoff=0.8)

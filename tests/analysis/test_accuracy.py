@@ -167,7 +167,7 @@ def test_a_missing_package_is_named(monkeypatch):
     from flt_mol.analysis.accuracy.rivals import SchNet
 
     monkeypatch.setitem(sys.modules, "torch_geometric.nn.models.schnet", None)
-    with pytest.raises(ImportError, match="pip install torch_geometric"):
+    with pytest.raises(ImportError, match=r"pip install 'flt_mol\[pyg\]'"):
         SchNet()
 
 

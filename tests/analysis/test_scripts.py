@@ -93,6 +93,16 @@ def test_accuracy_table(capsys, monkeypatch, tmp_path):
     assert "Performer, no positions" in page.read_text("utf-8")
 
 
+def test_a_page_is_not_written_without_rows_whose_package_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch_geometric.nn.models.dimenet", None)
+    page = tmp_path / "table.md"
+    page.write_text("as it was", encoding="utf-8")
+    arguments = ("--results", str(tmp_path / "none.jsonl"), "--render", str(page))
+    with pytest.raises(SystemExit, match=r"is left as it is: it would lose .*dimenet\+\+"):
+        run("accuracy_table", *arguments, monkeypatch=monkeypatch)
+    assert page.read_text("utf-8") == "as it was"
+
+
 def test_long_range_table(capsys, monkeypatch, tmp_path):
     run(
         "long_range_table", "--train", "32", "--test", "4", "--epochs", "1", "--seeds", "0",

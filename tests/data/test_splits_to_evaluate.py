@@ -4,6 +4,7 @@ import pytest
 from ase import Atoms
 from ase.io import write
 
+from flt_mol.data.catalog import recipe
 from flt_mol.data.splits import open_splits
 
 
@@ -33,3 +34,23 @@ def test_a_file_holds_targets_under_the_name_of_training(own_file, trained, aske
 def test_a_data_set_with_a_recipe_has_its_own_name():
     splits, _ = open_splits("emt_adsorption", ["val_id"], {"name": None, "energy": "e_ads"})
     assert splits["val_id"][0].energy is not None
+
+
+def test_splits_that_are_not_here_are_told_of_together(tmp_path, monkeypatch):
+    """Those of a run that trained with one file of OC20 and goes on to be evaluated."""
+    monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path))
+    emt = recipe("emt_adsorption").path("val_id")
+    run = {
+        "name": "oc20_is2re",
+        "paths": {"val_id": str(emt)},
+        "evaluation": ["val_id", "val_ood_ads", "val_ood_cat"],
+        "energy": "y_relaxed",
+    }
+    message = (
+        r"no files of splits val_ood_ads, val_ood_cat of data set oc20_is2re; .*--split "
+        r"val_ood_ads --split val_ood_cat.*; or take what is here: --split val_id$"
+    )
+    with pytest.raises(ValueError, match=message):
+        open_splits(None, None, run)
+    splits, _ = open_splits(None, ["val_id"], run)
+    assert list(splits) == ["val_id"]

@@ -199,6 +199,13 @@ def test_no_checkpoint_there(tmp_path):
         find_checkpoint(tmp_path / "missing.ckpt")
 
 
+def test_named_models_without_weights_are_told_from_wrong_names():
+    with pytest.raises(ValueError, match=r"shipped without weights; train one .*emt_flt-base\)"):
+        find_checkpoint("flt-base")
+    with pytest.raises(ValueError, match="no checkpoint at 'flt-bas': give"):
+        find_checkpoint("flt-bas")
+
+
 def test_flipped_bits_in_a_tensor_are_noticed(saved, model):
     value = model.embedding.element.weight.detach().numpy().tobytes()
     data = bytearray(saved.read_bytes())

@@ -124,5 +124,5 @@ def pyg_model(name: str) -> Any:
         return import_module(f"torch_geometric.nn.models.{name}")
     except ImportError as error:
         raise ImportError(
-            f"this row is a model of PyTorch Geometric: pip install torch_geometric sympy ({error})"
+            f"it is a model of PyTorch Geometric: pip install 'flt_mol[pyg]' ({error})"
         ) from error

@@ -93,6 +93,17 @@ class Experiment(NamedTuple):
     settings: Settings
     corpus: Any
 
+    def build(self, name: str, seed: int) -> Any:
+        """The model of a row, with the weights of a seed.
+
+        Raises:
+            ImportError: a package that a rival needs is missing.
+            ValueError: no such row, or settings that its model does not know.
+        """
+        row = self.rows[name]
+        with seeded(seed):
+            return build(row, resolved(row, self.settings.targets, self.rows), seed)
+
     def key(self, name: str) -> dict[str, Any]:
         """What a line of results says of a row beside its seed: another setting, another key.
 
@@ -136,6 +147,8 @@ def usable(experiment: Experiment, rows: Iterable[str]) -> tuple[list[str], dict
     for name in rows:
         try:
             experiment.key(name)
+            if experiment.rows[name].rival is not None:
+                experiment.build(name, seed=0)
         except (ImportError, ValueError) as error:
             reasons[name] = str(error)
         else:
@@ -154,8 +167,7 @@ def measure(
     """
     row, settings, corpus = experiment.rows[job.row], experiment.settings, experiment.corpus
     config = resolved(row, settings.targets, experiment.rows)
-    with seeded(job.seed):
-        cutoff = build(row, config, job.seed).cutoff
+    cutoff = experiment.build(job.row, job.seed).cutoff
     first, *others = corpus.splits
 
     def made() -> torch.nn.Module:

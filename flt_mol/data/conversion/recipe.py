@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def recipe_text(
         }
         for split, entry in done.items()
     }
-    recipe = {
+    recipe: dict[str, Any] = {
         "name": name,
         "source": source.path.name,
         "split": {**about, "by": "flt_mol.data.conversion.split"},
@@ -57,9 +58,23 @@ def recipe_text(
         "elements": [chemical_symbols[z] for z in sorted(elements)],
         "splits": splits,
     }
+    if (rule := _tag_rule(source.path)) is not None:
+        recipe["tag_rule"] = rule
     if energies[first]:  # of the systems that have a target
         recipe["normalizer"] = _moments(energies[first])
     return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _tag_rule(path: Path) -> str | int | None:
+    """How the source's atoms are tagged, where the data set that it is a file of says so."""
+    from flt_mol.data.catalog import recipe
+
+    with suppress(ValueError):
+        for folder in path.resolve().parents[:3] if path.exists() else ():
+            if (folder / "dataset.yaml").is_file():
+                rule: str | int | None = recipe(folder).metadata.get("tag_rule")
+                return rule
+    return None
 
 
 def _has_target(dataset: StructuresDataset, index: int) -> bool:

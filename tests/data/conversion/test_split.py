@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -346,3 +347,16 @@ def test_a_split_of_which_nothing_can_be_written_is_named(records, tmp_path):
             open_dataset(records), tmp_path / "data", shares, group_by="slab", workers=1,
             on_error="skip",
         )  # fmt: skip
+
+
+def test_a_rule_of_tags_goes_with_the_systems(records, tmp_path):
+    folder = tmp_path / "mine"
+    for name, rule in (("first", "half"), ("second", 2)):
+        split(open_dataset(records), folder, THREE, workers=1)
+        with (folder / "dataset.yaml").open("a") as file:
+            file.write(f"tag_rule: {rule}\n")
+        split(open_dataset(folder / "train.lmdb"), tmp_path / name, {"a": 0.5, "b": 0.5}, workers=1)
+        assert recipe(tmp_path / name).metadata["tag_rule"] == rule
+        shutil.rmtree(folder)
+    split(open_dataset(records), tmp_path / "third", THREE, workers=1)
+    assert "tag_rule" not in recipe(tmp_path / "third").metadata
