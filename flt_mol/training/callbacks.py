@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -47,7 +48,7 @@ class History(Callback):
         self.systems = systems
         self.epochs: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
-        self.interrupted = False
+        self.stop = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What it knows, for a run that goes on."""
@@ -70,7 +71,7 @@ class History(Callback):
         before = signal.getsignal(signal.SIGINT)
 
         def note(number: int, frame: Any) -> None:
-            self.interrupted = True
+            self.stop = number
             signal.signal(signal.SIGINT, before)
 
         if before is not signal.default_int_handler or not _is_main_thread():
@@ -82,9 +83,25 @@ class History(Callback):
         finally:
             signal.signal(signal.SIGINT, before)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Of several processes, SIGTERM stops all at the end of the batch.
+
+        Lightning's own answer waits, amid whatever was going on, for the others, which may be
+        waiting for this one.
+        """
+        owner = os.getpid()
+
+        def note(number: int, frame: Any) -> None:
+            if os.getpid() != owner:  # a process that loads data has nothing to put in order
+                os._exit(128 + number)
+            self.stop = number
+
+        if trainer.world_size > 1 and _is_main_thread():
+            signal.signal(signal.SIGTERM, note)  # Lightning puts back what was there before
+
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Where Ctrl-C takes effect."""
-        if self.interrupted:
+        """Where Ctrl-C takes effect; several processes finish the validation together."""
+        if self.stop == signal.SIGINT and trainer.world_size == 1:
             raise KeyboardInterrupt
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:

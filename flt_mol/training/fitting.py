@@ -19,7 +19,7 @@ from flt_mol.training.callbacks import EarlyStop, EpochProgress, History, Weight
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.loggers import make_loggers
 from flt_mol.training.processes import World
-from flt_mol.training.resume import RESUME, ResumePoint, WholeFiles, steps_done
+from flt_mol.training.resume import RESUME, ResumePoint, Stopped, WholeFiles, steps_done
 from flt_mol.training.run_data import split_loader
 from flt_mol.training.task import EnergyTask
 
@@ -97,6 +97,12 @@ def fit(
                 ckpt_path=resume,
                 weights_only=None if resume is None else True,
             )
+    except Stopped as stop:
+        if batches.world.is_watched:  # another status, and the first process is killed for it
+            raise SystemExit(0) from None
+        if stop.number == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise
     except SystemExit as stop:
         # Lightning answers Ctrl-C and SIGTERM with exits of status 1 and 0.
         if isinstance(stop.__context__, KeyboardInterrupt):
@@ -178,7 +184,7 @@ def _trainer(
     if settings.early_stop is not None:
         callbacks.append(EarlyStop(settings.early_stop))
     point = history.folder / RESUME
-    callbacks.append(ResumePoint(point, settings.save_minutes, lambda: history.interrupted, data))
+    callbacks.append(ResumePoint(point, settings.save_minutes, lambda: history.stop, data))
     try:
         return Trainer(
             max_epochs=math.ceil(steps / math.ceil(batches / settings.accumulate)),

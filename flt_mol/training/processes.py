@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -11,7 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-__all__ = ["World", "followed_folder", "gathered", "shares", "shown_folder", "world_of"]
+__all__ = [
+    "World",
+    "followed_folder",
+    "gathered",
+    "largest",
+    "shares",
+    "shown_folder",
+    "world_of",
+]
 
 T = TypeVar("T")
 _FOLDER = "FLT_MOL_RUN_FOLDER"
@@ -33,6 +41,11 @@ class World(NamedTuple):
     def is_first(self) -> bool:
         """Whether this is the process that writes."""
         return self.rank == 0
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the first process started this one, and is killed if this one fails."""
+        return not self.is_first and "TORCHELASTIC_RUN_ID" not in os.environ
 
     def seed(self, seed: int) -> int:
         """Of what a process draws for its own systems: `seed` itself on the first one."""
@@ -107,6 +120,16 @@ def gathered(value: T) -> list[T]:
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values
+
+
+def largest(values: Sequence[int], device: torch.device) -> list[int]:
+    """The largest of each value among all processes; all have to ask, with as many values."""
+    if not _are_several():
+        return list(values)
+    there = torch.tensor(values, device=device)
+    torch.distributed.all_reduce(there, torch.distributed.ReduceOp.MAX)
+    found: list[int] = there.tolist()
+    return found
 
 
 def shares(counts: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +20,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 import flt_mol
 from flt_mol.files import temporary_path
 from flt_mol.training.checkpoint_file import refuse_damaged
-from flt_mol.training.processes import gathered
+from flt_mol.training.processes import gathered, largest
 
 __all__ = [
     "RESUME",
     "ResumePoint",
+    "Stopped",
     "WholeFiles",
     "check_resume",
     "kept_random_states",
@@ -34,6 +36,18 @@ __all__ = [
 RESUME = "resume.ckpt"
 _KEY = "flt_mol"
 _SHARE = 0.05  # of the time, that saving may take at ends of epochs
+
+
+class Stopped(SystemExit):
+    """Several processes that train together end here, all after the same step.
+
+    Args:
+        number: of the signal that one of them got.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
 
 
 class WholeFiles(TorchCheckpointIO):
@@ -106,11 +120,13 @@ class ResumePoint(Callback):
     Args:
         path: of the file.
         minutes: between two points within an epoch.
-        stop: whether somebody asked to stop; then KeyboardInterrupt is raised, after a last point.
+        stop: the signal that asks to stop, 0 for none. After a last point KeyboardInterrupt is
+            raised for it, or by Lightning what it has for SIGTERM; where several processes train
+            together and one of them was asked, :class:`Stopped` by all.
         data: of :func:`~flt_mol.training.data_checks.data_digest`, saved with the point.
     """
 
-    def __init__(self, path: Path, minutes: float, stop: Callable[[], bool], data: int = 0) -> None:
+    def __init__(self, path: Path, minutes: float, stop: Callable[[], int], data: int = 0) -> None:
         self.path = path
         self.minutes = minutes
         self.stop = stop
@@ -180,12 +196,15 @@ class ResumePoint(Callback):
                     stacklevel=2,
                 )
 
-    def _save_or_stop(self, trainer: Trainer, due: bool) -> None:
-        asked = self.stop() or trainer.received_sigterm
-        if not _any(trainer, due or asked):
+    def _save_or_stop(self, trainer: Trainer, due: int) -> None:
+        number = int(signal.SIGTERM) if trainer.received_sigterm else self.stop()
+        due, number = largest([due, number], trainer.strategy.root_device)
+        if not (due or number):
             return
         self._save(trainer)
-        if _any(trainer, asked) and not trainer.received_sigterm:
+        if number and trainer.world_size > 1:
+            raise Stopped(number)
+        if number == signal.SIGINT:
             raise KeyboardInterrupt
 
     def _since(self) -> float:
@@ -198,13 +217,6 @@ class ResumePoint(Callback):
         trainer.save_checkpoint(self.path, weights_only=False)
         self._saved_at = time.monotonic()
         self._took = self._saved_at - begun
-
-
-def _any(trainer: Trainer, decision: bool) -> bool:
-    """Whether any process says so: all save, and stop, at the same step."""
-    if trainer.world_size == 1:
-        return decision
-    return bool(trainer.strategy.reduce_boolean_decision(decision, all=False))
 
 
 def random_states() -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 import csv
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import yaml
 
 from flt_mol.testing.killing_train import short_run
 from flt_mol.training.processes import World, followed_folder, gathered, shares, world_of
+from flt_mol.training.resume import steps_done
 from flt_mol.training.run import run_settings
 
 
@@ -54,6 +58,44 @@ def test_two_make_the_epochs_of_one(tmp_path):
     ]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_signal_stops_all_after_the_same_step(tmp_path):
+    """Whether the first process alone gets it, or all at once, as from a terminal or SLURM."""
+    config = short_run(tmp_path, 22, epochs=100_000)
+    file, folder = tmp_path / "config.yaml", tmp_path / "run"
+    file.write_text(yaml.safe_dump({"defaults": ["run_schema", "_self_"], **run_settings(config)}))
+
+    def until(there, send, number):
+        command = [sys.executable, "-m", "flt_mol.cli", "train", str(file), "training.devices=2"]
+        with subprocess.Popen(
+            [*command, f"output={folder}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process:
+            try:
+                end = time.monotonic() + 120
+                while not there() and time.monotonic() < end:
+                    time.sleep(0.05)
+                send(process.pid, number)
+                out, err = process.communicate(timeout=60)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], err
+        assert "Traceback" not in err
+        assert err.count("flt-mol: the best weights so far") == 1, err
+        return out
+
+    until((folder / "best.ckpt").exists, os.kill, signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = steps_done(folder / "resume.ckpt")
+        out = until(lambda: steps_done(folder / "resume.ckpt") > before, os.killpg, number)  # noqa: B023
+        assert f"going on with the run in {folder}" in out
 
 
 def test_the_world_of_a_run(monkeypatch):

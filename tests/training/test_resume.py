@@ -4,6 +4,7 @@ import errno
 import io
 import random
 import re
+import signal
 import warnings
 import zipfile
 from dataclasses import replace
@@ -198,7 +199,7 @@ def test_an_interrupt_leaves_a_point_at_once(base, undisturbed, tmp_path, monkey
 
     def signal_history(task):
         history = next(c for c in task.trainer.callbacks if isinstance(c, History))
-        history.interrupted = True
+        history.stop = signal.SIGINT
 
     with monkeypatch.context() as patch:
         patch.setattr(EnergyTask, "training_step", step)
