@@ -170,6 +170,11 @@ class ResumePoint(Callback):
         if self._after_batch is not None:
             # Of a point made after validation Lightning would skip steps, or make an epoch twice.
             checkpoint["loops"]["fit_loop"] = self._after_batch
+        for progress in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
+            # In a run that went on after an epoch's end Lightning counts one epoch too few here,
+            # and from a point with such numbers would make one twice.
+            progress["ready"] = progress["started"] = progress["processed"] + 1
+            progress["completed"] = progress["processed"]
         checkpoint[_KEY] = {
             "random_states": states,
             "stopped": trainer.should_stop,

@@ -122,6 +122,21 @@ def test_broken_off_again_and_again(base, undisturbed, tmp_path, monkeypatch):
     assert_same(undisturbed, go(base, tmp_path / "run"))
 
 
+def test_broken_off_after_epochs_again_and_again(base, tmp_path, monkeypatch):
+    """Breaks a few epochs apart, each after the point that an epoch's end left."""
+    config = replace(base, training=replace(base.training, epochs=9, save_minutes=1e6))
+    whole = go(config, tmp_path / "whole")
+    for when in (2, 2, 1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                ResumePoint, "_save_or_stop", lambda self, trainer, due: self._save(trainer)
+            )
+            break_at(patch, EnergyTask, "training_step", 6 * when)
+            with pytest.raises(Broken):
+                go(config, tmp_path / "run")
+    assert_same(whole, go(config, tmp_path / "run"))
+
+
 def test_it_does_go_on(base, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         break_at(patch, EnergyTask, "training_step", 15)
