@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.cells import SMALLEST_HEIGHT
 from flt_mol.structures import Structures
+from flt_mol.targets import LARGEST_ENERGY
 
 __all__ = ["Columns"]
 
@@ -191,7 +192,7 @@ def _energies(given: NDArray[Any] | None, systems: int) -> torch.Tensor | None:
         return None
     _need(given.shape == (systems,) and given.dtype.kind in "iuf")
     energies = given.astype(np.float64)
-    _need(bool(np.isfinite(energies).all()))
+    _need(bool((np.abs(energies) <= LARGEST_ENERGY).all()))  # not so of nan
     return torch.from_numpy(energies)
 
 

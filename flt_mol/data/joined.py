@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.compact.dataset import CompactDataset, read_at_once
 from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.lmdb.file import naming
 from flt_mol.data.options import ReadOptions
 from flt_mol.structures import Structures
 
@@ -50,7 +51,8 @@ class JoinedDataset(StructuresDataset):
         for file in files:
             prefix = f"{file.stem}:" if len(files) > 1 else ""
             try:
-                part = open_part(file, self.options, self.notes, prefix)
+                with naming(file):
+                    part = open_part(file, self.options, self.notes, prefix)
             except ValueError as error:
                 if self.options.on_error == "raise":
                     raise

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.fields import GRAPH_FIELDS, USED_FIELDS, Fields, shown
 from flt_mol.data.options import ReadOptions
+from flt_mol.targets import LARGEST_ENERGY
 
 __all__ = [
     "OWN_NAMES",
@@ -70,7 +71,7 @@ def read_targets(
 
 
 def read_energy(read: Fields, field: str) -> float | None:
-    """A finite energy, eV; None where it is missing."""
+    """A finite energy up to `LARGEST_ENERGY`, eV; None where it is missing."""
     value = read.record.get(field)
     if value is None:
         return None
@@ -80,6 +81,8 @@ def read_energy(read: Fields, field: str) -> float | None:
     energy = float(array.item())
     if not math.isfinite(energy):
         read.fail(field, f"is {energy}, expected a finite energy in eV")
+    if abs(energy) > LARGEST_ENERGY:
+        read.fail(field, f"is {energy} eV, which is no energy of a structure")
     return energy
 
 
@@ -152,4 +155,7 @@ def no_targets(numbers: Mapping[str, bool], options: ReadOptions, relaxations: b
                 "; of relaxations, a file each, from_trajectories(…, references=…) and flt-mol "
                 "data convert --references make records with adsorption energies"
             )
-    return text if near or "calculator" in numbers else f"{text}; no other number is stored"
+    initial = options.energy_initial
+    if initial in numbers and not near:
+        text += f"; stored is {initial}, the energy before relaxation: name it with --energy"
+    return text if near or numbers else f"{text}; no other number is stored"

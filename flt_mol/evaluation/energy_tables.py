@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.compressed import plain_suffix, read_text
+from flt_mol.targets import LARGEST_ENERGY
 
 __all__ = ["EnergyTable", "named", "read_energies", "read_ids", "table_of"]
 
@@ -22,7 +23,6 @@ _DELIMITERS = ",;\t"
 
 Key = tuple[str, str]  # split, empty where a file has none, and sid
 Row = tuple[int, Mapping[str, Any]]
-_LARGEST = 1e9  # eV; squares and sums of these are finite
 
 
 @dataclass
@@ -193,7 +193,7 @@ def _energy(value: Any, what: str) -> float:
         energy = math.nan
     if not math.isfinite(energy):
         raise ValueError(f"{what} is {value!r}, expected a finite number in eV")
-    if abs(energy) > _LARGEST:
+    if abs(energy) > LARGEST_ENERGY:
         raise ValueError(f"{what} is {value!r} eV, which is no energy of a structure")
     return energy
 

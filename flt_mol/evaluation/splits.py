@@ -17,6 +17,7 @@ from flt_mol.evaluation.collecting import Found, SplitResult, energies_of
 from flt_mol.evaluation.elements import check_elements, warn_unseen
 from flt_mol.modes import evaluating
 from flt_mol.structures import Structures
+from flt_mol.targets import far_off_message
 
 __all__ = [
     "SplitResult",
@@ -57,11 +58,12 @@ def evaluate_model(
             whole number.
 
     Warns:
-        UserWarning: elements that the model was never trained on, naming them; no fixed atom,
-            where the model moves free ones.
+        UserWarning: elements that the model was never trained on, naming them; targets far off
+            all others, by sid; no fixed atom, where the model moves free ones.
     """
     result = _evaluate(model, source, batch_size, progress, keep_worst)
     warn_unseen(result.unseen)
+    _warn_far_off({result.path or "this split": result})
     if result.unfixed:
         warnings.warn(unfixed_message([result.path or "this split"]), UserWarning, stacklevel=2)
     return result
@@ -93,10 +95,18 @@ def evaluate_splits(
 
         results[split] = _evaluate(model, source, batch_size, report, keep_worst)
     warn_unseen({symbol for result in results.values() for symbol in result.unseen})
+    _warn_far_off(results)
     unfixed = [split for split, result in results.items() if result.unfixed]
     if unfixed:
         warnings.warn(unfixed_message(unfixed), UserWarning, stacklevel=2)
     return results
+
+
+def _warn_far_off(results: Mapping[str, SplitResult]) -> None:
+    for split, result in results.items():
+        message = far_off_message(result.target, result.sid, split, "the errors")
+        if message is not None:
+            warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def unfixed_message(splits: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,10 @@ def test_json(path: Any) -> None:
 
 
 def test_json_without_infinity(write_lmdb: Any, make_record: Any) -> None:
-    values = {0: make_record(y_relaxed=1.7e308), 1: make_record(y_relaxed=-1.7e308, sid=2)}
-    summary = summarise(open_dataset(write_lmdb(values)))
+    path = write_lmdb({0: make_record(), 1: make_record(sid=2)})
+    batch = open_dataset(path).batch([0, 1])
+    huge = replace(batch, energy=torch.tensor([1.7e308, -1.7e308], dtype=torch.float64))
+    summary = summarise(list(huge))
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["energy"]["max"] == 1.7e308
     assert summary["energy"]["std"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,11 @@ def test_without_targets_under_another_name(write_lmdb: Any, make_record: Any) -
     assert "(no record holds y_relax)" in text
     assert "; stored are: y_relaxed: name it" in text
     bare = open_dataset(write_lmdb({0: make_record(y_relaxed=None)})).without_targets()
+    assert bare.endswith(
+        "predict does not; stored is y_init, the energy before relaxation: name it with --energy"
+    )
+    path = write_lmdb({0: make_record(y_relaxed=None, y_init=None)})
+    bare = open_dataset(path).without_targets()
     assert bare.endswith("predict does not; no other number is stored")
     assert open_dataset(write_lmdb({0: b"damaged"})).without_targets() is None
 
@@ -221,3 +227,23 @@ def test_paths_that_no_file_system_takes() -> None:
     for source in ("x" * 5000, "a\0b"):
         with pytest.raises(ValueError, match=r"cannot be read: File name too long|does not exist"):
             open_dataset(source)
+
+
+def test_a_file_that_may_not_be_read_is_named(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sorted(shards.glob("*.lmdb"))[0]
+    original = Path.open
+
+    def guarded(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self.name == first.name:
+            raise PermissionError(13, "Permission denied", str(self))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    message = f"{first} cannot be read: Permission denied"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        open_dataset(shards)
+    dataset = open_dataset(shards, on_error="skip")
+    assert dataset.skipped == [message]
+    assert len(dataset) > 0

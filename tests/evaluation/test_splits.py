@@ -250,3 +250,15 @@ def test_importing_evaluation_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_targets_far_off_are_told_by_sid():
+    targets = {"a": -1.0, "b": -1.5, "c": -5332.0, "d": -0.5}
+    items = {sid: system(sid, [1, 6], energy) for sid, energy in targets.items()}
+    message = r"1 of 4 energies are far off the others \(sid c: -5332 eV; median -1.25 eV\), as"
+    with pytest.warns(UserWarning, match=f"split 'mine': {message}.* the scale of the errors"):
+        evaluate_splits(Fake(), {"mine": Data(list(items.values()))})
+    with pytest.warns(UserWarning, match=message):
+        evaluate_model(Fake(), Data(list(items.values())))
+    del items["c"]
+    evaluate_splits(Fake(), {"mine": Data(list(items.values()))})

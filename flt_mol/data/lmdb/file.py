@@ -38,9 +38,18 @@ _OTHER_KINDS = {
 }
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system become a ValueError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def is_lmdb(path: Path) -> bool:
     """Whether the file begins as an LMDB file does."""
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         head = file.read(24)
     return len(head) == 24 and struct.unpack_from("<I", head, 16)[0] == MAGIC
 
@@ -55,13 +64,14 @@ def check_file(path: Path) -> None:
         ValueError: no regular file, an empty one, another kind of file (saying which), a
             truncated one, or one with a damaged page.
     """
-    status = path.stat()
+    with naming(path):
+        status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is no regular file; copy its contents into one")
     size = status.st_size
     if size == 0:
         raise ValueError(f"{path} is empty (0 bytes); download or write it again")
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         head = file.read(512)
         if not is_lmdb(path):
             raise ValueError(f"{path} is no LMDB file; it looks like {_kind(head)}")
@@ -204,10 +214,8 @@ def stamp(path: Path) -> tuple[int, int, int, int]:
     Raises:
         ValueError: a file that is not there.
     """
-    try:
+    with naming(path):
         status = path.stat()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
