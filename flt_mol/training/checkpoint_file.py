@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.models.energy import CONFIG_KEY
-from flt_mol.training.pretrained_file import read_pretrained, refuse_packed
+from flt_mol.training.pretrained_file import read_pretrained, refuse_foreign
 from flt_mol.training.weight_names import model_weights
 
 FORMAT = "flt_mol.checkpoint"
@@ -103,9 +103,14 @@ def refuse_damaged(path: Path) -> None:
     """Compare the checksums, which torch.load does not."""
     try:
         with path.open("rb") as file:
-            refuse_packed(path, file.read(16))
-            if not zipfile.is_zipfile(file):
-                return
+            head = file.read(32)
+            packed = zipfile.is_zipfile(file)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from error
+    refuse_foreign(path, head)
+    if not packed:
+        return
+    try:
         with zipfile.ZipFile(path) as archive:
             entry = archive.testzip()
     except OSError as error:

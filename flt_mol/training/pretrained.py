@@ -58,7 +58,7 @@ def save_pretrained(
         The files written.
 
     Raises:
-        ValueError: a config.json of something else is there.
+        ValueError: a config.json of something else is there; weights that are not finite.
         OSError: what the system said.
 
     Example:
@@ -83,6 +83,11 @@ def save_pretrained(
         for name, value in model.state_dict().items()
         if name != CONFIG_KEY
     }
+    for name, value in weights.items():
+        if not bool(value.isfinite().all()):
+            raise ValueError(
+                f"{name} holds numbers that are not finite: nobody could use the model"
+            )
     data = save(weights, metadata={"format": "pt"})
     settings = _settings(model, weights, data, config, metrics)
     files = {folder / WEIGHTS_FILE: data, config_file: _json(settings)}

@@ -52,7 +52,7 @@ def read_pretrained(path: Path) -> dict[str, Any]:
             config.json that is no json, of a later format, or with unknown keys. Names the file.
     """
     data = _bytes(path)
-    refuse_packed(path, data[:16])
+    refuse_foreign(path, data[:32])
     weights = _tensors(path, data)
     config_file = path.with_name(CONFIG_FILE)
     settings = read_settings(config_file)
@@ -112,12 +112,20 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     return settings
 
 
-def refuse_packed(path: Path, head: bytes) -> None:
-    """Refuse a checkpoint that was compressed; torch's own are zip archives.
+def refuse_foreign(path: Path, head: bytes) -> None:
+    """Refuse what stands in a checkpoint's place: something compressed, a pointer, a web page.
+
+    Args:
+        path: of the file.
+        head: its first 32 bytes; torch's own files are zip archives.
 
     Raises:
         ValueError: naming the file and the kind.
     """
+    if head.startswith(b"version https://git-lfs"):
+        raise ValueError(f"{path} is a git-lfs pointer, not the weights: `git lfs pull` gets them")
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise ValueError(f"{path} is a web page or XML, no checkpoint: the download went wrong")
     kind = packing(head)
     if kind not in (None, "zip"):
         raise ValueError(f"{path} is compressed ({kind}): unpack it first")

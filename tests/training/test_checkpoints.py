@@ -2,6 +2,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -357,3 +358,20 @@ def test_what_it_was_trained_on_comes_back_and_may_be_missing(tmp_path):
     del content["trained_on"]
     torch.save(content, path)
     assert load_model(path).trained_on == {}
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 812345\n", "lfs pull"),
+        (b"\n<!DOCTYPE html><html><body>Sign in</body></html>", "web page or XML"),
+        (b"\x1f\x8b" + bytes(40), "compressed .gzip.: unpack it first"),
+    ],
+    ids=["pointer", "page", "gzip"],
+)
+def test_what_stands_in_a_checkpoints_place_is_named(content, message, suffix, tmp_path):
+    path = tmp_path / f"weights{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is .*{message}"):
+        read_checkpoint(path)

@@ -293,3 +293,11 @@ def test_a_folder_says_what_the_model_was_trained_on(tmp_path):
     model.trained_on = {"systems": 5, "energy_median": -0.5, "most_atoms": 52}
     save_pretrained(model, tmp_path / "shared")
     assert from_pretrained(tmp_path / "shared").trained_on == model.trained_on
+
+
+def test_weights_that_are_not_finite_are_not_handed_on(model, tmp_path):
+    with torch.no_grad():
+        model.embedding.element.weight[7, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"^embedding\.element\.weight holds numbers that are not"):
+        save_pretrained(model, tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
