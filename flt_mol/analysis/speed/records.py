@@ -78,7 +78,7 @@ def measured(
 
 
 def latest(results: Results, bench: str) -> list[Record]:
-    """The last line of each point and setting, in order of their first ones."""
+    """The last line of each point and setting, whatever its rounds, in order of their first."""
     found: dict[str, Record] = {}
     for line in results.read():
         if line.get("bench") == bench:
@@ -99,4 +99,6 @@ def _record(line: Mapping[str, Any]) -> Record:
 
 
 def _key(record: Record) -> str:
-    return json.dumps([record.point, list(record.setting)], sort_keys=True)
+    """What a later line replaces; how many rounds were taken makes no other point of it."""
+    point = {name: value for name, value in record.point.items() if name != "rounds"}
+    return json.dumps([point, list(record.setting)], sort_keys=True)

@@ -112,6 +112,10 @@ def test_each_point_is_a_line_and_the_last_one_counts(calls, tmp_path):
     ]  # fmt: skip
     assert found[0].result == {"n": 5}
     assert latest(results, "lengths") == []
+    list(measured("one_system", [{**points(10)[0], "rounds": 9}], settings[:1], results))
+    found = latest(results, "one_system")
+    assert len(found) == 4
+    assert found[0].result == {"n": 6}
 
 
 def test_missing_points_alone(calls, tmp_path):
