@@ -1,4 +1,4 @@
-"""Writing files so that nothing is lost."""
+"""Writing files so that nothing is lost, and errors of reading that name them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system become a ValueError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from flt_mol.data.compact.dataset import CompactDataset, read_at_once
 from flt_mol.data.dataset import Notes, StructuresDataset
-from flt_mol.data.lmdb.file import naming
 from flt_mol.data.options import ReadOptions
+from flt_mol.files import naming
 from flt_mol.structures import Structures
 
 __all__ = ["JoinedDataset"]

@@ -17,6 +17,7 @@ from flt_mol.data.joined import JoinedDataset
 from flt_mol.data.lmdb.dataset import LmdbDataset, ShardedDataset
 from flt_mol.data.lmdb.file import Environment, is_lmdb
 from flt_mol.data.options import OnError, ReadOptions
+from flt_mol.files import naming
 from flt_mol.natural import natural
 from flt_mol.structures import Structures
 
@@ -95,7 +96,7 @@ def open_dataset(
 
 
 def _open_path(path: Path, options: ReadOptions) -> StructuresDataset:
-    try:
+    with naming(path):
         if not path.exists():
             text = f"{path} does not exist (looked in {path.absolute().parent})"
             raise ValueError(f"{text}{_known(str(path))}")
@@ -105,8 +106,6 @@ def _open_path(path: Path, options: ReadOptions) -> StructuresDataset:
         if path.is_dir() and not (path / "data.mdb").is_file():
             return _open_folder(path, options)
         return (_open_lmdb if _is_shard(path) else _open_with_ase)(path, options)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _known(name: str) -> str:

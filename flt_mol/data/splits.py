@@ -109,7 +109,8 @@ def _refuse_missing(found: Recipe, names: Sequence[str], own_paths: Mapping[str,
     if not missing:
         return
     some = [name for name in names if name not in missing]
-    here = f"; or take what is here: --split {' '.join(some)}" if some else ""
+    here = "; or take what is here: " if some else ""
+    here += " ".join(f"--split {name}" for name in some)
     there_is = "is no file of split" if len(missing) == 1 else "are no files of splits"
     raise ValueError(
         f"there {there_is} {', '.join(missing)} of data set {found.name}; "

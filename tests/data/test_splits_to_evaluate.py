@@ -52,5 +52,8 @@ def test_splits_that_are_not_here_are_told_of_together(tmp_path, monkeypatch):
     )
     with pytest.raises(ValueError, match=message):
         open_splits(None, None, run)
+    run["paths"]["val_ood_cat"] = str(emt)
+    with pytest.raises(ValueError, match=r"what is here: --split val_id --split val_ood_cat$"):
+        open_splits(None, None, run)
     splits, _ = open_splits(None, ["val_id"], run)
     assert list(splits) == ["val_id"]

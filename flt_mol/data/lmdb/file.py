@@ -18,6 +18,7 @@ from pathlib import Path
 import lmdb
 
 from flt_mol.data.lmdb.pages import MAGIC, META_SIZE, check_tree, follow, read_metas
+from flt_mol.files import naming
 
 __all__ = ["Environment", "check_file", "is_lmdb", "stamp"]
 
@@ -36,15 +37,6 @@ _OTHER_KINDS = {
     b"\x80": "a pickle",
     b"{": "JSON",
 }
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of the system become a ValueError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def is_lmdb(path: Path) -> bool:
