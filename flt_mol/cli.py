@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import flt_mol
-from flt_mol import resources
 from flt_mol.commands import run_predict, run_train
 from flt_mol.data_cli import add_data_commands
 from flt_mol.evaluation_cli import CHECKPOINT, add_evaluate_command, add_running
 from flt_mol.export_cli import add_export
+from flt_mol.files import shipped_folder
 from flt_mol.outputs import say
 from flt_mol.predict_cli import add_predict_options
 from flt_mol.submission_commands import add_submission_commands
@@ -154,7 +154,7 @@ def _add_train(commands: Any) -> None:
 
 def _runs() -> list[str]:
     try:
-        return sorted(file.stem for file in resources.folder("configs").glob("*.yaml"))
+        return sorted(file.stem for file in shipped_folder("configs").glob("*.yaml"))
     except FileNotFoundError:  # a broken installation, which what needs the files will tell
         return []
 

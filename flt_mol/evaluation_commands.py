@@ -188,10 +188,10 @@ def _evaluation_folder(checkpoint: Path) -> Path:
 
     Shipped models lie where one should not write, and an export is a folder to be given away.
     """
-    from flt_mol import resources
+    from flt_mol.files import shipped_folder
     from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
 
-    if resources.folder("models") in checkpoint.parents:
+    if shipped_folder("models") in checkpoint.parents:
         return Path("runs") / f"{checkpoint.parent.name}-evaluation"
     folder = checkpoint.parent
     if checkpoint.name == WEIGHTS_FILE and (folder / CONFIG_FILE).is_file():

@@ -1,16 +1,23 @@
-"""Writing files so that nothing is lost, and errors of reading that name them."""
+"""Files: written whole or not at all, found beside the package or in the wheel, in order."""
 
 from __future__ import annotations
 
 import os
+import re
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
+
+__all__ = ["natural_key", "readable", "shipped_folder", "temporary_path"]
+
+_PACKAGE = Path(__file__).resolve().parent
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of the system become a ValueError that names the file."""
+def readable(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a ValueError that names the file."""
     try:
         yield
     except OSError as error:
@@ -19,37 +26,84 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
-    """A name beside `path` to write to, renamed to `path` at the end, or removed on an error.
+    """A temporary name beside `path`, renamed to `path` at the end, removed on an error.
 
-    Whoever reads `path` finds the whole file or the one before. Missing folders are made.
+    Readers of `path` see the complete new file or the previous one. Missing folders are created.
 
     Args:
-        path: where the file goes.
-        durable: whether that holds after a power cut, too: the file is on the disk before its name.
+        path: the final name.
+        durable: flush to the disk before renaming, so that this holds after a power cut too.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
     try:
         yield temporary
         if durable:
-            _to_disk(temporary)
+            _flush(temporary)
         temporary.replace(path)
         if durable and os.name == "posix":  # elsewhere folders cannot be opened
-            _to_disk(path.parent)
+            _flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def temporary_name(path: Path) -> Path:
-    """The name beside `path` that :func:`temporary_path` writes to."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
-
-
-def _to_disk(path: Path) -> None:
-    # For files some systems want a descriptor that may write, for folders they allow none.
+def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def natural_key(path: Path) -> list[tuple[int, int, str]]:
+    """Sort key that orders the numbers in file names by value.
+
+    Example:
+        >>> sorted([Path("data.10.lmdb"), Path("data.2.lmdb")], key=natural_key)[0].name
+        'data.2.lmdb'
+    """
+    parts = re.split(r"([0-9]+)", path.name)
+    return [(0, int(part), "") if i % 2 else (1, 0, part) for i, part in enumerate(parts)]
+
+
+def shipped_folder(kind: str) -> Path:
+    """The folder of the shipped ``datasets``, ``models`` or ``configs``.
+
+    A checkout beside the package comes first, then the wheel's ``share/flt_mol``.
+
+    Raises:
+        FileNotFoundError: neither exists; the installation is incomplete.
+
+    Example:
+        >>> shipped_folder("configs").name
+        'configs'
+    """
+    checkout = _PACKAGE.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
+        return checkout / kind
+    candidates = [Path(sysconfig.get_path("data")) / "share" / "flt_mol" / kind]
+    candidates += _recorded_folders(kind)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    tried = ", ".join(str(path) for path in [checkout / kind, *candidates])
+    raise FileNotFoundError(f"the folder '{kind}' of flt_mol is missing (tried {tried}); reinstall")
+
+
+def _recorded_folders(kind: str) -> list[Path]:
+    """Places in the installer's record, for `pip install --user`, `--target`, `--prefix`."""
+    marker = ("share", "flt_mol", kind)
+    found: dict[Path, None] = {}
+    try:
+        files = metadata.files("flt_mol") or []
+    except metadata.PackageNotFoundError:
+        return []
+    for file in files:
+        for i in range(len(file.parts) - 3):
+            if file.parts[i : i + 3] == marker:
+                inside = len(file.parts) - (i + 3)
+                found[Path(str(file.locate())).resolve().parents[inside - 1]] = None
+    # `pip install --target` moves the data beside the packages without recording it.
+    found[_PACKAGE.parent / "share" / "flt_mol" / kind] = None
+    return list(found)

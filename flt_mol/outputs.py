@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from flt_mol.files import temporary_name
-
 
 def check_file(path: Path, suffixes: tuple[str, ...], option: str) -> None:
     """Refuse a file that cannot be written later. A file that is there is not touched.
@@ -30,7 +28,7 @@ def check_file(path: Path, suffixes: tuple[str, ...], option: str) -> None:
         raise ValueError(f"cannot write {path}: it is a folder; give a file with {option}")
     if os.path.exists(path) and not os.access(path, os.W_OK):
         raise ValueError(f"cannot write {path}: no permission; choose another with {option}")
-    _check_above(path, path.parent, [temporary_name(path).name], option)
+    _check_above(path, path.parent, [f".{path.name}.{os.getpid()}.tmp{path.suffix}"], option)
 
 
 def check_folder(path: Path, option: str, files: Iterable[str] = ()) -> None:

@@ -1,8 +1,10 @@
 import os
+import sysconfig
 
 import pytest
 
-from flt_mol.files import temporary_path
+from flt_mol import files
+from flt_mol.files import shipped_folder, temporary_path
 
 
 def test_the_file_appears_whole_and_folders_are_made(tmp_path):
@@ -47,3 +49,32 @@ def test_durable_files_are_on_the_disk_before_their_name(tmp_path, monkeypatch):
         temporary.write_text("whole")
     assert order == [("sync", False), ("rename", False), ("sync", True)]
     assert path.read_text() == "whole"
+
+
+@pytest.mark.parametrize("kind", ["datasets", "models", "configs"])
+def test_each_folder_is_there(kind):
+    folder = shipped_folder(kind)
+    assert folder.is_dir()
+    assert list(folder.rglob("*.yaml"))
+
+
+def test_a_missing_folder_says_where_it_was_looked_for():
+    with pytest.raises(FileNotFoundError, match="'nonsense'.*install the package again"):
+        shipped_folder("nonsense")
+
+
+def test_without_a_checkout_the_wheels_data_is_used(tmp_path, monkeypatch):
+    data = tmp_path / "share" / "flt_mol" / "models"
+    data.mkdir(parents=True)
+    monkeypatch.setattr(files, "_PACKAGE", tmp_path / "site-packages" / "flt_mol")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert shipped_folder("models") == data
+
+
+def test_data_installed_beside_the_package_is_found(tmp_path, monkeypatch):
+    data = tmp_path / "target" / "share" / "flt_mol" / "models"
+    data.mkdir(parents=True)
+    monkeypatch.setattr(files, "_PACKAGE", tmp_path / "target" / "flt_mol")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(files.metadata, "files", lambda name: [])
+    assert shipped_folder("models") == data

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from flt_mol import resources
 from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.catalog import recipe
+from flt_mol.files import shipped_folder
 from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, load_run_config
 from flt_mol.training.run import build_model
@@ -104,7 +104,7 @@ def runs() -> list[str]:
         >>> "oc20_10k_flt-base" in runs()
         True
     """
-    return sorted(file.stem for file in resources.folder("configs").glob("*.yaml"))
+    return sorted(file.stem for file in shipped_folder("configs").glob("*.yaml"))
 
 
 def named_models() -> list[str]:

@@ -18,7 +18,7 @@ import yaml
 from flt_mol.data.data_folders import candidates_in, data_folder, places, troubles
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.open import open_dataset
-from flt_mol.resources import folder as resource_folder
+from flt_mol.files import shipped_folder as resource_folder
 
 __all__ = ["Recipe", "data_folder", "known_name", "names", "recipe"]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flt_mol.data.compact.dataset import CompactDataset, read_at_once
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.options import ReadOptions
-from flt_mol.files import naming
+from flt_mol.files import readable
 from flt_mol.structures import Structures
 
 __all__ = ["JoinedDataset"]
@@ -51,7 +51,7 @@ class JoinedDataset(StructuresDataset):
         for file in files:
             prefix = f"{file.stem}:" if len(files) > 1 else ""
             try:
-                with naming(file):
+                with readable(file):
                     part = open_part(file, self.options, self.notes, prefix)
             except ValueError as error:
                 if self.options.on_error == "raise":

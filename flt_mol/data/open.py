@@ -17,8 +17,7 @@ from flt_mol.data.joined import JoinedDataset
 from flt_mol.data.lmdb.dataset import LmdbDataset, ShardedDataset
 from flt_mol.data.lmdb.file import Environment, is_lmdb
 from flt_mol.data.options import OnError, ReadOptions
-from flt_mol.files import naming
-from flt_mol.natural import natural
+from flt_mol.files import natural_key, readable
 from flt_mol.structures import Structures
 
 __all__ = ["open_dataset"]
@@ -96,7 +95,7 @@ def open_dataset(
 
 
 def _open_path(path: Path, options: ReadOptions) -> StructuresDataset:
-    with naming(path):
+    with readable(path):
         if not path.exists():
             text = f"{path} does not exist (looked in {path.absolute().parent})"
             raise ValueError(f"{text}{_known(str(path))}")
@@ -198,7 +197,7 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
     """All LMDB files of a folder as one data set; without any, all files that ASE reads."""
     entries = [
         entry
-        for entry in sorted(path.iterdir(), key=natural)
+        for entry in sorted(path.iterdir(), key=natural_key)
         if not (entry.name.startswith(".") or entry.name.endswith(("-lock", "lock.mdb")))
     ]
     shards = [entry for entry in entries if _is_shard(entry)]

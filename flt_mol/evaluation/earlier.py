@@ -9,7 +9,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from flt_mol.natural import natural
+from flt_mol.files import natural_key
 from flt_mol.outputs import counted
 
 __all__ = ["RESULTS", "free_folder", "neighbours", "replaced"]
@@ -52,7 +52,7 @@ def neighbours(folder: Path) -> list[str]:
     numbered = re.compile(rf"{re.escape(stem)}(-[0-9]+)?")
     found = [file.parent for file in folder.parent.glob(f"*/{RESULTS}")]
     others = [one for one in found if numbered.fullmatch(one.name) and one.name != folder.name]
-    return [f"{one}: {_told(_read(one))}" for one in sorted(others, key=natural)]
+    return [f"{one}: {_told(_read(one))}" for one in sorted(others, key=natural_key)]
 
 
 def _told(summary: Mapping[str, Any]) -> str:

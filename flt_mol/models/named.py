@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flt_mol import resources
+from flt_mol.files import shipped_folder
 from flt_mol.models.config import EnergyConfig
 
 __all__ = ["named_config"]
@@ -26,7 +26,7 @@ def named_config(name: str) -> EnergyConfig:
     """
     import yaml  # models need torch and numpy only, to be built into other nets
 
-    files = {file.parent.name: file for file in resources.folder("models").glob("*/model.yaml")}
+    files = {file.parent.name: file for file in shipped_folder("models").glob("*/model.yaml")}
     if name not in files:
         raise ValueError(f"no model called '{name}'; known: {', '.join(sorted(files))}")
     try:

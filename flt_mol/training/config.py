@@ -14,8 +14,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flt_mol import resources
 from flt_mol.data.catalog import known_name
+from flt_mol.files import shipped_folder
 from flt_mol.models.energy import EnergyConfig
 from flt_mol.training.checks import check_run
 from flt_mol.training.defaults import check_appended, check_defaults, files_of
@@ -219,7 +219,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
 
 def _share_is_given(overrides: Sequence[str], files: Sequence[Path]) -> bool:
     """Whether `data.validation_fraction` was asked for, and is not just what a shipped run has."""
-    shipped = resources.folder("configs").resolve()
+    shipped = shipped_folder("configs").resolve()
     own = [read_run(file).get("data") for file in files if file.parent.resolve() != shipped]
     return any("validation_fraction" in given for given in [*overrides, *own] if given)
 
@@ -266,9 +266,9 @@ def _register(model: EnergyConfig | None) -> None:
     """
     store = ConfigStore.instance()
     store.store(name="run_schema", node=RunConfig if model is None else RunConfig(model=model))
-    for file in sorted(resources.folder("models").glob("*/model.yaml")):
+    for file in sorted(shipped_folder("models").glob("*/model.yaml")):
         store.store(group="model", name=file.parent.name, node=_read_model(file))
-    for file in sorted(resources.folder("datasets").glob("*/dataset.yaml")):
+    for file in sorted(shipped_folder("datasets").glob("*/dataset.yaml")):
         store.store(group="data", name=file.parent.name, node={"name": file.parent.name})
 
 

@@ -6,8 +6,7 @@ import csv
 import difflib
 from pathlib import Path
 
-from flt_mol import resources
-from flt_mol.natural import natural
+from flt_mol.files import natural_key, shipped_folder
 from flt_mol.outputs import counted
 from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
 
@@ -42,13 +41,13 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
             f"{path}: there is a {CONFIG_FILE}, and no {WEIGHTS_FILE} beside it, which holds the "
             "weights: copy it there, or write both anew with flt-mol export"
         )
-    models = resources.folder("models")
+    models = shipped_folder("models")
     shipped = sorted(file.parent.name for file in models.glob(f"*/{RELEASED_WEIGHTS}"))
     if str(name_or_path) in shipped:
         return models / str(name_or_path) / RELEASED_WEIGHTS
     _refuse_outer_folder(path)
     if (models / str(name_or_path) / "model.yaml").is_file():
-        runs = sorted(resources.folder("configs").glob(f"*_{name_or_path}.yaml"))
+        runs = sorted(shipped_folder("configs").glob(f"*_{name_or_path}.yaml"))
         how = f" (flt-mol train {runs[0].stem})" if runs else ""
         raise ValueError(
             f"no checkpoint at '{name_or_path}': the named model of that name is shipped without "
@@ -70,7 +69,7 @@ def _refuse_outer_folder(folder: Path) -> None:
     if not found:
         return
     ranked = [one for one in _sweep_order(folder) if one in found]
-    places = [*ranked, *sorted(found - set(ranked), key=natural)]
+    places = [*ranked, *sorted(found - set(ranked), key=natural_key)]
     order = ", the lowest validation MAE first" if ranked else ""
     more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
     raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from flt_mol import resources
+from flt_mol.files import shipped_folder
 
 
 def find_run(name_or_path: str) -> Path:
@@ -24,7 +24,7 @@ def find_run(name_or_path: str) -> Path:
         if path.is_file():
             return path.resolve()
         raise ValueError(f"no configuration file {path}")
-    folder = resources.folder("configs")
+    folder = shipped_folder("configs")
     shipped = sorted(file.stem for file in folder.glob("*.yaml"))
     if name_or_path in shipped:
         return folder / f"{name_or_path}.yaml"

@@ -17,8 +17,8 @@ import torch
 from ase.build import add_adsorbate, fcc111
 from ase.io import read, write
 
-from flt_mol import resources
 from flt_mol.cli import build_parser, main
+from flt_mol.files import shipped_folder
 from flt_mol.training.checkpoints import load_model
 
 TINY = [
@@ -264,7 +264,7 @@ def test_a_reader_that_leaves_early_loses_no_file(run, tmp_path):
             stdout=outside,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=resources.folder("datasets").parent,
+            cwd=shipped_folder("datasets").parent,
         )
     finally:
         os.close(outside)

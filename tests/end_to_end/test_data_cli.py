@@ -11,7 +11,7 @@ from ase.io import write
 
 from flt_mol.cli import main
 from flt_mol.data import open_dataset
-from flt_mol.resources import folder
+from flt_mol.files import shipped_folder as folder
 
 VAL = folder("datasets") / "emt_adsorption" / "val_id.lmdb"
 

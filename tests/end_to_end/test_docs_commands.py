@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flt_mol import resources
 from flt_mol.cli import main
+from flt_mol.files import shipped_folder
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("evaluate", "submit")
@@ -26,7 +26,7 @@ def cells(line):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands(page, tmp_path, monkeypatch, capsys):
-    (tmp_path / "datasets").symlink_to(resources.folder("datasets"))
+    (tmp_path / "datasets").symlink_to(shipped_folder("datasets"))
     monkeypatch.chdir(tmp_path)
     printed = ""
     commands = [line for block in blocks(page, "bash") for line in block.splitlines()]

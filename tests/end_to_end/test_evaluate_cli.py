@@ -7,9 +7,9 @@ import statistics
 import numpy as np
 import pytest
 
-from flt_mol import resources
 from flt_mol.cli import main
 from flt_mol.data import open_dataset
+from flt_mol.files import shipped_folder
 from flt_mol.training.checkpoints import load_model, save_checkpoint
 
 SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
@@ -17,7 +17,7 @@ SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 
 @pytest.fixture(scope="module")
 def shipped():
-    return resources.folder("datasets") / "emt_adsorption"
+    return shipped_folder("datasets") / "emt_adsorption"
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_structures_in_the_place_of_something_else(tmp_path, monkeypatch, capsys
 
     monkeypatch.chdir(tmp_path)
     write("mine.extxyz", molecule("H2O"))
-    lmdb = str(resources.folder("datasets") / "emt_adsorption" / "val_id.lmdb")
+    lmdb = str(shipped_folder("datasets") / "emt_adsorption" / "val_id.lmdb")
     for name in ("mine.extxyz", lmdb, "emt_adsorption"):
         assert main(["evaluate", name]) == 2
         told = f"{name} is no checkpoint, but data: did you mean flt-mol evaluate CHECKPOINT --data"
@@ -216,7 +216,7 @@ def test_splits_without_targets_and_with_bad_ones(shipped, tmp_path, capsys):
 
 def test_own_data_have_constants_to_compare_with(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    source = resources.folder("datasets") / "emt_adsorption" / "val_id.lmdb"
+    source = shipped_folder("datasets") / "emt_adsorption" / "val_id.lmdb"
     targets = [system.energy.item() for system in open_dataset(source)]
     model = load_model("emt_small")
     model.trained_on = {}  # as weights from before it was saved

@@ -11,7 +11,8 @@ import torch
 import yaml
 from conftest import CUTOFF, KINDS, SPECTRAL, all_outputs, small_images, small_model, small_pairs
 
-from flt_mol import resources, testing
+from flt_mol import testing
+from flt_mol.files import shipped_folder
 from flt_mol.models import EnergyConfig, EnergyModel, named_config
 from flt_mol.models.checks import check_model, check_parts
 from flt_mol.models.config import PARTS, ImageConfig, PairConfig, RPEConfig, SpectralConfig
@@ -20,7 +21,7 @@ from flt_mol.nn.feature_map import FEATURE_MAPS
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.config import load_run_config
 
-MODELS = resources.folder("models")
+MODELS = shipped_folder("models")
 SHIPPED = ["emt_performer_small", "emt_small"]
 every_kind = pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
 
@@ -74,7 +75,7 @@ def test_weights_without_a_configuration():
 @pytest.mark.parametrize("name", SHIPPED)
 def test_weights_from_before_there_were_filters_load(name, structures):
     """Their configuration lacks what came later: it has the defaults, which change nothing."""
-    folder = resources.folder("models") / name
+    folder = shipped_folder("models") / name
     weights = torch.load(folder / "weights.ckpt", weights_only=True)["state_dict"]
     stored = json.loads(bytes(weights["config_json"].tolist()))
     assert not {"spectral", "pairs", "images", "outputs", "feedback"} & set(stored)
@@ -122,13 +123,13 @@ def test_a_budget_of_waves_reaches_every_filter_and_counts():
 
 @pytest.mark.parametrize("name", ["flt-small", "flt-base", "flt-large"])
 def test_named_model_files_hold_every_setting_of_filters(name):
-    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text())
+    values = yaml.safe_load((shipped_folder("models") / name / "model.yaml").read_text())
     assert set(values["spectral"]) == {f.name for f in fields(SpectralConfig)}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_model_files_hold_every_setting(name):
-    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text())
+    values = yaml.safe_load((shipped_folder("models") / name / "model.yaml").read_text())
     assert set(values) == {f.name for f in fields(EnergyConfig)}
     if values["rpe"] is not None:
         assert set(values["rpe"]) == {f.name for f in fields(RPEConfig)}

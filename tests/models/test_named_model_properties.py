@@ -7,11 +7,12 @@ import torch
 import yaml
 from ase.build import add_adsorbate, bcc110, fcc111, fcc211, molecule
 
-from flt_mol import Structures, resources, testing
+from flt_mol import Structures, testing
+from flt_mol.files import shipped_folder
 from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.training.losses import LossConfig, training_loss
 
-FOLDERS = sorted(file.parent for file in resources.folder("models").glob("*/model.yaml"))
+FOLDERS = sorted(file.parent for file in shipped_folder("models").glob("*/model.yaml"))
 every_model = pytest.mark.parametrize("name", [folder.name for folder in FOLDERS])
 
 NARROW = {"embed_dim": 32, "num_heads": 2, "num_layers": 2, "ffn_dim": 32, "num_features": 16}
@@ -39,7 +40,7 @@ def narrow(values):
 
 @functools.cache
 def built(name):
-    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text("utf-8"))
+    values = yaml.safe_load((shipped_folder("models") / name / "model.yaml").read_text("utf-8"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = EnergyModel(narrow(values)).eval()
@@ -175,7 +176,7 @@ def test_a_training_step_under_bf16_autocast(name):
 @pytest.mark.parametrize("name", ["flt-small", "flt-base"])
 def test_four_passes_at_full_width_keep_features_in_bounds(name):
     """Before any training: what grows with every block and pass ends in NaN."""
-    values = yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text("utf-8"))
+    values = yaml.safe_load((shipped_folder("models") / name / "model.yaml").read_text("utf-8"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = EnergyModel(EnergyConfig.from_dict({**values, "recycles": 4})).eval()

@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from flt_mol import resources
 from flt_mol.analysis import paper_models
 from flt_mol.analysis.accuracy.rows import ROWS, resolved
 from flt_mol.analysis.paper_models import (
@@ -29,11 +28,12 @@ from flt_mol.analysis.paper_models import (
 from flt_mol.analysis.timing import one_thread
 from flt_mol.data import open_dataset
 from flt_mol.data.catalog import recipe
+from flt_mol.files import shipped_folder
 from flt_mol.models.energy import EnergyConfig, EnergyModel
 from flt_mol.training.config import load_run_config
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = sorted(file.parent.name for file in resources.folder("models").glob("*/model.yaml"))
+MODELS = sorted(file.parent.name for file in shipped_folder("models").glob("*/model.yaml"))
 NAMED = [
     "flt-base",
     "flt-large",
@@ -54,7 +54,7 @@ NARROW = [
 
 
 def values_of(name):
-    return yaml.safe_load((resources.folder("models") / name / "model.yaml").read_text("utf-8"))
+    return yaml.safe_load((shipped_folder("models") / name / "model.yaml").read_text("utf-8"))
 
 
 def narrow(run, **changes):
@@ -96,7 +96,7 @@ def test_yaml_states_every_hyper_parameter(name):
 
 
 def card_of(name):
-    return (resources.folder("models") / name / "README.md").read_text("utf-8")
+    return (shipped_folder("models") / name / "README.md").read_text("utf-8")
 
 
 def parameters_of(name):

@@ -9,10 +9,11 @@ import yaml
 from ase import Atoms
 from slabs import platinum
 
-from flt_mol import FLTCalculator, predict, resources
+from flt_mol import FLTCalculator, predict
+from flt_mol.files import shipped_folder
 from flt_mol.models.energy import EnergyConfig, EnergyModel
 
-NAMES = sorted(folder.parent.name for folder in resources.folder("models").glob("*/model.yaml"))
+NAMES = sorted(folder.parent.name for folder in shipped_folder("models").glob("*/model.yaml"))
 NARROW = {"embed_dim": 32, "num_heads": 4, "num_layers": 2, "ffn_dim": 32, "num_features": 16}
 TRAINED = ("emt_small", "emt_performer_small")
 
@@ -21,7 +22,7 @@ def model_of(name):
     """The named model: trained, or with random weights, and narrow but for flt-small."""
     if name in TRAINED:
         return name
-    text = (resources.folder("models") / name / "model.yaml").read_text("utf-8")
+    text = (shipped_folder("models") / name / "model.yaml").read_text("utf-8")
     config = EnergyConfig.from_dict(yaml.safe_load(text))
     if name != "flt-small":
         layers = min(config.num_layers, 2)

@@ -3,14 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from flt_mol import resources
+from flt_mol.files import shipped_folder
 from flt_mol.models.config import PairConfig
 from flt_mol.training.config import known_keys, load_run_config
 from flt_mol.training.overrides import check_overrides
 
 
 def test_every_shipped_run_composes():
-    for file in resources.folder("configs").glob("*.yaml"):
+    for file in shipped_folder("configs").glob("*.yaml"):
         config = load_run_config(file.stem)
         own = config.data.validation_fraction is not None
         assert own or config.data.name in ("emt_adsorption", "oc20_is2re")

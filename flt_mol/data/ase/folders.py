@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.data.ase.files import holds_structures, records_of
-from flt_mol.natural import natural
+from flt_mol.files import natural_key
 
 __all__ = ["Found", "repeated_sids", "search"]
 
@@ -42,7 +42,7 @@ def search(folder: Path) -> tuple[list[Found], list[str]]:
     Returns:
         Trajectories, and the names of what was passed over.
     """
-    entries = [entry for entry in sorted(folder.iterdir(), key=natural) if entry.name[0] != "."]
+    entries = [entry for entry in sorted(folder.iterdir(), key=natural_key) if entry.name[0] != "."]
     inside = _files(entries)
     if inside:
         return [Found(path) for path in inside], [e.name for e in entries if e not in inside]
@@ -63,7 +63,7 @@ def _files(entries: list[Path]) -> list[Path]:
 
 def _only(folder: Path) -> Found | None:
     """The one trajectory of a subfolder, None where there is none."""
-    files = _files(sorted(folder.iterdir(), key=natural))
+    files = _files(sorted(folder.iterdir(), key=natural_key))
     if len(files) > 1:
         files = [file for file in files if _may_be_trajectory(file)] or files
     if len(files) > 1:

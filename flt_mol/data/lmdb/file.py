@@ -18,7 +18,7 @@ from pathlib import Path
 import lmdb
 
 from flt_mol.data.lmdb.pages import MAGIC, META_SIZE, check_tree, follow, read_metas
-from flt_mol.files import naming
+from flt_mol.files import readable
 
 __all__ = ["Environment", "check_file", "is_lmdb", "stamp"]
 
@@ -41,7 +41,7 @@ _OTHER_KINDS = {
 
 def is_lmdb(path: Path) -> bool:
     """Whether the file begins as an LMDB file does."""
-    with naming(path), path.open("rb") as file:
+    with readable(path), path.open("rb") as file:
         head = file.read(24)
     return len(head) == 24 and struct.unpack_from("<I", head, 16)[0] == MAGIC
 
@@ -56,14 +56,14 @@ def check_file(path: Path) -> None:
         ValueError: no regular file, an empty one, another kind of file (saying which), a
             truncated one, or one with a damaged page.
     """
-    with naming(path):
+    with readable(path):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is no regular file; copy its contents into one")
     size = status.st_size
     if size == 0:
         raise ValueError(f"{path} is empty (0 bytes); download or write it again")
-    with naming(path), path.open("rb") as file:
+    with readable(path), path.open("rb") as file:
         head = file.read(512)
         if not is_lmdb(path):
             raise ValueError(f"{path} is no LMDB file; it looks like {_kind(head)}")
@@ -206,7 +206,7 @@ def stamp(path: Path) -> tuple[int, int, int, int]:
     Raises:
         ValueError: a file that is not there.
     """
-    with naming(path):
+    with readable(path):
         status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
