@@ -22,23 +22,15 @@ def run_train(options: argparse.Namespace) -> None:
     with _terminable():
         from rich.console import Console
 
-        from flt_mol.training.config import load_run_config
-        from flt_mol.training.finding import SWEEP_TABLE
-        from flt_mol.training.run import closing_lines, settings_yaml, train
-        from flt_mol.training.run_files import run_name
-        from flt_mol.training.sweep import sweep
+        from flt_mol.training.config import load_run_config, run_name, run_yaml
+        from flt_mol.training.run import closing_lines, train
 
         console = Console()
         start = [] if options.finetune is None else [f"finetune.checkpoint={options.finetune}"]
         overrides = [*start, *options.overrides]
-        if options.sweep:
-            runs = sweep(options.config, overrides, console)
-            say("\n".join(f"{run.best['val/mae']:.4f} eV  {run.name}" for run in runs))
-            say_files([runs[0].folder.with_name(SWEEP_TABLE), *(run.folder for run in runs)])
-            return
         config = load_run_config(options.config, overrides)
         if options.print_config:
-            say(settings_yaml(config).rstrip())
+            say(run_yaml(config).rstrip())
             return
         result = train(config, name=run_name(options.config), console=console)
         if result.was_finished or not result.files:  # another process of this run writes, and tells

@@ -60,8 +60,8 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
     from flt_mol.evaluation.summary import summarise
     from flt_mol.evaluation_data import open_evaluated
     from flt_mol.evaluation_runs import Wanted
-    from flt_mol.models.limits import check_systems
-    from flt_mol.training.checkpoints import read_checkpoint
+    from flt_mol.models.checkpoint import read_checkpoint
+    from flt_mol.models.geometry import check_systems
 
     checkpoint, model = _load(options)
     beside = _evaluation_folder(checkpoint)
@@ -88,7 +88,7 @@ def _evaluate_checkpoint(options: argparse.Namespace) -> None:
 def _load(options: argparse.Namespace) -> tuple[Path, Any]:
     """The checkpoint's file, and its model; structures in its place are told from it."""
     from flt_mol.evaluation_data import holds_data
-    from flt_mol.training.checkpoints import find_checkpoint, load_model
+    from flt_mol.models.checkpoint import find_checkpoint, load_model
 
     try:
         checkpoint = find_checkpoint(options.checkpoint)
@@ -189,7 +189,7 @@ def _evaluation_folder(checkpoint: Path) -> Path:
     Shipped models lie where one should not write, and an export is a folder to be given away.
     """
     from flt_mol.files import shipped_folder
-    from flt_mol.training.pretrained_file import CONFIG_FILE, WEIGHTS_FILE
+    from flt_mol.models.checkpoint import CONFIG_FILE, WEIGHTS_FILE
 
     if shipped_folder("models") in checkpoint.parents:
         return Path("runs") / f"{checkpoint.parent.name}-evaluation"

@@ -25,7 +25,7 @@ def add_export(commands: Any) -> None:
 
 def run_export(options: argparse.Namespace) -> None:
     """`flt-mol export`."""
-    from flt_mol.training.pretrained import export_checkpoint
+    from flt_mol.models.checkpoint import export_checkpoint
 
     check_folder(options.folder, "FOLDER", ("config.json", "model.safetensors"))
     say_files(export_checkpoint(options.checkpoint, options.folder))

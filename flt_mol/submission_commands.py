@@ -118,8 +118,8 @@ def _read(paths: Mapping[str, Path]) -> dict[str, EnergyTable]:
 
 def _predict(options: argparse.Namespace, paths: Mapping[str, Path]) -> dict[str, EnergyTable]:
     from flt_mol.evaluation.energy_tables import table_of
+    from flt_mol.models.checkpoint import load_model
     from flt_mol.predict import predict_files
-    from flt_mol.training.checkpoints import load_model
 
     model = load_model(options.checkpoint, map_location=options.device)
     tables = {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.packed import sum_per_system
+from flt_mol.functional.groups import sum_per_system
 from flt_mol.models.build import build_encoder
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.geometry import Geometry, check_systems

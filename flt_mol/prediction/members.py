@@ -105,7 +105,7 @@ class Members:
             ValueError: the first system that is too large, by its sid.
         """
         from flt_mol.models.energy import EnergyModel
-        from flt_mol.models.limits import check_systems
+        from flt_mol.models.geometry import check_systems
 
         for model in self.models:
             if isinstance(model, EnergyModel):
@@ -125,7 +125,7 @@ def load_model(name_or_path: str | Path) -> EnergyModel:
     Raises:
         ValueError: no such checkpoint, or one that is damaged or of another kind.
     """
-    from flt_mol.training.checkpoints import load_model as load
+    from flt_mol.models.checkpoint import load_model as load
 
     return load(name_or_path)
 
@@ -205,7 +205,7 @@ def _same_weights(one: nn.Module, other: nn.Module) -> bool:
 def _key(one: Any) -> Any:
     if isinstance(one, nn.Module):
         return id(one)
-    from flt_mol.training.checkpoints import find_checkpoint
+    from flt_mol.models.checkpoint import find_checkpoint
 
     return find_checkpoint(one).resolve()
 
@@ -217,7 +217,7 @@ def _load(one: Any, device: str | torch.device | None) -> nn.Module:
         return one
     if device is None:
         return load_model(one)
-    from flt_mol.training.checkpoints import load_model as load
+    from flt_mol.models.checkpoint import load_model as load
 
     return load(one, map_location=device)
 
@@ -239,7 +239,7 @@ def _refuse_different_targets(given: Sequence[Any], labels: Sequence[str]) -> No
 
 def _target(checkpoint: Any) -> str | None:
     """The name of the energies that it was trained on, where the file tells."""
-    from flt_mol.training.checkpoints import find_checkpoint, read_checkpoint
+    from flt_mol.models.checkpoint import find_checkpoint, read_checkpoint
 
     config = read_checkpoint(find_checkpoint(checkpoint)).get("config")
     data = config.get("data") if isinstance(config, Mapping) else None
