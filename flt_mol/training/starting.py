@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.data.loading.statistics import TargetStatistics, trained_on
-from flt_mol.evaluation.elements import check_elements
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_checkpoint, read_weights
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.nn.radial import PairTypes
+from flt_mol.prediction.energies import check_elements
 from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.freezing import freeze
 from flt_mol.training.shifting import refit

@@ -221,7 +221,7 @@ def build(row: Row, config: Mapping[str, Any], seed: int = 0) -> nn.Module:
     """
     if row.rival is not None:
         return RIVALS[row.rival](**config)
-    return EnergyModel(EnergyConfig.from_dict({"seed": seed, **config}))
+    return EnergyModel(EnergyConfig.model_validate({"seed": seed, **config}))
 
 
 def count_weights(model: nn.Module) -> int:

@@ -12,7 +12,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.evaluation.metrics import EnergyMetrics, energies
+from flt_mol.evaluation.metrics import EnergyMetrics
+from flt_mol.prediction.energies import energy_array as energies
 from flt_mol.structures import Structures
 
 __all__ = ["Baseline", "CompositionRegression", "Constant", "composition_features", "score"]
