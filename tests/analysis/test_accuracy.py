@@ -17,7 +17,7 @@ from flt_mol.analysis.accuracy.table import Entry, Spread, cost_table, energy_ta
 from flt_mol.analysis.accuracy.times import Clock, measure_times
 from flt_mol.analysis.accuracy.verdict import Claim, Finding, findings, show
 from flt_mol.models.config import EnergyConfig
-from flt_mol.models.normalizer import Normalizer
+from flt_mol.models.energy import Normalizer
 from flt_mol.structures import Structures
 from flt_mol.testing import random_structures
 from flt_mol.testing.energy import (

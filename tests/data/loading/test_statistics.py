@@ -11,7 +11,7 @@ import torch
 from flt_mol.data import open_dataset
 from flt_mol.data.loading import statistics
 from flt_mol.data.loading.statistics import target_statistics, trained_on
-from flt_mol.models.normalizer import Normalizer
+from flt_mol.models.energy import Normalizer
 from flt_mol.structures import Structures
 
 
