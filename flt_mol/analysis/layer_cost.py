@@ -13,7 +13,7 @@ from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.transformer import FLTBlock
+from flt_mol.nn.block import FLTBlock
 
 __all__ = [
     "LayerCost",

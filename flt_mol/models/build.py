@@ -11,7 +11,7 @@ from flt_mol.nn.local_filter import LocalBasis, LocalFilter
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.transformer import FLTBlock, FLTEncoder
+from flt_mol.nn.block import FLTBlock, FLTEncoder
 
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:

@@ -19,7 +19,7 @@ from flt_mol.models.config import (
 from flt_mol.models.idle import refuse_idle
 from flt_mol.models.numbers import check_numbers, check_rpe
 from flt_mol.models.rules import check_below_one, check_choice, check_length, check_whole
-from flt_mol.nn.feature_map import FEATURE_MAPS, RandomFeatures
+from flt_mol.nn.feature_maps import FEATURE_MAPS, RandomFeatures
 from flt_mol.nn.heads import READOUTS
 
 _LARGEST_CUTOFF = 100.0  # Å; pairs in condensed matter would be 400,000 per atom

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import without_autocast
+from flt_mol.functional.groups import without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
 from flt_mol.functional.virtual_cells import UnfitSystemError
@@ -21,7 +21,7 @@ from flt_mol.nn.local_filter import LocalGeometry
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.transformer import BlockGeometry, FLTEncoder
+from flt_mol.nn.block import BlockGeometry, FLTEncoder
 from flt_mol.structures import Structures
 
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import pair_filter, segment_sum
-from flt_mol.nn._init import drawn_linear
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn._pair_checks import (
     check_atoms,
     check_groups,

@@ -13,7 +13,7 @@ import flt_mol
 from flt_mol.files import temporary_path
 from flt_mol.models.checks import check_model
 from flt_mol.models.energy import CONFIG_KEY, EnergyConfig, EnergyModel
-from flt_mol.nn.feature_map import current_names
+from flt_mol.nn.feature_maps import current_names
 from flt_mol.training.checkpoint_file import FORMAT, FORMAT_VERSION, read_checkpoint
 from flt_mol.training.devices import find_device
 from flt_mol.training.finding import find_checkpoint

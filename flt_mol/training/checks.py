@@ -25,7 +25,7 @@ from flt_mol.models.rules import (
     is_kind,
     one_of,
 )
-from flt_mol.nn.feature_map import FEATURE_MAPS
+from flt_mol.nn.feature_maps import FEATURE_MAPS
 from flt_mol.training.augmentation import ROTATIONS
 from flt_mol.training.finetune_config import check_finetune, check_held_out
 from flt_mol.training.losses import (

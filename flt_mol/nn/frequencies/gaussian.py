@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import at_least_float32, placed
+from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.numerics import placed
 from flt_mol.nn.frequencies.base import Frequencies, number_range
 from flt_mol.nn.frequencies.draws import SAMPLINGS, normal_vectors
 

@@ -13,20 +13,17 @@ References:
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.feature_maps import (
-    SharedLogits,
     elu_features,
     gaussian_projection,
     hyperbolic_log_features,
     orthogonal_projection,
-    position_logits,
+    project_positions,
     relu_features,
     softmax_log_features,
     softplus_log_features,
@@ -95,9 +92,6 @@ class FeatureMap(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no features: define forward")
 
-    def refresh(self) -> None:
-        """What is due once per forward pass of an attention layer: counting steps, for redraws."""
-
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return (
@@ -115,8 +109,8 @@ class RandomFeatures(FeatureMap, Redrawn):
         position_dim: 2R.
         num_features: M.
         orthogonal: whether directions are orthogonal in blocks, else independent.
-        redraw_every: None, or the number of training steps after which training goes on with
-            another W, while eval keeps the saved one: see `Redrawn` for what a step is.
+        redraw_every: None, or the number of training steps after which training draws another W,
+            while eval keeps the saved one: see `Redrawn` for what a step is.
         generator: on CPU; None takes a seed from torch's global one.
     """
 
@@ -149,29 +143,21 @@ class RandomFeatures(FeatureMap, Redrawn):
             draws["position_projection"] = positions
         return draws
 
-    def refresh(self) -> None:
-        """Count a training step where one begins, and with it the next W where that is due."""
-        self._count_step()
-
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
-        projection = self._drawn("content_projection")
-        features = self._features(x, projection, self._position_logits(at, key), key)
-        self._watch(features)
+        if self.redraw_every is not None:
+            self.begin_step()
+        logits = None
+        if self.position_projection is not None and at is not None:
+            logits = _projected(at, self.position_projection, key)
+        features = self._features(x, logits, key)
+        if self.redraw_every is not None:
+            self.watch(features)
         return features
 
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        """The map itself: rows, W for content, and W·Φ or W·Ψ."""
+    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
+        """The map itself, of rows and W·Φ or W·Ψ."""
         raise NotImplementedError(f"{type(self).__name__} has no features: define _features")
-
-    def _position_logits(
-        self, at: PositionFeatures | None, key: bool
-    ) -> Tensor | SharedLogits | None:
-        if self.position_projection is None or at is None:
-            return None
-        return _projected(at, self._drawn("position_projection"), key)
 
 
 class SoftmaxFeatures(RandomFeatures):
@@ -187,16 +173,8 @@ class SoftmaxFeatures(RandomFeatures):
     exponential = True
     estimates_softmax = True
 
-    def factors(
-        self, at: PositionFeatures | None, *, key: bool
-    ) -> tuple[Tensor, Tensor | SharedLogits | None]:
-        """W (H, M, D) and the position logits, which `forward` brings together."""
-        return self._drawn("content_projection"), self._position_logits(at, key)
-
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        return softmax_log_features(x, projection, logits, subtract_norm=key)
+    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
+        return softmax_log_features(x, self.content_projection, logits, subtract_norm=key)
 
 
 class HyperbolicFeatures(RandomFeatures):
@@ -212,19 +190,15 @@ class HyperbolicFeatures(RandomFeatures):
     estimates_softmax = True
     per_direction = 2
 
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        return hyperbolic_log_features(x, projection, logits, subtract_norm=key)
+    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
+        return hyperbolic_log_features(x, self.content_projection, logits, subtract_norm=key)
 
 
 class ReLUFeatures(RandomFeatures):
     """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed: the map of the paper's image model."""
 
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        return relu_features(x, projection, logits)
+    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
+        return relu_features(x, self.content_projection, logits)
 
 
 class SoftplusFeatures(FeatureMap):
@@ -349,18 +323,7 @@ def _directions(
     return content.contiguous(), positions.contiguous()
 
 
-def _projected(at: PositionFeatures, projection: Tensor, key: bool) -> Tensor | SharedLogits:
+def _projected(at: PositionFeatures, projection: Tensor, key: bool) -> Tensor:
     """W·Φ or W·Ψ (N, H, M), as the functions of `feature_maps` take it."""
     weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
-    return position_logits(at.basis, weight, projection, turn)
-
-
-def current_names(keys: Iterable[str]) -> dict[str, str]:
-    """Old to new names of weights saved when attention held its projections itself.
-
-    Example:
-        >>> current_names(["attention.content_projection"])
-        {'attention.content_projection': 'attention.feature_map.content_projection'}
-    """
-    old = re.compile(r"(?<!feature_map\.)\b((?:content|position)_projection)$")
-    return {key: old.sub(r"feature_map.\1", key) for key in keys if old.search(key)}
+    return project_positions(at.basis, weight, projection, turn)
