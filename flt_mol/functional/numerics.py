@@ -1,13 +1,16 @@
-"""Precision, random draws and ways out of a graph, the same for all functions."""
+"""Precision, random draws and custom operators: what all functions share."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+from torch.autograd import forward_ad
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _OUTSIDE: dict[Callable[..., object], Any] = {}
@@ -86,3 +89,42 @@ def outside(function: _F) -> _F:
         _OUTSIDE[function] = torch.compiler.disable(function)
     found: _F = _OUTSIDE[function]
     return found
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make of a function one step for autograd and torch.compile, as `torch.library.custom_op`.
+
+    Reverse mode is what these operators know: `register_autograd` gives them gradients, of any
+    order. Forward mode (`torch.func.jvp`, `jacfwd`, `forward_ad`) finds them without a rule, and
+    torch then drops tangents without a word, hence derivatives of 0: so it is refused here, where
+    every call passes. `torch.func.grad`, `jacrev` and `hessian` are not supported by torch's custom
+    operators either, and say so themselves.
+
+    Args:
+        name: without the namespace.
+    """
+
+    def decorate(function: Callable[..., Any]) -> CustomOpDef:
+        @functools.wraps(function)
+        def run(*args: Any) -> Any:
+            refuse_forward_mode()
+            return function(*args)
+
+        schema = torch.library.infer_schema(function, mutates_args=())
+        return torch.library.custom_op(f"flt_mol::{name}", run, mutates_args=(), schema=schema)
+
+    return decorate
+
+
+def refuse_forward_mode() -> None:
+    """Raise while forward-mode differentiation goes on, torch.func's included.
+
+    Raises:
+        NotImplementedError: it does.
+    """
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        raise NotImplementedError(
+            "forward-mode differentiation (torch.func.jvp, jacfwd, torch.autograd.forward_ad) is "
+            "not implemented for flt_mol's operators: use reverse mode, torch.autograd.grad, or "
+            "torch.autograd.functional.jacobian, jvp and hvp"
+        )

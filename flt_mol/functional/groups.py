@@ -8,12 +8,13 @@ is unknown, rows beyond ``ptr[B]`` are padding: they belong to no system and get
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import at_least_float32
+from flt_mol.functional.numerics import at_least_float32
 
 
 def system_sizes(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
@@ -280,3 +281,48 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
 def _sum_at(x: Tensor, system: Tensor, num_systems: int) -> Tensor:
     """Σ of rows by their system; those of system B, the padding, are dropped."""
     return x.new_zeros(num_systems + 1, *x.shape[1:]).index_add(0, system, x)[:-1]
+
+
+def system_offsets(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
+    """`ptr` as B + 1 plain integers, for operators to read: rows beyond the last are padding.
+
+    In compiled graphs nobody has looked at the numbers before.
+
+    Raises:
+        ValueError: offsets that do not start at 0, decrease, or end beyond `num_rows`.
+    """
+    offsets: list[int] = ptr.tolist()
+    check_offsets(offsets, num_rows, name)
+    return offsets
+
+
+def check_offsets(offsets: Sequence[int], num_rows: int, name: str = "ptr") -> None:
+    """ValueError unless offsets start at 0, never decrease and do not end beyond `num_rows`."""
+    if not offsets or offsets[0] != 0 or offsets[-1] > num_rows or _falls(offsets):
+        raise ValueError(
+            f"{name} must start at 0, never decrease and not end beyond the number of rows, "
+            f"{num_rows}; found {str(list(offsets))[:80]}"
+        )
+
+
+def systems_of_both(
+    ptr: Tensor, num_rows: int, key_ptr: Tensor, num_keys: int
+) -> list[tuple[slice, slice]]:
+    """The queries and keys of every system, empty ones included.
+
+    Raises:
+        ValueError: offsets that do not describe the rows or the keys, or not the same systems.
+    """
+    offsets = system_offsets(ptr, num_rows)
+    key_offsets = offsets if key_ptr is ptr else system_offsets(key_ptr, num_keys, "key_ptr")
+    if len(offsets) != len(key_offsets):
+        raise ValueError(
+            f"ptr describes {len(offsets) - 1} systems, key_ptr {len(key_offsets) - 1}: "
+            "both need the same systems in the same order, empty ones included"
+        )
+    both = zip(pairwise(offsets), pairwise(key_offsets), strict=True)
+    return [(slice(*rows), slice(*keys)) for rows, keys in both]
+
+
+def _falls(offsets: Sequence[int]) -> bool:
+    return any(stop < start for start, stop in pairwise(offsets))
