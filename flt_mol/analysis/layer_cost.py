@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from flt_mol.analysis.timing import Ratio, Timings, interleaved, one_thread, peak_memory
 from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.block import FLTBlock
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.block import FLTBlock
 
 __all__ = [
     "LayerCost",

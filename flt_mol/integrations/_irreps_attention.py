@@ -19,7 +19,6 @@ from flt_mol.integrations._irreps_layout import (
     refuse_missing,
     terms_of,
 )
-from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn._pair_checks import check_sizes
 from flt_mol.nn.attend import Projected, Rule, attend, check_mode
 from flt_mol.nn.attention import default_crossover
@@ -27,6 +26,7 @@ from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_ten
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.inputs import Place
 from flt_mol.nn.inspection import attention_matrices
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.layout import Layout, layout_of
 from flt_mol.nn.local import PairWeights
 from flt_mol.nn.projections import _width_of_positions

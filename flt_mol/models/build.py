@@ -6,12 +6,12 @@ import torch
 
 from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig, SpectralConfig
 from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.block import FLTBlock, FLTEncoder
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.local_filter import LocalBasis, LocalFilter
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.block import FLTBlock, FLTEncoder
 
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:

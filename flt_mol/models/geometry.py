@@ -14,6 +14,7 @@ from flt_mol.functional.virtual_cells import UnfitSystemError
 from flt_mol.models.build import build_local_basis, build_local_filter
 from flt_mol.models.config import EnergyConfig, ImageConfig
 from flt_mol.models.limits import unfit_message
+from flt_mol.nn.block import BlockGeometry, FLTEncoder
 from flt_mol.nn.gaussian_bias import GaussianBias
 from flt_mol.nn.image_keys import ImageKeys, PairWeights
 from flt_mol.nn.local import PairCorrection
@@ -21,7 +22,6 @@ from flt_mol.nn.local_filter import LocalGeometry
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.block import BlockGeometry, FLTEncoder
 from flt_mol.structures import Structures
 
 

@@ -7,6 +7,11 @@ from flt_mol.nn.attention import (
     Fidelity,
     FLTAttention,
 )
+from flt_mol.nn.block import (
+    BlockGeometry,
+    FLTBlock,
+    FLTEncoder,
+)
 from flt_mol.nn.feature_maps import (
     FEATURE_MAPS,
     ELUFeatures,
@@ -68,11 +73,6 @@ from flt_mol.nn.spectrum import (
 )
 from flt_mol.nn.streaming import (
     AttentionState,
-)
-from flt_mol.nn.block import (
-    BlockGeometry,
-    FLTBlock,
-    FLTEncoder,
 )
 
 __all__ = [

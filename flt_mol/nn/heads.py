@@ -17,10 +17,10 @@ from flt_mol.functional.groups import (
 )
 from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import filtered_dots, segment_sum
-from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes
 from flt_mol.nn._plain import all_plain
 from flt_mol.nn.embedding import check_tags
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.local import LocalGeometry
 
 READOUTS = ("tags", "sum", "mean")
