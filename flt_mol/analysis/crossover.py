@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flt_mol.analysis.timing import Timings, interleaved
-from flt_mol.nn.attend import Rule, attend
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.rpe import FourierRPE
@@ -174,16 +173,15 @@ def _run(
     x, positions, ptr = batch
     inputs = [x, *layer.parameters()]
     if part == "heads":
-        rule = Rule(layer.feature_map, mode, layer.causal, layer.exact_below)
         with torch.no_grad():
-            rows = layer.projected(x, positions, ptr=ptr)[1]
+            rows = layer.rows(x, positions, {"ptr": ptr})[1]
         inputs = [rows.query, rows.key, rows.value]
         for tensor in inputs:
             tensor.requires_grad_()
 
     def forward() -> Tensor:
         if part == "heads":
-            return attend(rule, rows)
+            return layer.attend(rows, mode)
         layer.mode = mode
         out: Tensor = layer(x, positions, ptr=ptr)
         return out

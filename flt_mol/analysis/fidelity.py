@@ -18,7 +18,7 @@ from flt_mol.analysis.fitting import fit
 from flt_mol.analysis.tables import markdown_table
 from flt_mol.functional.fourier import fourier_basis, position_features
 from flt_mol.functional.groups import mean_per_system, spread
-from flt_mol.nn.attend import Projected, Rule, attend
+from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.feature_maps import FEATURE_MAPS, FeatureMap
 
 __all__ = ["Conditions", "Problem", "errors", "fidelity_rows", "fitted", "marked"]
@@ -65,7 +65,7 @@ class Problem:
         self.generator = torch.Generator().manual_seed(seed)
         self.frequencies = self._normal(conditions.num_frequencies, 3) / (2 * math.pi * SIGMA)
 
-    def draw(self, systems: int = 1) -> Projected:
+    def draw(self, systems: int = 1) -> AttentionRows:
         """Queries, keys, values and positions of some systems, all new."""
         c = self.conditions
         rows = systems * c.atoms
@@ -78,7 +78,7 @@ class Problem:
         basis = fourier_basis((uniform - 0.5) * box, self.frequencies)
         at = position_features(basis, ratio, c.split)
         ptr = torch.arange(systems + 1) * c.atoms
-        return Projected(query, key, value, ptr, None, at, at)
+        return AttentionRows(query, key, value, ptr, None, at, at)
 
     def feature_map(self, name: str, **settings: object) -> FeatureMap:
         """A map of `nn.FEATURE_MAPS` for these problems, drawn from their generator."""
@@ -97,7 +97,7 @@ def errors(out: Tensor, exact: Tensor) -> Tensor:
     return ((out - exact).square().sum((0, 2)) / exact.square().sum((0, 2))).sqrt()
 
 
-def linear_errors(feature_map: FeatureMap, rows: Projected) -> Tensor:
+def linear_errors(feature_map: FeatureMap, rows: AttentionRows) -> Tensor:
     """The error of linear attention with this map, (H,)."""
     return errors(_attend(feature_map, "linear", rows), exact_output(feature_map, rows))
 
@@ -123,7 +123,7 @@ def fitted(
     return feature_map
 
 
-def yardsticks(rows: Projected) -> dict[str, Tensor]:
+def yardsticks(rows: AttentionRows) -> dict[str, Tensor]:
     """The errors (H,) of exact attention without the mask, and of the average of all values."""
     exact = exact_output(None, rows)
     bare = exact_output(None, rows._replace(query_at=None, key_at=None))
@@ -131,14 +131,15 @@ def yardsticks(rows: Projected) -> dict[str, Tensor]:
     return {NO_MASK: errors(bare, exact), AVERAGE: errors(average, exact)}
 
 
-def exact_output(feature_map: FeatureMap | None, rows: Projected) -> Tensor:
+def exact_output(feature_map: FeatureMap | None, rows: AttentionRows) -> Tensor:
     """Softmax attention with the mask that the position features stand for."""
     return _attend(feature_map, "exact", rows)
 
 
-def _attend(feature_map: FeatureMap | None, mode: str, rows: Projected) -> Tensor:
-    rule = Rule(feature_map, mode, False, 0)  # type: ignore[arg-type]
-    return attend(rule, rows)
+def _attend(feature_map: FeatureMap | None, mode: str, rows: AttentionRows) -> Tensor:
+    layer = Attention()
+    layer.causal, layer.feature_map = False, feature_map  # type: ignore[assignment]
+    return layer.attend(rows, mode)
 
 
 class Candidate(NamedTuple):

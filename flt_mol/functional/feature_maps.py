@@ -17,15 +17,16 @@ from torch.nn.functional import softplus
 
 from flt_mol.functional.groups import (
     at_least_float32,
-    check_ptr,
     operator,
     settled,
     systems_of,
-    without_autocast,
 )
 from flt_mol.functional.numerics import draw_normal
 
 SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0
+# Where to cut x before exp(x) beside values of 1: far below rounding, far above underflow. Numbers
+# below the smallest normal one make `exp` and products ten to eighty times slower on CPUs.
+LEAST_EXPONENT = {torch.float32: -60.0, torch.float64: -600.0}
 
 
 def gaussian_projection(
@@ -93,13 +94,13 @@ def project_positions(
         >>> project_positions(basis, one, w), project_positions(basis, zero, w, turn=one)
         (tensor([[[1.4000]]]), tensor([[[0.2000]]]))
     """
-    basis = at_least_float32(basis)
+    basis = basis.to(torch.promote_types(basis.dtype, torch.float32))
     columns = projection * weight[:, None, :]
     if turn is not None:
         cosines, sines = (projection * turn[:, None, :]).chunk(2, dim=-1)
         columns = columns + torch.cat([-sines, cosines], dim=-1)
     columns = columns.to(basis.dtype).transpose(1, 2)
-    with without_autocast(basis):
+    with torch.autocast(basis.device.type, enabled=False):
         # Laid out by head: as one product with T, torch would rearrange the result.
         by_head = basis.transpose(0, 1) if basis.dim() == 3 else basis.expand(len(columns), -1, -1)
         return torch.bmm(by_head, columns).transpose(0, 1)
@@ -133,8 +134,8 @@ def softmax_log_features(
         [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
     """
     scale = x.shape[-1] ** -0.25
-    rows = at_least_float32(x).transpose(0, 1)
-    with without_autocast(rows):
+    rows = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1)
+    with torch.autocast(rows.device.type, enabled=False):
         columns = (projection.to(rows.dtype) * scale).transpose(1, 2)
         if position_logits is None:
             logits = torch.bmm(rows, columns)
@@ -281,7 +282,8 @@ def stabilised_features(
         raised to that, which is far below rounding and spares numbers that are slow.
 
     Raises:
-        ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
+        ValueError: offsets that decrease or end beyond the rows, or are of different numbers of
+            systems.
 
     Example:
         >>> huge = torch.tensor([[900.0, -900.0]]).reshape(1, 1, 2)
@@ -289,7 +291,7 @@ def stabilised_features(
         >>> queries.flatten(), keys.flatten()
         (tensor([1.0000e+00, 8.7565e-27]), tensor([1., 1.]))
     """
-    key_ptr = check_ptr(ptr, query_logits.shape[0], key_ptr, key_logits.shape[0])
+    key_ptr = ptr if key_ptr is None else key_ptr
     queries, keys = (x.transpose(0, 1) for x in settled(query_logits, key_logits))
     queries, keys = _stabilised(queries, keys, ptr, key_ptr)
     return queries.transpose(0, 1), keys.transpose(0, 1)
@@ -300,9 +302,10 @@ def _stabilised(
     queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     outputs = queries.new_zeros(queries.shape), keys.new_zeros(keys.shape)
-    least = _least_exponent(queries.dtype)
+    least = LEAST_EXPONENT[queries.dtype]
     systems = systems_of(ptr, queries.shape[1])
-    for rows, own in zip(systems, systems_of(key_ptr, keys.shape[1], "key_ptr"), strict=True):
+    key_systems = systems if key_ptr is ptr else systems_of(key_ptr, keys.shape[1], "key_ptr")
+    for rows, own in zip(systems, key_systems, strict=True):
         peak = keys.new_zeros(())
         if own.stop > own.start:
             peak = keys[:, own].amax(1, keepdim=True)
@@ -310,15 +313,6 @@ def _stabilised(
         q = torch.add(queries[:, rows], peak, out=outputs[0][:, rows])
         q.sub_(q.amax(-1, keepdim=True)).clamp_(min=least).exp_()
     return outputs
-
-
-def _least_exponent(dtype: torch.dtype) -> float:
-    """Where to cut x before exp(x) beside values of 1: far below rounding, far above underflow.
-
-    Numbers below the smallest normal one, e⁻⁸⁷ in float32, make `exp` and every product with them
-    ten to eighty times slower on CPUs; so do products of numbers near it with small gradients.
-    """
-    return -600.0 if dtype == torch.float64 else -60.0
 
 
 @_stabilised.register_fake

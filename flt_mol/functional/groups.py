@@ -8,7 +8,6 @@ padding: they belong to no system and get zeros.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -41,25 +40,15 @@ def without_autocast(x: Tensor) -> torch.autocast:
 def operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Make of a function one step for autograd and torch.compile, as `torch.library.custom_op`.
 
-    Inside it may loop over systems. Its gradients are those of `register_autograd`. Forward mode
-    (`torch.func.jvp`, `forward_ad`) would silently find derivatives of 0, so it is refused.
+    Inside it may loop over systems; its gradients are those of `register_autograd`.
 
     Args:
         name: without the namespace.
     """
 
     def decorate(function: Callable[..., Any]) -> CustomOpDef:
-        @functools.wraps(function)
-        def run(*args: Any) -> Any:
-            if getattr(forward_ad, "_current_level", -1) >= 0:
-                raise NotImplementedError(
-                    "flt_mol's operators have no forward-mode derivatives: use reverse mode, "
-                    "torch.autograd.grad or torch.autograd.functional.jvp"
-                )
-            return function(*args)
-
         schema = torch.library.infer_schema(function, mutates_args=())
-        return torch.library.custom_op(f"flt_mol::{name}", run, mutates_args=(), schema=schema)
+        return torch.library.custom_op(f"flt_mol::{name}", function, mutates_args=(), schema=schema)
 
     return decorate
 
@@ -85,26 +74,32 @@ def check_ptr(
     keys = ptr if key_ptr is None else key_ptr
     if torch.compiler.is_compiling():
         return keys
-    system_sizes(ptr, num_rows)
+    if key_ptr is None and num_keys not in (None, num_rows):
+        raise ValueError(f"there are {num_keys} keys for {num_rows} queries: give key_ptr too")
+    given = [("ptr", ptr, num_rows)]
     if key_ptr is not None:
-        system_sizes(key_ptr, num_rows if num_keys is None else num_keys, "key_ptr")
+        given.append(("key_ptr", key_ptr, num_rows if num_keys is None else num_keys))
         if key_ptr.numel() != ptr.numel():
             raise ValueError(
                 f"ptr describes {ptr.numel() - 1} systems, key_ptr {key_ptr.numel() - 1}: "
                 "both need the same systems in the same order, empty ones included"
             )
-    elif num_keys not in (None, num_rows):
-        raise ValueError(f"there are {num_keys} keys for {num_rows} queries: give key_ptr too")
+    for name, x, rows in given:
+        if x.dim() != 1 or x.numel() == 0 or x.is_floating_point():
+            raise ValueError(
+                f"{name} must hold B + 1 integers, got shape {tuple(x.shape)} and {x.dtype}"
+            )
+        offsets = x.tolist()
+        if offsets[0] != 0 or offsets[-1] != rows or sorted(offsets) != offsets:
+            raise ValueError(
+                f"{name} must start at 0, never decrease and end at the number of rows, {rows}; "
+                f"found {str(offsets)[:80]}"
+            )
     return keys
 
 
-def system_sizes(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
-    """Rows per system, as B plain integers. Not for code that is compiled: see `check_ptr`.
-
-    Args:
-        ptr: (B + 1,) integers, 0 first, `num_rows` last, never decreasing.
-        num_rows: N.
-        name: what messages call `ptr`.
+def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
+    """Rows per system, as B plain integers. Not for code that is compiled.
 
     Raises:
         ValueError: `ptr` does not describe N rows.
@@ -113,17 +108,7 @@ def system_sizes(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
         >>> system_sizes(torch.tensor([0, 2, 2, 5]), 5)
         [2, 0, 3]
     """
-    if ptr.dim() != 1 or ptr.numel() == 0 or ptr.is_floating_point():
-        raise ValueError(
-            f"{name} must hold B + 1 integers, got shape {tuple(ptr.shape)} and {ptr.dtype}"
-        )
-    offsets: list[int] = ptr.tolist()
-    sizes = [stop - start for start, stop in pairwise(offsets)]
-    if offsets[0] != 0 or offsets[-1] != num_rows or min(sizes, default=0) < 0:
-        raise ValueError(
-            f"{name} must start at 0, never decrease and end at the number of rows, {num_rows}; "
-            f"found {str(offsets)[:80]}"
-        )
+    sizes: list[int] = check_ptr(ptr, num_rows).diff().tolist()
     return sizes
 
 
@@ -134,7 +119,13 @@ def systems_of(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[slice]:
 
     Raises:
         ValueError: offsets that do not start at 0, decrease, or end beyond `num_rows`.
+        NotImplementedError: forward-mode derivatives, which torch would silently take for 0.
     """
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        raise NotImplementedError(
+            "flt_mol's operators have no forward-mode derivatives: use reverse mode, "
+            "torch.autograd.grad or torch.autograd.functional.jvp"
+        )
     offsets: list[int] = ptr.tolist()
     if offsets[0] != 0 or offsets[-1] > num_rows or sorted(offsets) != offsets:
         raise ValueError(
@@ -243,7 +234,8 @@ def _sorted_offsets(system: Tensor, num_systems: int) -> tuple[Tensor, Tensor]:
 
 def sum_per_system(x: Tensor, ptr: Tensor) -> Tensor:
     """Σ of the rows of each system: (N, …) → (B, …); zeros for systems without rows."""
-    return _sum_at(x, system_index(ptr, x.shape[0]), ptr.shape[0] - 1)
+    total = x.new_zeros(ptr.shape[0], *x.shape[1:])  # padding goes to a system of its own
+    return total.index_add(0, system_index(ptr, x.shape[0]), x)[:-1]
 
 
 def mean_per_system(x: Tensor, ptr: Tensor) -> Tensor:
@@ -299,7 +291,7 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
         >>> centred(torch.tensor([[100001.0], [100002.0], [5.0]]), torch.tensor([0, 2, 3])).tolist()
         [[-0.5], [0.5], [0.0]]
     """
-    positions = at_least_float32(positions)
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
     num_rows, num_systems = positions.shape[0], ptr.shape[0] - 1
     system = system_index(ptr, num_rows)
     real = (system < num_systems)[:, None]
@@ -307,10 +299,7 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
     # The mean makes the result independent of the anchor, so the anchor needs no gradient.
     anchor = torch.cat([first_per_system(positions.detach(), ptr), zero])
     local = (positions - anchor[system]).masked_fill(~real, 0.0)
-    mean = _sum_at(local, system, num_systems) / ptr.diff().clamp(min=1)[:, None]
-    return local - torch.cat([mean, zero])[system]
-
-
-def _sum_at(x: Tensor, system: Tensor, num_systems: int) -> Tensor:
-    """Σ of rows by their system; those of system B, the padding, are dropped."""
-    return x.new_zeros(num_systems + 1, *x.shape[1:]).index_add(0, system, x)[:-1]
+    total = local.new_zeros(num_systems + 1, local.shape[1]).index_add(0, system, local)
+    sizes = torch.cat([ptr.diff(), ptr.new_ones(1)]).clamp(min=1)
+    # Rows of padding, those of system B, are all 0.
+    return local - (total / sizes[:, None])[system]

@@ -70,10 +70,11 @@ def linear_sums(
     """
     key_ptr = check_ptr(ptr, query_features.shape[0], key_ptr, value.shape[0])
     q, k, v = (x.transpose(0, 1) for x in settled(query_features, key_features, value))
-    with without_autocast(v):
+    with torch.autocast(v.device.type, enabled=False):
         # A column of ones makes z one more column of S.
         sums = system_sums(k, with_ones(v), key_ptr)
-        return read_sums(q, sums, ptr).transpose(0, 1)
+        out: Tensor = read_sums(q, sums, ptr)
+    return out.transpose(0, 1)
 
 
 def normalised(sums: Tensor) -> Tensor:
@@ -96,24 +97,13 @@ def with_ones(value: Tensor) -> Tensor:
     return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], -1)
 
 
+@operator("system_sums")
 def system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
     """X_bᵀ Y_b of every system b: (H, N, I), (H, N, J) → (B, H, I, J), 0 for empty systems.
 
     With `read_sums` closed under differentiation: any number of derivatives, and one step for
     autograd and torch.compile. Both tensors have one dtype; rows beyond ``ptr[B]`` are left out.
     """
-    out: Tensor = _system_sums(x, y, ptr)
-    return out
-
-
-def read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
-    """X_b S_b of every system b: (H, N, I), (B, H, I, J) → (H, N, J), 0 beyond ``ptr[B]``."""
-    out: Tensor = _read_sums(x, sums, ptr)
-    return out
-
-
-@operator("system_sums")
-def _system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
     systems = systems_of(ptr, x.shape[1])
     out = x.new_empty(len(systems), x.shape[0], x.shape[2], y.shape[2])
     for rows, sums in zip(systems, out, strict=True):
@@ -121,13 +111,9 @@ def _system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
     return out
 
 
-@_system_sums.register_fake
-def _(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
-    return x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2], y.shape[2])
-
-
 @operator("read_sums")
-def _read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
+def read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
+    """X_b S_b of every system b: (H, N, I), (B, H, I, J) → (H, N, J), 0 beyond ``ptr[B]``."""
     systems = systems_of(ptr, x.shape[1])
     parts = [x[:, rows].bmm(own) for rows, own in zip(systems, sums, strict=True)]
     beyond = x.shape[1] - systems[-1].stop if systems else x.shape[1]
@@ -136,7 +122,12 @@ def _read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
     return torch.cat([*parts, x.new_zeros(x.shape[0], beyond, sums.shape[-1])], 1)
 
 
-@_read_sums.register_fake
+@system_sums.register_fake
+def _(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
+    return x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2], y.shape[2])
+
+
+@read_sums.register_fake
 def _(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1], sums.shape[-1])
 
@@ -161,5 +152,5 @@ def _read_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return to_x, to_sums, None
 
 
-_system_sums.register_autograd(_system_sums_backward, setup_context=_save)
-_read_sums.register_autograd(_read_sums_backward, setup_context=_save)
+system_sums.register_autograd(_system_sums_backward, setup_context=_save)
+read_sums.register_autograd(_read_sums_backward, setup_context=_save)

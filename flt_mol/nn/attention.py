@@ -24,7 +24,7 @@ from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.image_keys import PairWeights
 from flt_mol.nn.layers import drawn_linear
-from flt_mol.nn.layout import Layout, check_rows, layout_of, require
+from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, layout_of, require
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
 
@@ -75,6 +75,7 @@ class AttentionInputs(TypedDict, total=False):
 
 
 _INPUTS = frozenset(AttentionInputs.__annotations__)
+_OF_CONTEXT = tuple(f"context_{x}" for x in ("positions", "ptr", "system", "mask", "features"))
 
 
 class AttentionRows(NamedTuple):
@@ -200,8 +201,11 @@ class Attention(nn.Module):
         Raises:
             ValueError: a combination that has no meaning or no implementation.
         """
-        mode = self.mode if mode is None else mode
+        mode = self._mode if mode is None else mode
         alone = not self.causal and rows.key_ptr is None
+        for name, pairs in (("pairs", rows.pairs), ("images", rows.images)):
+            if pairs is not None:
+                _check_pairs(pairs, rows, name)
         if rows.images is not None:
             if mode != "exact" or not alone or rows.pairs is not None:
                 raise ValueError(
@@ -225,7 +229,7 @@ class Attention(nn.Module):
         exponential = self.feature_map.exponential
         queries = self.feature_map(rows.query, rows.query_at, key=False)
         keys = self.feature_map(rows.key, rows.key_at, key=True)
-        expected = (*rows.key.shape[:2], self.num_features)
+        expected = (*rows.key.shape[:2], self.feature_map.num_features)
         if tuple(keys.shape) != expected:
             raise ValueError(
                 f"{type(self.feature_map).__name__} gives features of shape {tuple(keys.shape)} "
@@ -290,21 +294,20 @@ class Attention(nn.Module):
                     "this layer was built without positions: build it with rpe=… or position_dim=…"
                 )
             return None
-        if features is not None:
-            features = features._replace(basis=layout.pack(features.basis))
-        elif self.rpe is not None:
+        if features is None:
+            if self.rpe is None:
+                raise ValueError("position_features are missing: this layer has no rpe of its own")
             packed = packed_positions(layout, positions, self.rpe.dim)
-            features = self.rpe(packed, layout.ptr, origin=origin)
-        else:
-            raise ValueError("position_features are missing: this layer has no rpe of its own")
-        rows, width = features.basis.shape[0], features.basis.shape[-1]
-        expected = (layout.num_rows, self.position_dim)
-        if (rows, width, features.key_weight.shape[0]) != (*expected, self.num_heads):
+            at: PositionFeatures = self.rpe(packed, layout.ptr, origin=origin)
+            return at
+        basis, heads = features.basis, features.key_weight.shape[0]
+        leading, width = tuple(basis.shape[: len(layout.leading)]), basis.shape[-1]
+        if (leading, width, heads) != (layout.leading, self.position_dim, self.num_heads):
             raise ValueError(
-                f"position_features have a basis of shape {tuple(features.basis.shape)} for "
-                f"{features.key_weight.shape[0]} heads, expected {expected} for {self.num_heads}"
+                f"position_features have a basis of shape {tuple(basis.shape)} for {heads} heads, "
+                f"expected {(*layout.leading, self.position_dim)} for {self.num_heads}"
             )
-        return features
+        return features._replace(basis=layout.pack(basis))
 
 
 class FLTAttention(Streaming, Attention):
@@ -437,87 +440,55 @@ class FLTAttention(Streaming, Attention):
         for name in given:
             if name not in _INPUTS:
                 raise TypeError(f"attention has no argument {name!r}")
+        get = given.get
         check_rows(x, self.embed_dim, "x", self.query.weight)
-        context, get = given.get("context"), given.get
-        layout, keys = self._layouts(x, context, given)
-        pairs, images = get("pairs"), get("images")
-        layout.refuse_unsorted(pairs, images)
-        _check_pairs(pairs, layout.ptr, self.num_heads, "pairs")
-        _check_pairs(images, layout.ptr, self.num_heads, "images")
-        sources = x if context is None else context
-        values = get("context_values")
-        values = sources if values is None else values
-        check_rows(values, self.context_dim, "context_values", self.value.weight)
-        if values.shape[:-1] != sources.shape[:-1]:
-            raise ValueError(
-                f"context_values have shape {tuple(values.shape)}, the rows that keys are made of "
-                f"{tuple(sources.shape)}: one value for each key"
-            )
+        context, values, pairs, images = map(get, ("context", "context_values", "pairs", "images"))
+        if context is None:
+            if any(get(name) is not None for name in _OF_CONTEXT):
+                raise ValueError("context_… is given, but no context")
+            if self.context_dim != self.embed_dim:
+                raise ValueError(f"context is missing: keys have {self.context_dim} channels")
+            names = ("ptr", "system", "num_systems", "mask")
+            layout = keys = layout_of(x, **{name: get(name) for name in names})
+            own = sources = layout.pack(x)
+        else:
+            if self.causal:
+                raise ValueError("a causal layer attends to its own rows: it takes no context")
+            check_rows(context, self.context_dim, "context", self.key.weight)
+            layout, keys = aligned_layouts(x, context, given)
+            own, sources = layout.pack(x), keys.pack(context)
+        if pairs is not None or images is not None:
+            layout.refuse_unsorted(pairs, images)
+        if values is not None:
+            check_rows(values, self.context_dim, "context_values", self.value.weight)
+            if tuple(values.shape[:-1]) != keys.leading:
+                raise ValueError(
+                    f"context_values have shape {tuple(values.shape)}, the rows that keys are made "
+                    f"of {keys.leading}: one value for each key"
+                )
+            values = keys.pack(values)
         shape = (-1, self.num_heads, self.embed_dim // self.num_heads)
-        query = self.query(layout.pack(x)).view(shape)
-        key = self.key(keys.pack(sources)).view(shape)
-        value = self.value(keys.pack(values)).view(shape)
+        query, key = self.query(own).view(shape), self.key(sources).view(shape)
+        value = self.value(sources if values is None else values).view(shape)
         at = key_at = None
         if images is None:
-            at, key_at = self._places(layout, keys, positions, given)
+            features = get("position_features")
+            if context is None:
+                origin = "first" if self.causal else "mean"
+                at = key_at = self.features_at(layout, positions, features, origin)
+            else:
+                at, key_at = self._crossed(layout, keys, positions, given)
         key_ptr = None if context is None else keys.ptr
         ptr = layout.ptr
         return layout, AttentionRows(query, key, value, ptr, key_ptr, at, key_at, pairs, images)
 
-    def _layouts(
-        self, x: Tensor, context: Tensor | None, given: AttentionInputs
-    ) -> tuple[Layout, Layout]:
-        get, system = given.get, given.get("system")
-        num_systems = get("num_systems")
-        if context is None:
-            if any(get(name) is not None for name in _INPUTS if name.startswith("context_p")):
-                raise ValueError("context_… is given, but no context")
-            if self.context_dim != self.embed_dim:
-                raise ValueError(f"context is missing: keys have {self.context_dim} channels")
-            layout = layout_of(
-                x, ptr=get("ptr"), system=system, num_systems=num_systems, mask=get("mask")
-            )
-            return layout, layout
-        if self.causal:
-            raise ValueError("a causal layer attends to its own rows: it takes no context")
-        check_rows(context, self.context_dim, "context", self.key.weight)
-        others = get("context_system")
-        if num_systems is None and system is not None and others is not None:
-            if torch.compiler.is_compiling():
-                raise ValueError("graphs need num_systems beside system and context_system")
-            num_systems = 1 + max(int(s.max()) if s.numel() else -1 for s in (system, others))
-        layout = layout_of(
-            x,
-            ptr=get("ptr"),
-            system=system,
-            num_systems=None if system is None else num_systems,
-            mask=get("mask"),
-        )
-        keys = layout_of(
-            context,
-            ptr=get("context_ptr"),
-            system=others,
-            num_systems=None if others is None else num_systems,
-            mask=get("context_mask"),
-            name="context",
-        )
-        if layout.ptr.shape != keys.ptr.shape:
-            raise ValueError(
-                f"x has {len(layout.ptr) - 1} systems, the context {len(keys.ptr) - 1}: each needs "
-                "its own context, which may be empty; with system, give num_systems"
-            )
-        return layout, keys
-
-    def _places(
+    def _crossed(
         self, layout: Layout, keys: Layout, positions: Tensor | None, given: AttentionInputs
     ) -> tuple[PositionFeatures | None, PositionFeatures | None]:
-        """Φ of the queries and Ψ of the keys."""
-        features = given.get("position_features")
-        origin: str | Tensor = "first" if self.causal else "mean"
-        if keys is layout:
-            at = self.features_at(layout, positions, features, origin)
-            return at, at
-        key_positions, key_features = given.get("context_positions"), given.get("context_features")
+        """Φ of the queries and Ψ of a context's keys."""
+        features, key_features = given.get("position_features"), given.get("context_features")
+        key_positions = given.get("context_positions")
+        origin: str | Tensor = "mean"
         if self.rpe is not None and key_features is None:
             # One origin for both: what an estimate's features are depends on it.
             packed = packed_positions(keys, key_positions, self.rpe.dim)
@@ -658,11 +629,10 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
     return rpe.num_features
 
 
-def _check_pairs(pairs: PairWeights | None, ptr: Tensor, num_heads: int, name: str) -> None:
+def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
     """Refuse pairs of other heads, of rows that there are not, or of two systems."""
-    if pairs is None:
-        return
     index_i, index_j, weight = pairs
+    ptr, num_heads = rows.ptr, rows.query.shape[1]
     if index_i.shape != index_j.shape or weight.shape != (*index_i.shape, num_heads):
         raise ValueError(
             f"{name} have indices {tuple(index_i.shape)} and {tuple(index_j.shape)} and weights "

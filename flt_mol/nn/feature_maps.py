@@ -13,6 +13,7 @@ References:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -117,6 +118,7 @@ class RandomFeatures(FeatureMap, Redrawn):
     content_projection: Tensor
     position_projection: Tensor | None
     per_direction = 1
+    function: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -149,15 +151,14 @@ class RandomFeatures(FeatureMap, Redrawn):
             self.begin_step()
         logits = None
         if self.position_projection is not None and at is not None:
-            logits = _projected(at, self.position_projection, key)
-        features = self._features(x, logits, key)
+            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
+            logits = project_positions(at.basis, weight, self.position_projection, turn)
+        # What is subtracted is a constant of the row, which cancels for queries.
+        settings = {"subtract_norm": key} if self.exponential else {}
+        features = type(self).function(x, self.content_projection, logits, **settings)
         if self.redraw_every is not None:
             self.watch(features)
         return features
-
-    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
-        """The map itself, of rows and W·Φ or W·Ψ."""
-        raise NotImplementedError(f"{type(self).__name__} has no features: define _features")
 
 
 class SoftmaxFeatures(RandomFeatures):
@@ -173,8 +174,7 @@ class SoftmaxFeatures(RandomFeatures):
     exponential = True
     estimates_softmax = True
 
-    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
-        return softmax_log_features(x, self.content_projection, logits, subtract_norm=key)
+    function = staticmethod(softmax_log_features)
 
 
 class HyperbolicFeatures(RandomFeatures):
@@ -190,15 +190,13 @@ class HyperbolicFeatures(RandomFeatures):
     estimates_softmax = True
     per_direction = 2
 
-    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
-        return hyperbolic_log_features(x, self.content_projection, logits, subtract_norm=key)
+    function = staticmethod(hyperbolic_log_features)
 
 
 class ReLUFeatures(RandomFeatures):
     """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed: the map of the paper's image model."""
 
-    def _features(self, x: Tensor, logits: Tensor | None, key: bool) -> Tensor:
-        return relu_features(x, self.content_projection, logits)
+    function = staticmethod(relu_features)
 
 
 class SoftplusFeatures(FeatureMap):
@@ -237,7 +235,8 @@ class SoftplusFeatures(FeatureMap):
         """Log φ of rows (N, H, D) → (N, H, M)."""
         logits = None
         if self.position_weight is not None and at is not None:
-            logits = _projected(at, self.position_weight, key)
+            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
+            logits = project_positions(at.basis, weight, self.position_weight, turn)
         return softplus_log_features(x, self.weight, self.bias, logits)
 
 
@@ -321,9 +320,3 @@ def _directions(
     )
     positions, content = torch.split(projection, [shape.position_dim, shape.head_dim], dim=-1)
     return content.contiguous(), positions.contiguous()
-
-
-def _projected(at: PositionFeatures, projection: Tensor, key: bool) -> Tensor:
-    """W·Φ or W·Ψ (N, H, M), as the functions of `feature_maps` take it."""
-    weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
-    return project_positions(at.basis, weight, projection, turn)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import offsets_of, system_sizes
+from flt_mol.functional.groups import check_ptr, offsets_of
 
 
 class Layout(NamedTuple):
@@ -115,8 +116,42 @@ def layout_of(
     if ptr is None:
         ptr = torch.tensor([0, rows], dtype=torch.int64, device=x.device)
     elif not torch.compiler.is_compiling():
-        system_sizes(ptr, rows)
+        check_ptr(ptr, rows)
     return Layout(ptr, None, None, (rows,))
+
+
+def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tuple[Layout, Layout]:
+    """The layouts of two sets of rows of the same B systems, one padded and one packed if need be.
+
+    Args:
+        x: (N, C) or (B, L, C).
+        context: (K, C') or (B, L', C').
+        given: ptr, system, mask of `x`, context_ptr, context_system, context_mask, num_systems.
+
+    Raises:
+        ValueError: arguments that do not belong together, or different numbers of systems.
+    """
+    get, num_systems = given.get, given.get("num_systems")
+    both = [s for s in (get("system"), get("context_system")) if isinstance(s, Tensor)]
+    if num_systems is None and len(both) == 2:
+        if torch.compiler.is_compiling():
+            raise ValueError("a graph needs num_systems beside system and context_system")
+        num_systems = 1 + max(int(s.max()) if s.numel() else -1 for s in both)
+    layouts = []
+    for rows, prefix in ((x, ""), (context, "context_")):
+        system = get(f"{prefix}system")
+        count = None if system is None else num_systems
+        ptr, mask, name = get(f"{prefix}ptr"), get(f"{prefix}mask"), prefix[:-1] or "x"
+        layouts.append(
+            layout_of(rows, ptr=ptr, system=system, num_systems=count, mask=mask, name=name)
+        )
+    layout, keys = layouts
+    if layout.ptr.shape != keys.ptr.shape:
+        raise ValueError(
+            f"x has {len(layout.ptr) - 1} systems, the context {len(keys.ptr) - 1}: each needs its "
+            "own context, which may be empty; with system, give num_systems"
+        )
+    return layout, keys
 
 
 def _by_system(system: Tensor, num_systems: int | None, rows: int, name: str) -> Layout:

@@ -13,7 +13,6 @@ import flt_mol
 from flt_mol.files import temporary_path
 from flt_mol.models.checks import check_model
 from flt_mol.models.energy import CONFIG_KEY, EnergyConfig, EnergyModel
-from flt_mol.nn.feature_maps import current_names
 from flt_mol.training.checkpoint_file import FORMAT, FORMAT_VERSION, read_checkpoint
 from flt_mol.training.devices import find_device
 from flt_mol.training.finding import find_checkpoint
@@ -119,10 +118,7 @@ def read_weights(name_or_path: str | Path, averaged: bool = True) -> tuple[Path,
 def _read(name_or_path: str | Path, averaged: bool) -> tuple[Path, dict[str, Any]]:
     path = find_checkpoint(name_or_path)
     content = read_checkpoint(path, averaged)
-    weights: dict[str, Tensor] = content["state_dict"]
-    renamed = current_names(weights)
-    named = {renamed.get(key, key): value for key, value in weights.items()}
-    return path, {**content, "state_dict": named}
+    return path, content
 
 
 def checkpoint_config(name_or_path: str | Path) -> EnergyConfig:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from flt_mol.analysis.layer_cost import LayerSize, TimedLayer, gaussian_rpe
 from flt_mol.analysis.speed.log_linear import LogLinearAttention
-from flt_mol.nn.attend import Projected, Rule, attend
-from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.attention import AttentionRows, FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectrum import BoxSpectrum
@@ -164,12 +163,12 @@ def _our_core(size: LayerSize, rpe: FourierRPE | None) -> Callable[..., Tensor]:
     layer = FLTAttention(
         size.embed_dim, size.num_heads, num_features=size.num_features, position_dim=width
     ).eval()
-    rule, ptr = Rule(layer.feature_map, "linear", False, 0), torch.tensor([0, size.tokens])
+    ptr = torch.tensor([0, size.tokens])
     at = None
     if rpe is not None:
         with torch.no_grad():
             at = rpe(15 * torch.rand(size.tokens, 3), ptr)
-    return lambda q, k, v: attend(rule, Projected(q, k, v, ptr, None, at, at))
+    return lambda q, k, v: layer.attend(AttentionRows(q, k, v, ptr, None, at, at), "linear")
 
 
 def _batched_core(core: Callable[..., Tensor]) -> Callable[..., Tensor]:
