@@ -5,7 +5,7 @@ from __future__ import annotations
 from flt_mol.functional.fourier import SPLITS
 from flt_mol.models.config import ATTENTION, EnergyConfig, RPEConfig
 from flt_mol.models.rules import BELOW_ONE, POSITIVE, SEED, SIZE, Rule, check_settings, one_of
-from flt_mol.nn.spectrum import FORMS
+from flt_mol.nn.spectrum.terms import FORMS
 
 _MODEL: dict[str, Rule] = {
     "embed_dim": SIZE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from flt_mol.functional.numerics import at_least_float32, placed
