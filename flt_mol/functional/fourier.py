@@ -113,8 +113,8 @@ def fourier_basis(positions: Tensor, frequencies: Tensor) -> Tensor:
 def position_features(basis: Tensor, ratio: Tensor, split: str = "one_sided") -> PositionFeatures:
     r"""Φ, Ψ with Φ_i·Ψ_j = (1/R) Σ_t Re[ρ_t e^{2πiξ_t·(r_i − r_j)}].
 
-    For real ρ these are waves ρ_t cos 2πξ_t·(r_i − r_j). The phase of a complex ρ = b + ic goes into
-    Ψ: its cosines become b cos + c sin, its sines b sin − c cos. The size of ρ is shared so:
+    For real ρ these are waves ρ_t cos 2πξ_t·(r_i − r_j). A complex ρ = b + ic has its phase in Ψ,
+    where cosines become b cos + c sin and sines b sin − c cos. The size of ρ is shared so:
 
     - ``one_sided``: Φ = T/√R, Ψ = T ∘ ρ/√R. The gradient to ρ is bounded for every ρ: it trains
       everywhere, at the price of noise in softmax features of small masks, since ‖Φ_i‖² = 1.

@@ -19,13 +19,13 @@ class Redrawn(nn.Module):
     **The buffers** change when `redraw` is called or a checkpoint is loaded, and never else: eval
     before and after training differs by what was learned alone.
 
-    **With** ``redraw_every=n`` training uses the buffers in its steps 0 … n − 1, and draw i in steps
-    n i … n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps, so a
+    **With** ``redraw_every=n`` training uses the buffers in steps 0 … n − 1, and draw i in steps
+    n i … n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps: a
     resumed run and equal replicas have the same draws.
 
     **A step** begins with the first training forward after gradients have come back to the module.
-    All forwards between two backward passes share one draw: recycles, several losses, forwards under
-    `torch.no_grad`. Gradient accumulation begins a step with each backward. A backward with
+    All forwards between two backward passes share one draw: recycles, several losses, forwards
+    under `torch.no_grad`. Gradient accumulation begins a step with each backward. A backward with
     ``create_graph=True`` ends no step, nor does recomputation under activation checkpointing begin
     one. A module that gradients never reach stays in step 0. Eval counts nothing.
 
@@ -169,7 +169,7 @@ def _begin(module: Redrawn, redraw_every: int) -> None:
 def _watch(module: Redrawn, results: tuple[Tensor, ...]) -> None:
     for result in results:
         if result.requires_grad:
-            result.register_hook(partial(_arrived, module, module._step))
+            result.register_hook(partial(_arrived, module, module._step or 0))
 
 
 def _arrived(module: Redrawn, step: int, gradient: Tensor) -> None:

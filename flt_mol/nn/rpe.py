@@ -159,7 +159,8 @@ def rotation_error(rpe: FourierRPE, radius: float, num_radii: int = 48) -> Tenso
 
     Args:
         rpe: its present draw is measured.
-        radius: largest distance, Å; `num_radii` of them are taken, evenly spaced.
+        radius: largest distance, Å.
+        num_radii: how many distances, evenly spaced.
 
     Returns:
         (H,), without gradient.

@@ -66,7 +66,8 @@ class SumSpectrum(Spectrum):
 
     def forward(self, frequencies: Tensor) -> Tensor:
         """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
-        return reduce(torch.add, [spectrum(frequencies) for spectrum in self.spectra])
+        terms: list[Tensor] = [spectrum(frequencies) for spectrum in self.spectra]
+        return reduce(torch.add, terms)
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (…, ℓ), Å → (…, H)."""
@@ -96,7 +97,8 @@ class ProductSpectrum(Spectrum):
 
     def forward(self, frequencies: Tensor) -> Tensor:
         """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
-        return reduce(torch.mul, [spectrum(xi) for spectrum, xi in self._groups(frequencies)])
+        factors: list[Tensor] = [spectrum(xi) for spectrum, xi in self._groups(frequencies)]
+        return reduce(torch.mul, factors)
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (…, ℓ), Å → (…, H)."""

@@ -78,7 +78,7 @@ class MaternSpectrum(TermSpectrum):
 class LaplaceSpectrum(TermSpectrum):
     r"""Laplace kernels, the Matérn kernels of ν = 1/2: f(x) = Σ_t a_t exp(−‖x‖/s_t) per head.
 
-    g(ξ) = Σ_t a_t 2^ℓ π^{(ℓ−1)/2} Γ((ℓ+1)/2) s_t^ℓ (1 + 4π²s_t²‖ξ‖²)^{−(ℓ+1)/2}, in any dimension ℓ.
+    In any ℓ, g(ξ) = Σ_t a_t 2^ℓ π^{(ℓ−1)/2} Γ((ℓ+1)/2) s_t^ℓ (1 + 4π²s_t²‖ξ‖²)^{−(ℓ+1)/2}.
     Arguments are those of `TermSpectrum`.
     """
 
@@ -95,8 +95,8 @@ class LaplaceSpectrum(TermSpectrum):
 class CauchySpectrum(TermSpectrum):
     r"""Cauchy kernels, with algebraic tails: f(x) = Σ_t a_t (1 + ‖x‖²/s_t²)^{−(ℓ+1)/2} per head.
 
-    g(ξ) = Σ_t a_t π^{(ℓ+1)/2}/Γ((ℓ+1)/2) s_t^ℓ e^{−2πs_t‖ξ‖}, in any dimension ℓ. Arguments are those
-    of `TermSpectrum`.
+    In any ℓ, g(ξ) = Σ_t a_t π^{(ℓ+1)/2}/Γ((ℓ+1)/2) s_t^ℓ e^{−2πs_t‖ξ‖}. Arguments are those of
+    `TermSpectrum`.
     """
 
     def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
@@ -113,9 +113,8 @@ class ShellSpectrum(TermSpectrum):
 
     Each is r^{2n} e^{−r²/2σ²} over its greatest value, which is at r = σ_t √(2n_t); n = 0 is a
     zero-centred Gaussian. At one σ, n = 0, 1, 2, … are a complete radial basis. In any ℓ, with
-    generalised Laguerre polynomials,
-
-    g(ξ) = Σ_t a_t n_t! (e/n_t)^{n_t} (2πσ_t²)^{ℓ/2} L_{n_t}^{(ℓ/2−1)}(2π²σ_t²‖ξ‖²) e^{−2π²σ_t²‖ξ‖²}.
+    u = 2π²σ_t²‖ξ‖² and generalised Laguerre polynomials,
+    g(ξ) = Σ_t a_t n_t! (e/n_t)^{n_t} (2πσ_t²)^{ℓ/2} L_{n_t}^{(ℓ/2−1)}(u) e^{−u}.
 
     Args:
         num_heads, num_terms, dim, generator: see `TermSpectrum`.

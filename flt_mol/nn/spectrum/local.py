@@ -95,8 +95,8 @@ class BSplineSpectrum(_LocalSpectrum):
 class BoxSpectrum(_LocalSpectrum):
     r"""Boxes with learned radii: f(x) = Σ_t a_t Π_j 1[\|x_j\| ≤ v_tj] per head.
 
-    g(ξ) = Σ_t a_t Π_j sin(2πv_tjξ_j)/(πξ_j), with 2v_tj at ξ_j = 0. g is not integrable: **a sampled
-    box has infinite variance under every density of frequencies**, its mask is a noisy,
+    g(ξ) = Σ_t a_t Π_j sin(2πv_tjξ_j)/(πξ_j), with 2v_tj at ξ_j = 0. g is not integrable: **a
+    sampled box has infinite variance under every density of frequencies**, its mask is a noisy,
     band-limited version of a box. `mask` is the exact one; being flat, it has no gradient to the
     radii, while g has. Arguments are those of `BSplineSpectrum` without the order, which is 1.
     """
@@ -107,8 +107,8 @@ class BoxSpectrum(_LocalSpectrum):
 class TentSpectrum(_LocalSpectrum):
     r"""Tents, continuous local masks: f(x) = Σ_t a_t Π_j (1 − \|x_j\|/v_tj)_+ per head.
 
-    g(ξ) = Σ_t a_t Π_j sin²(πv_tjξ_j)/(v_tj π²ξ_j²). Arguments are those of `BSplineSpectrum` without
-    the order, which is 2.
+    g(ξ) = Σ_t a_t Π_j sin²(πv_tjξ_j)/(v_tj π²ξ_j²). Arguments are those of `BSplineSpectrum`
+    without the order, which is 2.
     """
 
     order = 2
