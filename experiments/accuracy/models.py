@@ -45,7 +45,11 @@ _OURS: dict[str, Any] = {
     **_BOTH, "num_layers": 4, "attention": "none", "far_scale": 0.1, "far_blocks": 1,
     "pairs": _OURS_PAIRS,
 }  # fmt: skip
-_MOVES = {"displacement_weight": 1.0, "displacement_decay": "linear", "displacement_final_weight": 0.1}  # fmt: skip
+_MOVES = {
+    "displacement_weight": 1.0,
+    "displacement_decay": "linear",
+    "displacement_final_weight": 0.1,
+}
 _DISPLACED = ["energy", "energy_initial", "displacement"]
 
 
@@ -71,7 +75,9 @@ ROWS: dict[str, Row] = {
     "performer": _row("Performer, no positions"),
     "flt_paper": _row("FLT, the paper's form (w_t, R = 16)", rpe=_rpe("weight")),
     "flt": _row("FLT, amplitude form (R = 16)", rpe=_rpe("amplitude")),
-    "exact_mask": _row("exact softmax + the same sampled mask", rpe=_rpe("amplitude"), attention="exact"),
+    "exact_mask": _row(
+        "exact softmax + the same sampled mask", rpe=_rpe("amplitude"), attention="exact"
+    ),
     "exact_gaussian": _row(
         "exact softmax, image keys, additive Gaussian RPE", attention="exact",
         images={**_IMAGES, "mask": "gaussian", "pair_types": False, "density": False},
@@ -111,7 +117,9 @@ ROWS: dict[str, Row] = {
     ),
     "schnet64": Row("SchNet blocks, width 64", {"width": 64}, "schnet"),
     "schnet": Row("SchNet blocks, as many weights as ours", {}, "schnet", match="ours"),
-    "schnet_packaged": Row("SchNet as packaged, as many weights", {}, "schnet_packaged", match="ours"),
+    "schnet_packaged": Row(
+        "SchNet as packaged, as many weights", {}, "schnet_packaged", match="ours"
+    ),
     "visnet": Row("ViSNet, as many weights", {}, "visnet", match="ours"),
     # Not matched: each build of it takes seconds of symbolic algebra.
     "dimenet++": Row("DimeNet++, width 64", {"width": 64}, "dimenet++"),
@@ -124,7 +132,9 @@ def resolved(row: Row, targets: str, rows: Mapping[str, Row] = ROWS) -> dict[str
     if row.rival is not None:
         if row.match is not None:
             goal = rows[row.match]
-            config["width"] = _width(row.rival, count_weights(build(goal, resolved(goal, targets, rows))))
+            config["width"] = _width(
+                row.rival, count_weights(build(goal, resolved(goal, targets, rows)))
+            )
         return config
     first = ["energy", "energy_initial"] if targets == "joint" else ["energy"]
     config["outputs"] = first + [n for n in config.get("outputs", []) if n not in TARGETS["joint"]]

@@ -22,12 +22,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from flt_mol.data.recipes import recipe
+
 from accuracy.models import ROWS, build, count_weights, resolved
-from common.loop import TARGETS, Settings, Training, evaluate, fit_normalizers, relabelled, seeded, train
+from common.loop import (
+    TARGETS,
+    Settings,
+    Training,
+    evaluate,
+    fit_normalizers,
+    relabelled,
+    seeded,
+    train,
+)
 from common.results import Results, markdown_table, mean_sd
 from common.timing import Timings, flushed_denormals, interleaved
-
-from flt_mol.data.recipes import recipe
 from flt_mol.structures import Structures
 
 SPLITS = ("val_id", "val_ood_ads", "val_ood_cat", "val_ood_both")
@@ -43,7 +52,9 @@ def systems_of(data: str, split: str, limit: int | None, cutoff: float | None) -
     return found if cutoff is None else [system.with_pairs(cutoff) for system in found]
 
 
-def measure(name: str, seed: int, settings: Settings, data: str, limit: int | None) -> dict[str, Any]:
+def measure(
+    name: str, seed: int, settings: Settings, data: str, limit: int | None
+) -> dict[str, Any]:
     """Train and evaluate one model; its line of results."""
     row = ROWS[name]
     config = resolved(row, settings.targets)
@@ -82,7 +93,9 @@ def times(names: Sequence[str], settings: Settings, data: str, rounds: int) -> d
     }
 
 
-def _stepping(name: str, settings: Settings, batches: list[list[Structures]]) -> Callable[[], object]:
+def _stepping(
+    name: str, settings: Settings, batches: list[list[Structures]]
+) -> Callable[[], object]:
     row = ROWS[name]
     model: Any = build(row, resolved(row, settings.targets))
     if model.cutoff is not None:
@@ -127,20 +140,28 @@ def _moves(rows: dict[str, list[dict[str, Any]]]) -> list[str]:
         if moved:
             stay, error = ([f[key] for f in moved] for key in ("stay", "error"))
             cells.append([ROWS[name].label, mean_sd(stay), mean_sd(error)])
-    return [markdown_table(["displacement on val_id (Å)", "no movement", "predicted"], cells)] if cells else []  # fmt: skip
+    return (
+        [markdown_table(["displacement on val_id (Å)", "no movement", "predicted"], cells)]
+        if cells
+        else []
+    )
 
 
 def _times(results: Results, settings: Settings) -> list[str]:
     lines = [r for r in results.read(targets=settings.targets) if "times" in r]
     if not lines:
         return []
-    timings = Timings({n: t["seconds"] if isinstance(t, dict) else t for n, t in lines[-1]["times"].items()})
+    timings = Timings(
+        {n: t["seconds"] if isinstance(t, dict) else t for n, t in lines[-1]["times"].items()}
+    )
     over = "schnet" if "schnet" in timings.seconds else next(iter(timings.seconds))
     steps = lines[-1]["steps_per_epoch"]
     cells = []
     for name, seconds in timings.seconds.items():
         middle, low, high = timings.ratio(name, over)
-        cells.append([name, f"{median(seconds) * steps:.1f}", f"{middle:.3f} ({low:.3f}–{high:.3f})"])
+        cells.append(
+            [name, f"{median(seconds) * steps:.1f}", f"{middle:.3f} ({low:.3f}–{high:.3f})"]
+        )
     return [markdown_table(["in turns on the same batches", "s/epoch", f"time / {over}"], cells)]
 
 
@@ -163,9 +184,11 @@ def main() -> None:
     if given.times is not None:
         results.append(times(given.rows, settings, given.data, given.times))
     elif not given.render:
-        done = {(r["row"], r["seed"]) for r in results.read(targets=given.targets, epochs=given.epochs)
-                if "row" in r}  # fmt: skip
-        todo = [(row, seed) for seed in given.seeds for row in given.rows if (row, seed) not in done]
+        known = results.read(targets=given.targets, epochs=given.epochs)
+        done = {(r["row"], r["seed"]) for r in known if "row" in r}
+        todo = [
+            (row, seed) for seed in given.seeds for row in given.rows if (row, seed) not in done
+        ]
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(given.jobs, context) as pool:
             jobs = [pool.submit(measure, *job, settings, given.data, given.limit) for job in todo]

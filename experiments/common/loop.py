@@ -17,7 +17,11 @@ from flt_mol.structures import Structures, relaxed_displacement
 from flt_mol.training.config import LossConfig
 from flt_mol.training.losses import training_loss
 
-TARGETS = {"joint": ("energy", "energy_initial"), "relaxed": ("energy",), "initial": ("energy_initial",)}  # fmt: skip
+TARGETS = {
+    "joint": ("energy", "energy_initial"),
+    "relaxed": ("energy",),
+    "initial": ("energy_initial",),
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ def _target(structures: Structures, name: str) -> Tensor:
 class Training:
     """A model with its loss and optimiser, step by step.
 
-    The loss is ½ (|E − y|/s + |E⁰ − y⁰|/s₀) for joint targets, one term else, plus what `loss` (keys
-    of `LossConfig`) weights of displacements.
+    The loss is ½ (|E − y|/s + |E⁰ − y⁰|/s₀) for joint targets, one term else, plus what
+    `loss` (keys of `LossConfig`) gives to displacements.
     """
 
     def __init__(self, model: Any, settings: Settings, loss: Mapping[str, Any], total: int) -> None:
@@ -89,7 +93,9 @@ class Training:
         warmup = max(1, round(settings.warmup_fraction * total))
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer,
-            lambda step: min((step + 1) / warmup, max(0.0, (total - step) / max(1, total - warmup))),
+            lambda step: min(
+                (step + 1) / warmup, max(0.0, (total - step) / max(1, total - warmup))
+            ),
         )
         self.total, self.done = total, 0
 
@@ -133,7 +139,9 @@ def train(
             order = torch.randperm(len(systems), generator=generator).tolist()
             size = settings.batch_size
             batches = [order[i * size : (i + 1) * size] for i in range(per_epoch)]
-            mean = sum(training.step([systems[row] for row in rows]) for rows in batches) / per_epoch
+            mean = (
+                sum(training.step([systems[row] for row in rows]) for rows in batches) / per_epoch
+            )
             if not mean < float("inf"):
                 raise ValueError(f"the loss of epoch {epoch + 1} is {mean}")
     return model, (time.process_time() - start) / settings.epochs, mean
@@ -173,7 +181,11 @@ def evaluate(model: Any, systems: Sequence[Structures], targets: str) -> dict[st
             out[name]["mae_by_recycle"] = [value["mae"] for value in values]
     if free_atoms:
         by_recycle = (moves / free_atoms).tolist()
-        out["displacement"] = {"error": by_recycle[-1], "stay": stay / free_atoms, "by_recycle": by_recycle}  # fmt: skip
+        out["displacement"] = {
+            "error": by_recycle[-1],
+            "stay": stay / free_atoms,
+            "by_recycle": by_recycle,
+        }
     return out
 
 

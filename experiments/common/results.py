@@ -78,5 +78,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str
         )
         for row in cells
     ]
-    lines.insert(1, " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]))
+    lines.insert(
+        1, " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    )
     return "\n".join(f"| {line} |" for line in lines)

@@ -21,7 +21,7 @@ NUM_ELEMENTS = 119  # rows 0 to 118 of a table of elements
 
 
 class Graph(NamedTuple):
-    """Pairs sorted by receiver; edges (2, P), sender above receiver; r_i − r_j − T·cell, lengths."""
+    """Pairs sorted by receiver; edges (2, P), sender first; r_i − r_j − T·cell and its length."""
 
     pairs: NeighborPairs
     edges: Tensor
@@ -192,7 +192,9 @@ class _ImageNeighbors(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, kinds: Tensor, x: Tensor, edges: Tensor, distances: Tensor, smeared: Tensor) -> Tensor:  # fmt: skip
+    def forward(
+        self, kinds: Tensor, x: Tensor, edges: Tensor, distances: Tensor, smeared: Tensor
+    ) -> Tensor:
         window = self.inner.cutoff(distances) * (distances > 0)
         filters = self.inner.distance_proj(smeared) * window[:, None]
         near = self.inner.propagate(edges, x=self.inner.embedding(kinds), W=filters)

@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.figures import fit
 from common.results import markdown_table
 from common.timing import threads
-
 from flt_mol.nn import (
     ComponentFrequencies,
     FLTAttention,
@@ -40,7 +39,7 @@ NO_MASK, AVERAGE = "exact, without the mask", "average of the values"
 
 
 class Conditions(NamedTuple):
-    """Head dimension D, standard deviation of the entries of q and k, height f(0), frequencies R."""
+    """Head dimension D, standard deviation of entries of q and k, height f(0), frequencies R."""
 
     head_dim: int = 16
     scale: float = 1.0
@@ -103,11 +102,17 @@ def errors(out: Tensor, exact: Tensor) -> Tensor:
     return ((out - exact).square().sum((0, 2)) / exact.square().sum((0, 2))).sqrt()
 
 
-def candidates(features: Sequence[int], most: int = 1024) -> Iterator[tuple[str, dict[str, Any], bool]]:
+def candidates(
+    features: Sequence[int], most: int = 1024
+) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Label, settings of the layer, and whether its map is fitted to exact attention."""
     for m in (*features, most):
         for label, orthogonal in (("softmax, iid", False), ("softmax, orthogonal", True)):
-            yield f"{label}, M = {m}", {"feature_map": "softmax", "num_features": m, "orthogonal": orthogonal}, False  # fmt: skip
+            yield (
+                f"{label}, M = {m}",
+                {"feature_map": "softmax", "num_features": m, "orthogonal": orthogonal},
+                False,
+            )
         yield f"hyperbolic, M = {m}", {"feature_map": "hyperbolic", "num_features": m}, False
     for m in features:
         yield f"relu, M = {m}", {"feature_map": "relu", "num_features": m}, False
@@ -116,7 +121,9 @@ def candidates(features: Sequence[int], most: int = 1024) -> Iterator[tuple[str,
         yield f"softplus, fitted, M = {m}", {"feature_map": "softplus", "num_features": m}, True
 
 
-def feature_errors(conditions: Conditions, features: Sequence[int], draws: int, steps: int) -> dict[str, float]:  # fmt: skip
+def feature_errors(
+    conditions: Conditions, features: Sequence[int], draws: int, steps: int
+) -> dict[str, float]:
     """Median error over heads and draws, by row label; fitted maps take the first draw only."""
     found: dict[str, list[Tensor]] = {}
     for seed in range(draws):
@@ -168,7 +175,9 @@ def features_table(given: argparse.Namespace) -> str:
     return markdown_table([f"feature map, D = {given.head_dim}", *head], rows)
 
 
-def mask_error(sets: Sequence[Frequencies], sigma: float, radius: float, heads: int = 1) -> tuple[float, float]:  # fmt: skip
+def mask_error(
+    sets: Sequence[Frequencies], sigma: float, radius: float, heads: int = 1
+) -> tuple[float, float]:
     """Largest |N̂ − f| up to `radius` and widest range of N̂ over directions; medians over draws."""
     spectrum = GaussianSpectrum(heads, num_terms=1, sigma_min=sigma, sigma_max=sigma)
     generator = torch.Generator().manual_seed(0)
@@ -185,7 +194,9 @@ def mask_error(sets: Sequence[Frequencies], sigma: float, radius: float, heads: 
     return torch.cat(error).median().item(), torch.cat(turned).median().item()
 
 
-def random_sets(sigma: float, counts: Iterable[int], draws: int) -> Iterator[tuple[str, int, list[Frequencies], int]]:  # fmt: skip
+def random_sets(
+    sigma: float, counts: Iterable[int], draws: int
+) -> Iterator[tuple[str, int, list[Frequencies], int]]:
     """Kind, R, sets, and heads of every random kind; of component-matched ones a set per head."""
     matched = 1 / (2 * math.pi * sigma)
     kinds: dict[str, dict[str, Any]] = {
@@ -197,7 +208,12 @@ def random_sets(sigma: float, counts: Iterable[int], draws: int) -> Iterator[tup
     for count in counts:
         for kind, settings in kinds.items():
             seeds = (torch.Generator().manual_seed(seed) for seed in range(draws))
-            yield kind, count, [GaussianFrequencies(count, generator=g, **settings) for g in seeds], 1  # fmt: skip
+            yield (
+                kind,
+                count,
+                [GaussianFrequencies(count, generator=g, **settings) for g in seeds],
+                1,
+            )
         for sampling in ("normal", "sobol"):
             seed = torch.Generator().manual_seed(0)
             one = ComponentFrequencies(count, draws, 1, sampling=sampling, generator=seed)
@@ -219,7 +235,14 @@ def masks_table(given: argparse.Namespace) -> str:
             for kind, family in (("lattice", LatticeFrequencies), ("shells", LebedevFrequencies)):
                 one = family(given.radius, sigma, cutoff=cutoff, margin=margin)
                 error, turned = mask_error([one], sigma, given.radius)
-                rows.append([f"{kind}, cutoff {cutoff:g}, margin {margin:g}", one.num_frequencies, f"{error:.1e}", f"{turned:.1e}"])  # fmt: skip
+                rows.append(
+                    [
+                        f"{kind}, cutoff {cutoff:g}, margin {margin:g}",
+                        one.num_frequencies,
+                        f"{error:.1e}",
+                        f"{turned:.1e}",
+                    ]
+                )
         parts.append(markdown_table(["deterministic", "R", "error", "rotation"], rows))
     return "\n\n".join(parts)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.figures import BLUE, GREY, ORANGE, clean, fit, new_figure, save
-
 from flt_mol import load_model
 from flt_mol.models import EnergyModel
 from flt_mol.nn import (
@@ -96,7 +95,9 @@ def draw_learned_masks(path: Path) -> Path:
     axes = figure.subplots(1, heads, sharey=True, squeeze=False)[0]
     for head, axis in enumerate(axes):
         low, high = sampled[..., head].amin(1), sampled[..., head].amax(1)
-        axis.fill_between(r, low, high, color=BLUE, alpha=0.18, linewidth=0, label="N̂, all directions")
+        axis.fill_between(
+            r, low, high, color=BLUE, alpha=0.18, linewidth=0, label="N̂, all directions"
+        )
         axis.plot(r, before[:, head], color=GREY, linestyle=":", label="f, initial")
         axis.plot(r, after[:, head], color=BLUE, label="f, trained")
         axis.plot(r, sampled[:, 0, head], color=ORANGE, linewidth=1, label="N̂, one direction")

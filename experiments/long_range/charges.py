@@ -46,7 +46,11 @@ class Charges:
         positions = torch.from_numpy(self._places(generator, len(signs)))
         cell = torch.eye(3, dtype=torch.float64) * (self.size if self.periodic else 0.0)
         charges = torch.from_numpy(self.charge * signs)
-        far = ewald_energy(charges, positions, cell) if self.periodic else coulomb_energy(charges, positions)  # fmt: skip
+        far = (
+            ewald_energy(charges, positions, cell)
+            if self.periodic
+            else coulomb_energy(charges, positions)
+        )
         near = short_energy(torch.from_numpy(signs), positions, cell, self.periodic, self.reach)
         numbers = np.where(signs > 0, POSITIVE, NEGATIVE)
         return Structures.single(
@@ -107,7 +111,9 @@ def ewald_energy(charges: Tensor, positions: Tensor, cell: Tensor, accuracy: flo
     return COULOMB * (real + waves - own)
 
 
-def _wave_sum(charges: Tensor, positions: Tensor, cell: Tensor, alpha: float, cutoff: float) -> float:
+def _wave_sum(
+    charges: Tensor, positions: Tensor, cell: Tensor, alpha: float, cutoff: float
+) -> float:
     """Σ_{0 < |k| ≤ cutoff} exp(−k²/4α²)/k² |S(k)|², k in radians/Å."""
     reciprocal = 2 * math.pi * torch.linalg.inv(cell).T
     most = [math.floor(cutoff * row.norm().item() / (2 * math.pi)) for row in cell]
@@ -121,7 +127,9 @@ def _wave_sum(charges: Tensor, positions: Tensor, cell: Tensor, alpha: float, cu
     return float((torch.exp(-square / (4 * alpha**2)) / square * factor).sum())
 
 
-def short_energy(signs: Tensor, positions: Tensor, cell: Tensor, periodic: bool, reach: float) -> float:  # fmt: skip
+def short_energy(
+    signs: Tensor, positions: Tensor, cell: Tensor, periodic: bool, reach: float
+) -> float:
     """Σ_{pairs} ε_{ab} (1 − r/reach)³ within `reach`, eV; ε is 1.5 (++), 0.5 (+−) or 1 (−−).
 
     Example:
@@ -135,7 +143,9 @@ def short_energy(signs: Tensor, positions: Tensor, cell: Tensor, periodic: bool,
     return 0.5 * float((strength * (1 - distance / reach) ** 3).sum())
 
 
-def _pairs(positions: Tensor, cell: Tensor, periodic: bool, cutoff: float) -> tuple[tuple[Tensor, Tensor], Tensor]:  # fmt: skip
+def _pairs(
+    positions: Tensor, cell: Tensor, periodic: bool, cutoff: float
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Both atoms of each pair within the cutoff, both ways, and their distances."""
     ptr, pbc = torch.tensor([0, len(positions)]), torch.full((1, 3), periodic)
     found = neighbor_pairs(positions, cell[None], pbc, ptr, cutoff)

@@ -1,7 +1,7 @@
 """Energies of random charges: pairs alone, and with a global part beside. Train, and print.
 
 Charges are so thinly spread that a particle has about one neighbour within the cutoff of 4.5 Å.
-Each model that is done is a line in results.jsonl; all of it takes about nine minutes on one thread.
+Each model that is done is a line in results.jsonl; all of it takes about nine minutes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.loop import Settings, evaluate, seeded, train
 from common.results import Results, markdown_table, mean_sd
 from common.timing import flushed_denormals
-from long_range.charges import Charges, coulomb_energy
-
 from flt_mol.models import EnergyConfig, EnergyModel
+from long_range.charges import Charges, coulomb_energy
 
 CUTOFF, BLOCKS = 4.5, 2
 _BASE: dict[str, Any] = {
@@ -46,8 +45,13 @@ KINDS = {"open clusters": Charges(), "periodic boxes": Charges(periodic=True, si
 
 def measure(kind: str, name: str, seed: int, settings: Settings) -> dict[str, Any]:
     """Train and evaluate one model; its line of results."""
-    corpus, config = KINDS[kind], EnergyConfig.model_validate({"seed": seed, **_BASE, **ROWS[name][1]})
-    splits = {split: [s.with_pairs(CUTOFF) for s in corpus.load(split)] for split in ("train", "test")}  # fmt: skip
+    corpus, config = (
+        KINDS[kind],
+        EnergyConfig.model_validate({"seed": seed, **_BASE, **ROWS[name][1]}),
+    )
+    splits = {
+        split: [s.with_pairs(CUTOFF) for s in corpus.load(split)] for split in ("train", "test")
+    }
     with flushed_denormals(), seeded(seed):
         model, seconds, _ = train(lambda: EnergyModel(config), splits["train"], settings, seed)
         found = evaluate(model, splits["test"], "relaxed")
@@ -59,7 +63,7 @@ def measure(kind: str, name: str, seed: int, settings: Settings) -> dict[str, An
 
 
 def reach_of_energies(corpus: Charges, distance: float) -> tuple[float, float]:
-    """Standard deviation of open systems' energies, and of what pairs beyond `distance` give, eV."""
+    """Standard deviation of open systems' energies, and of their part beyond `distance`, eV."""
     every, far = [], []
     for system in corpus.load("test"):
         charges = (2.0 * (system.atomic_numbers == 11) - 1) * corpus.charge
@@ -89,7 +93,9 @@ def table(results: Results, epochs: int) -> str:
     text = ""
     for distance in (CUTOFF, CUTOFF * BLOCKS):
         whole, beyond = reach_of_energies(KINDS["open clusters"], distance)
-        text += f"\nStandard deviation of energies {whole:.2f} eV, of their part beyond {distance:g} Å {beyond:.2f} eV."  # fmt: skip
+        text += f"
+Standard deviation of energies {whole:.2f} eV, "
+        text += f"of their part beyond {distance:g} Å {beyond:.2f} eV."
     return f"{markdown_table(head, cells)}\n{text}"
 
 

@@ -1,7 +1,7 @@
 """Layers compared over lengths: ours, those of other packages, and what they replace.
 
 All are one pre-norm block, x ← x + Attention(LayerNorm(x)); x ← x + FFN(LayerNorm(x)), of the same
-sizes; only the attention differs. All call `forward(x, positions)` with rows (N, C) of one sequence.
+sizes; only the attention differs. All call `forward(x, positions)` with rows (N, C).
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
     length = value.shape[0]
     values = torch.cat([value, value.new_ones(*value.shape[:2], 1)], -1)
     # c_0 … c_{N−1}, then c_{−N} (never met: 0), c_{1−N} … c_{−1}: a circle of 2N.
-    circle = torch.cat([mask[:, length - 1 :], mask.new_zeros(len(mask), 1), mask[:, : length - 1]], -1)
+    circle = torch.cat(
+        [mask[:, length - 1 :], mask.new_zeros(len(mask), 1), mask[:, : length - 1]], -1
+    )
     heads = [
         _head(query[:, h], key[:, h], values[:, h], torch.fft.rfft(circle[h]))
         for h in range(len(mask))

@@ -19,11 +19,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from flt_mol.data.recipes import recipe
+
 from common.results import markdown_table
 from common.timing import process_memory
-
 from flt_mol.data import open_dataset
-from flt_mol.data.recipes import recipe
 from flt_mol.models import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.config import load_run_config
@@ -65,7 +65,11 @@ def measure(run: str, data: str, steps: int, batch_size: int | None) -> list[str
     total = training.epochs * math.ceil(count / training.batch_size)
     total = total if training.max_steps is None else min(total, training.max_steps)
     step_time = median(seconds[1:] or seconds)
-    memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else (process_memory() or (0, 0))[1]  # fmt: skip
+    memory = (
+        torch.cuda.max_memory_allocated()
+        if device.type == "cuda"
+        else (process_memory() or (0, 0))[1]
+    )
     days = total * step_time * training.batch_size / size / 86400
     return [
         run, f"{sum(p.numel() for p in model.parameters()):,}", device.type,
@@ -88,7 +92,16 @@ def main() -> None:
             job = pool.submit(measure, run, given.data, given.steps, given.batch_size)
             rows.append(job.result())
         print(f"{run}: {rows[-1][4]} s/step", flush=True)
-    head = ["run", "parameters", "device", "systems, atoms a step", "s/step", "memory (GB)", "steps", "whole run"]  # fmt: skip
+    head = [
+        "run",
+        "parameters",
+        "device",
+        "systems, atoms a step",
+        "s/step",
+        "memory (GB)",
+        "steps",
+        "whole run",
+    ]
     print(markdown_table(head, rows))
 
 

@@ -28,13 +28,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.results import Results, markdown_table
 from common.rivals import SchNetPackaged
-from common.timing import Timings, flushed_denormals, interleaved, peak_memory, process_memory, threads
-from speed.layers import LAYERS, OURS, Size, installed
-from speed.systems import crystal, slabs
-
+from common.timing import (
+    Timings,
+    flushed_denormals,
+    interleaved,
+    peak_memory,
+    process_memory,
+    threads,
+)
 from flt_mol.models import EnergyConfig, EnergyModel, named_config
 from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
 from flt_mol.structures import Structures
+from speed.layers import LAYERS, OURS, Size, installed
+from speed.systems import crystal, slabs
 
 RATIOS = [
     ("FLT, Gaussian RPE", OURS), ("FLT, local RPE", OURS), (OURS, "performer-pytorch"),
@@ -53,7 +59,10 @@ def _training(call: Callable[[], Tensor], inputs: list[Tensor]) -> Callable[[], 
 def _record(timings: Timings, runs: dict[str, Callable[[], object]]) -> dict[str, Any]:
     with threads(1):
         held = {name: peak_memory(run) for name, run in runs.items()}
-    return {"seconds": {n: [float(f"{t:.4g}") for t in s] for n, s in timings.seconds.items()}, "bytes": held}  # fmt: skip
+    return {
+        "seconds": {n: [float(f"{t:.4g}") for t in s] for n, s in timings.seconds.items()},
+        "bytes": held,
+    }
 
 
 def lengths(tokens: int, training: bool, rounds: int) -> dict[str, Any]:
@@ -151,7 +160,9 @@ def modes(tokens: int, head_dim: int, training: bool, rounds: int) -> dict[str, 
     return {"seconds": interleaved(runs, rounds).seconds}
 
 
-def _in_mode(layer: FLTAttention, mode: str, x: Tensor, positions: Tensor, ptr: Tensor) -> Callable[[], Tensor]:  # fmt: skip
+def _in_mode(
+    layer: FLTAttention, mode: str, x: Tensor, positions: Tensor, ptr: Tensor
+) -> Callable[[], Tensor]:
     def call() -> Tensor:
         layer.mode = mode
         return layer(x, positions, ptr=ptr)  # type: ignore[no-any-return]
@@ -182,7 +193,9 @@ def _lengths_table(records: list[dict[str, Any]]) -> str:
     for training in (False, True):
         for what in ("seconds", "bytes"):
             rows = []
-            for r in sorted((r for r in records if r["training"] == training), key=lambda r: r["tokens"]):  # fmt: skip
+            for r in sorted(
+                (r for r in records if r["training"] == training), key=lambda r: r["tokens"]
+            ):
                 cells = [f"{r['tokens']:,}"]
                 for name, over in RATIOS:
                     there = name in r[what] and over in r[what]
@@ -205,7 +218,14 @@ def _steps_table(records: list[dict[str, Any]]) -> str:
     rows = []
     for name, seconds in last["seconds"].items():
         step = median(seconds)
-        rows.append([name, f"{step:.3g}", f"{last['atoms'] / step:,.0f}", f"{last['bytes'][name] / 1e6:,.0f}"])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{step:.3g}",
+                f"{last['atoms'] / step:,.0f}",
+                f"{last['bytes'][name] / 1e6:,.0f}",
+            ]
+        )
     return markdown_table(["model", "s a step", "atoms/s", "MB at once"], rows)
 
 
@@ -234,11 +254,30 @@ def _modes_table(records: list[dict[str, Any]]) -> str:
 
 
 _TOKENS = (512, 1024, 2048, 4096, 8192)
-BENCHES: dict[str, tuple[Callable[..., dict[str, Any]], list[dict[str, Any]], Callable[..., str]]] = {
-    "lengths": (lengths, [{"tokens": n, "training": t} for n in _TOKENS for t in (False, True)], _lengths_table),  # fmt: skip
+BENCHES: dict[
+    str, tuple[Callable[..., dict[str, Any]], list[dict[str, Any]], Callable[..., str]]
+] = {
+    "lengths": (
+        lengths,
+        [{"tokens": n, "training": t} for n in _TOKENS for t in (False, True)],
+        _lengths_table,
+    ),
     "training_step": (training_step, [{"num_slabs": 32}], _steps_table),
-    "one_system": (one_system, [{"atoms": n} for n in (1000, 4000, 16000, 64000, 250000, 1000000)], _system_table),  # fmt: skip
-    "modes": (modes, [{"tokens": n, "head_dim": d, "training": t} for d in (16, 64) for t in (False, True) for n in (64, 128, 256, 512)], _modes_table),  # fmt: skip
+    "one_system": (
+        one_system,
+        [{"atoms": n} for n in (1000, 4000, 16000, 64000, 250000, 1000000)],
+        _system_table,
+    ),
+    "modes": (
+        modes,
+        [
+            {"tokens": n, "head_dim": d, "training": t}
+            for d in (16, 64)
+            for t in (False, True)
+            for n in (64, 128, 256, 512)
+        ],
+        _modes_table,
+    ),
 }
 
 

@@ -31,7 +31,7 @@ def slabs(count: int = 32, layers: int | None = None) -> Structures:
 
 
 def crystal(num_atoms: int, lattice_constant: float = 3.61, rattle: float = 0.1) -> Structures:
-    """One periodic system of about `num_atoms` atoms: copper, cubic cells of four atoms, rattled."""
+    """One periodic system of about `num_atoms` atoms: rattled copper in cubic cells of four."""
     a = max(1, int((num_atoms / 4) ** (1 / 3)))
     options = [(i, j, k) for i in (a, a + 1) for j in (i, i + 1) for k in (j, j + 1) if k <= i + 1]
     repeats = min(options, key=lambda r: abs(4 * r[0] * r[1] * r[2] - num_atoms))
