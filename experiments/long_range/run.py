@@ -93,8 +93,7 @@ def table(results: Results, epochs: int) -> str:
     text = ""
     for distance in (CUTOFF, CUTOFF * BLOCKS):
         whole, beyond = reach_of_energies(KINDS["open clusters"], distance)
-        text += f"
-Standard deviation of energies {whole:.2f} eV, "
+        text += f"\nStandard deviation of energies {whole:.2f} eV, "
         text += f"of their part beyond {distance:g} Å {beyond:.2f} eV."
     return f"{markdown_table(head, cells)}\n{text}"
 
