@@ -16,7 +16,7 @@ from flt_mol.data.chosen import Chosen
 from flt_mol.data.loading.batching import Loader
 from flt_mol.data.options import OnError
 from flt_mol.data.splits import skipped_message
-from flt_mol.models.limits import check_systems
+from flt_mol.models.geometry import check_systems
 from flt_mol.structures import Structures
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 
