@@ -1,4 +1,4 @@
-"""The parser of `flt-mol data inspect | convert | split | download | verify | emt`."""
+"""The parser of `flt-mol data inspect | convert | split | download | verify`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from flt_mol import data_commands
 
 __all__ = ["add_data_commands", "count"]
 
-_KINDS = ("lmdb", "aselmdb", "extxyz")
 _SOURCE = "LMDB file or folder, anything ASE reads, or a data set (with --split)"
 
 
@@ -33,7 +32,6 @@ def add_data_commands(commands: Any) -> None:
     _add_split(commands)
     _add_download(commands)
     _add_verify(commands)
-    _add_emt(commands)
 
 
 def _add_inspect(commands: Any) -> None:
@@ -49,17 +47,15 @@ def _add_inspect(commands: Any) -> None:
 def _add_convert(commands: Any) -> None:
     parser = commands.add_parser(
         "convert",
-        help="records to compact LMDB, .aselmdb or .extxyz",
-        description="Write records, without their stored graphs, to a compact LMDB (.lmdb), an "
-        "ASE LMDB (.aselmdb) or .extxyz, and compare what was written with its source. Stopped or "
-        "killed and run again, it goes on where it was.",
+        help="records to a flat file, .aselmdb or .extxyz",
+        description="Write records, without their stored graphs, to a flat file (.safetensors), an "
+        "ASE LMDB (.aselmdb) or .extxyz, and compare what was written with its source.",
     )
     _add_source(parser)
-    parser.add_argument("output", type=Path, help="file; with --shard-size, folder")
-    _add_writing(parser)
     parser.add_argument(
-        "--shard-size", type=count, metavar="N", help="a folder of files of N systems each"
+        "output", type=Path, help="file ending in .safetensors, .aselmdb or .extxyz"
     )
+    _add_writing(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it exists")
     parser.add_argument(
         "--references",
@@ -139,17 +135,6 @@ def _add_verify(commands: Any) -> None:
     parser.set_defaults(run=data_commands.run_verify)
 
 
-def _add_emt(commands: Any) -> None:
-    parser = commands.add_parser("emt", help="make the data set emt_adsorption with ASE's EMT")
-    parser.add_argument("output", type=Path, help="folder for the data set")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of slabs, sites and splits (default: 0, as shipped)"
-    )
-    parser.add_argument("--num-slabs", type=count, help="slabs of all splits; default as shipped")
-    parser.add_argument("--workers", type=count, default=2, help="processes")
-    parser.set_defaults(run=data_commands.run_emt)
-
-
 def _add_source(parser: Any) -> None:
     parser.add_argument("source", metavar="SOURCE", help=_SOURCE)
     parser.add_argument("--split", help="split, when SOURCE is a data set")
@@ -179,10 +164,6 @@ def _add_splits(parser: Any) -> None:
 
 
 def _add_writing(parser: Any) -> None:
-    parser.add_argument("--to", choices=_KINDS, help="kind of file (default: by OUTPUT's suffix)")
-    parser.add_argument(
-        "--workers", type=count, help="processes (default: one a core, if records are many)"
-    )
     parser.add_argument("--forces", action="store_true", help="keep stored forces")
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave bad records out (default: refuse them)"

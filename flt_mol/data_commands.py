@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flt_mol.outputs import check_beside, check_folder, printable, say, say_files
+from flt_mol.outputs import check_beside, printable, say, say_files
 
 if TYPE_CHECKING:
     from flt_mol.data import StructuresDataset
@@ -22,7 +22,7 @@ _SHOWN = 20  # records left out
 
 def run_inspect(options: argparse.Namespace) -> None:
     """`flt-mol data inspect`."""
-    from flt_mol.data import inspect
+    from flt_mol.data import inspection
 
     try:
         source = _source(options)
@@ -30,8 +30,12 @@ def run_inspect(options: argparse.Namespace) -> None:
         options.skip_bad = True
         source = _source(options)
     with _bars() as bars:
-        summary = inspect.summarise(source, limit=options.limit, progress=_one(bars, "inspecting"))
-    say(json.dumps(summary, indent=2, allow_nan=False) if options.json else inspect.render(summary))
+        summary = inspection.inspect(source, limit=options.limit, progress=_one(bars, "inspecting"))
+    say(
+        json.dumps(summary, indent=2, allow_nan=False)
+        if options.json
+        else inspection.render(summary)
+    )
     looked_at = summary["looked_at"]
     if looked_at and summary["counts"]["problems"] == looked_at:
         first = summary["problems"][0]
@@ -52,11 +56,8 @@ def run_convert(options: argparse.Namespace) -> None:
         result = convert(
             source,
             options.output,
-            kind=options.to,
-            workers=options.workers,
             on_error="skip" if options.skip_bad else "raise",
             forces=options.forces,
-            shard_size=options.shard_size,
             overwrite=options.overwrite,
             progress=_one(bars, "converting"),
         )
@@ -82,8 +83,6 @@ def run_split(options: argparse.Namespace) -> None:
             dict(options.shares),
             seed=options.seed,
             group_by=options.group_by,
-            kind=options.to or "lmdb",
-            workers=options.workers,
             on_error="skip" if options.skip_bad else "raise",
             forces=options.forces,
             progress=_one(bars, "splitting"),
@@ -96,7 +95,7 @@ def run_split(options: argparse.Namespace) -> None:
 
 def run_download(options: argparse.Namespace) -> None:
     """`flt-mol data download`."""
-    from flt_mol.data.remote.download import download
+    from flt_mol.data.remote import download
 
     with _bars(lines=True) as bars:
         result = download(
@@ -116,8 +115,8 @@ def run_download(options: argparse.Namespace) -> None:
 
 def run_verify(options: argparse.Namespace) -> None:
     """`flt-mol data verify`."""
-    from flt_mol.data.catalog import recipe
-    from flt_mol.data.verify import verify
+    from flt_mol.data.recipes import recipe
+    from flt_mol.data.remote import verify
 
     found = recipe(options.name)
     with _bars(lines=True) as bars:
@@ -147,20 +146,9 @@ def run_verify(options: argparse.Namespace) -> None:
         raise ValueError("; ".join(filter(None, (text, mend))))
 
 
-def run_emt(options: argparse.Namespace) -> None:
-    """`flt-mol data emt`."""
-    from flt_mol.data.emt.dataset import generate
-    from flt_mol.data.emt.plan import NUM_SLABS
-
-    check_folder(options.output, "OUTPUT")
-    slabs = NUM_SLABS if options.num_slabs is None else options.num_slabs
-    generate(options.output, seed=options.seed, num_slabs=slabs, workers=options.workers)
-    say_files(sorted(path for path in options.output.iterdir() if path.is_file()))
-
-
 def _source(options: argparse.Namespace) -> Any:
     """The records to work on."""
-    from flt_mol.data.splits import open_source
+    from flt_mol.data.recipes import open_source
 
     return open_source(
         options.source,

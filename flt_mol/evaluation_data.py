@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.data.chosen import Chosen
-from flt_mol.data.splits import Baselines, find_recipe, open_splits, skipped_message
+from flt_mol.data.loader import Chosen
+from flt_mol.data.recipes import find_recipe, skipped_message
+from flt_mol.data.splits import Baselines, open_splits
 from flt_mol.evaluation.collecting import SplitResult
 from flt_mol.evaluation_runs import TrainedRun, Wanted
 from flt_mol.outputs import say

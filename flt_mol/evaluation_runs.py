@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flt_mol.data.catalog import Recipe
-from flt_mol.data.chosen import Chosen
+from flt_mol.data.recipes import Recipe
+from flt_mol.data.loader import Chosen
 from flt_mol.data.open import open_dataset
 from flt_mol.data.options import OnError
-from flt_mol.data.splits import find_recipe
+from flt_mol.data.recipes import find_recipe
 from flt_mol.outputs import counted, say
 from flt_mol.structures import Structures
 from flt_mol.training.seen import SystemsSeen, TrainedFile, find_held_out

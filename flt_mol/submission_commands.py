@@ -148,7 +148,7 @@ def _expected(options: argparse.Namespace) -> dict[str, list[str]] | None:
 
 
 def _ids_of_data(name: str) -> dict[str, list[str]]:
-    from flt_mol.data.splits import find_recipe
+    from flt_mol.data.recipes import find_recipe
 
     found = find_recipe(name)
     if found is None:

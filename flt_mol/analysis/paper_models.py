@@ -24,7 +24,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from flt_mol.data import make_loader, open_dataset
-from flt_mol.data.catalog import recipe
+from flt_mol.data.recipes import recipe
 from flt_mol.files import shipped_folder
 from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, load_run_config

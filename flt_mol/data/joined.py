@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flt_mol.data.compact.dataset import CompactDataset, read_at_once
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.options import ReadOptions
 from flt_mol.files import readable
@@ -87,10 +86,6 @@ class JoinedDataset(StructuresDataset):
         return np.concatenate([part.natoms() for part in self.parts])
 
     def _at_once(self, indices: Sequence[int]) -> Structures | None:
-        located = [(self.parts[part], inside) for part, inside in map(self._locate, indices)]
-        compact = [(part, k) for part, k in located if isinstance(part, CompactDataset)]
-        if len(compact) == len(located):
-            return read_at_once(self, compact, indices)
         places: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             places.setdefault(self._locate(index)[0], []).append(place)

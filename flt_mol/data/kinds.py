@@ -11,7 +11,6 @@ from flt_mol.data.lmdb.file import Environment
 __all__ = ["disk_bytes", "kind_of", "kind_of_pickle"]
 
 _NAMES = {
-    "CompactDataset": "compact LMDB",
     "AseLmdbDataset": "LMDB of ASE rows (aselmdb)",
     "MemoryDataset": "in memory",
 }

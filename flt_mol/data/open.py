@@ -11,7 +11,6 @@ from typing import Any
 
 from flt_mol.data.aselmdb.dataset import AseLmdbDataset
 from flt_mol.data.aselmdb.json_values import head_of
-from flt_mol.data.compact.dataset import CompactDataset, is_compact
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.joined import JoinedDataset
 from flt_mol.data.lmdb.dataset import LmdbDataset, ShardedDataset
@@ -104,12 +103,14 @@ def _open_path(path: Path, options: ReadOptions) -> StructuresDataset:
         _refuse_splits(path)
         if path.is_dir() and not (path / "data.mdb").is_file():
             return _open_folder(path, options)
+        if path.suffix.lower() == ".safetensors":
+            return _open_flat(path, options)
         return (_open_lmdb if _is_shard(path) else _open_with_ase)(path, options)
 
 
 def _known(name: str) -> str:
     """How to open the data set that has this name."""
-    from flt_mol.data.catalog import known_name, recipe
+    from flt_mol.data.recipes import known_name, recipe
 
     with suppress(OSError):  # the shipped recipes are missing
         if known_name(name) is not None:
@@ -117,7 +118,7 @@ def _known(name: str) -> str:
             split = "val_id" if "val_id" in splits else next(iter(splits))
             return (
                 f"; it is the name of a data set: open a split of it by "
-                f'flt_mol.data.catalog.recipe("{name}").open("{split}"); its splits are: '
+                f'flt_mol.data.recipes.recipe("{name}").open("{split}"); its splits are: '
                 f"{', '.join(splits)}"
             )
     return ""
@@ -125,7 +126,7 @@ def _known(name: str) -> str:
 
 def _refuse_splits(path: Path) -> None:
     """A data set's folder, whose splits would be mixed, or its `dataset.yaml`."""
-    from flt_mol.data.catalog import Recipe, recipe
+    from flt_mol.data.recipes import Recipe, recipe
 
     folder = path.parent if path.name == _RECIPE else path
     if not (folder / _RECIPE).is_file():
@@ -137,7 +138,7 @@ def _refuse_splits(path: Path) -> None:
         split = next(iter(found.splits))
         raise ValueError(
             f"{path} is a data set with the splits {', '.join(found.splits)}; open one of them: "
-            f'flt_mol.data.catalog.recipe("{folder}").open("{split}"), or the file of one, '
+            f'flt_mol.data.recipes.recipe("{folder}").open("{split}"), or the file of one, '
             f"{found.splits[split]}; in commands: --split {split}"
         )
 
@@ -147,6 +148,14 @@ def _is_shard(path: Path) -> bool:
     if path.is_dir():
         return path.suffix.lower() in _LMDB_SUFFIXES or (path / "data.mdb").is_file()
     return path.suffix.lower() in _LMDB_SUFFIXES or (path.is_file() and is_lmdb(path))
+
+
+def _open_flat(
+    path: Path, options: ReadOptions, notes: Notes | None = None, prefix: str = ""
+) -> StructuresDataset:
+    from flt_mol.data.flat import FlatDataset
+
+    return FlatDataset(path, options, notes=notes, prefix=prefix)
 
 
 def _open_lmdb(
@@ -159,8 +168,8 @@ def _open_lmdb(
     return dataset
 
 
-def _lmdb_kind(path: Path) -> tuple[Environment, type[LmdbDataset] | type[CompactDataset]]:
-    """What an LMDB file holds: compact blocks, ASE's rows, or pickles."""
+def _lmdb_kind(path: Path) -> tuple[Environment, type[LmdbDataset]]:
+    """What an LMDB file holds: ASE's rows, or pickles."""
     inside = path / "data.mdb"
     # realpath does not mind links that lead in a circle: opening them tells.
     file = Path(os.path.realpath(inside if inside.is_file() else path))
@@ -169,8 +178,6 @@ def _lmdb_kind(path: Path) -> tuple[Environment, type[LmdbDataset] | type[Compac
     except ValueError as error:
         # A link is named as it was given, too.
         raise (error if str(path) in str(error) else ValueError(f"{path}: {error}")) from None
-    if is_compact(file):
-        return environment, CompactDataset
     return environment, AseLmdbDataset if _holds_rows(environment, path) else LmdbDataset
 
 
@@ -222,7 +229,7 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
 
 def _tried(
     path: Path,
-) -> tuple[Environment | None, type[LmdbDataset] | type[CompactDataset]]:
+) -> tuple[Environment | None, type[LmdbDataset]]:
     """As `_lmdb_kind`; a bad file is left to whoever opens it in earnest."""
     try:
         return _lmdb_kind(path)

@@ -6,46 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flt_mol.data.catalog import Recipe, recipe
 from flt_mol.data.open import open_dataset
 from flt_mol.data.options import OnError
+from flt_mol.data.recipes import Recipe, find_recipe
 from flt_mol.structures import Structures
 
 Baselines = dict[str, dict[str, float]]
-_SHOWN = 5
-
-
-def find_recipe(name_or_path: str | Path) -> Recipe | None:
-    """The data set of that name or folder; None for a plain file or folder of records.
-
-    Raises:
-        ValueError: nothing of that name, saying what there is.
-    """
-    path = Path(name_or_path)
-    if path.exists() and not (path / "dataset.yaml").is_file():
-        return None
-    try:
-        return recipe(name_or_path)
-    except ValueError as error:
-        raise ValueError(f"no file or folder '{name_or_path}', and {error}") from error
-
-
-def open_source(name_or_path: str | Path, split: str | None = None, **options: Any) -> Any:
-    """One data set of records: a file, a folder of records, or a split of a data set.
-
-    Raises:
-        ValueError: no such thing, or a data set whose `split` was not named.
-    """
-    found = find_recipe(name_or_path)
-    if found is None:
-        if split is not None:
-            raise ValueError(f"{name_or_path} is a file or folder of records and has no splits")
-        return open_dataset(name_or_path, **options)
-    if split is None:
-        raise ValueError(
-            f"{name_or_path} has several splits; choose one with --split: {', '.join(found.splits)}"
-        )
-    return found.open(split, **options)
 
 
 def open_splits(
@@ -116,16 +82,6 @@ def _refuse_missing(found: Recipe, names: Sequence[str], own_paths: Mapping[str,
         f"there {there_is} {', '.join(missing)} of data set {found.name}; "
         f"{found.how_to_get(missing)}{here}"
     )
-
-
-def skipped_message(dataset: Any) -> str:
-    """How many records of a data set were left out as bad, and the first five with the reason."""
-    skipped: Sequence[str] = dataset.skipped
-    lines = [f"{dataset.path}: left out {len(skipped)} of {len(skipped) + len(dataset)} records:"]
-    lines += [f"  {message}" for message in skipped[:_SHOWN]]
-    if len(skipped) > _SHOWN:
-        lines.append(f"  and {len(skipped) - _SHOWN} more")
-    return "\n".join(lines)
 
 
 def baseline_maes(found: Recipe, splits: Mapping[str, Any]) -> Baselines:

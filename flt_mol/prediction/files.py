@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flt_mol.arguments import whole_number
-from flt_mol.data.splits import skipped_message
+from flt_mol.data.recipes import skipped_message
 from flt_mol.prediction.energies import member_energies
 from flt_mol.prediction.members import EnsembleEnergies, Members, load_members
 from flt_mol.prediction.notes import SUMMED_UP

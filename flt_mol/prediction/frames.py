@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from flt_mol.data.conversion.extxyz import encode_frame
+from flt_mol.data.conversion import write_frame
 from flt_mol.files import temporary_path
 from flt_mol.outputs import writing
 from flt_mol.prediction.files import StructureFiles
 from flt_mol.prediction.table import Prediction
-from flt_mol.structures import Structures
 
 __all__ = ["ENERGY", "SPREAD", "write_extxyz"]
 
 ENERGY = "energy_predicted"
 SPREAD = "energy_predicted_spread"
-_GEOMETRY = ("pos", "cell", "pbc")
 _EXPECTED = "give those of all structures of the files, in order, read in the same way"
 
 
@@ -46,9 +43,13 @@ def write_extxyz(
     path, predictions = Path(path), list(predictions)
     if files is None:
         files = StructureFiles(list(dict.fromkeys(p.file for p in predictions)))
-    with writing(path), temporary_path(path) as temporary, temporary.open("wb") as f:
+    with (
+        writing(path),
+        temporary_path(path) as temporary,
+        temporary.open("w", encoding="utf-8") as f,
+    ):
         rest = iter(predictions)
-        for record, structure, where in files.records():
+        for _, structure, where in files.records():
             prediction = next(rest, None)
             if prediction is None or prediction.name != str(structure.sid[0]):
                 told = "missing" if prediction is None else f"of {prediction.name}"
@@ -56,37 +57,11 @@ def write_extxyz(
                     f"{where}, sid {structure.sid[0]}: the prediction in its place is {told}; "
                     f"{_EXPECTED}"
                 )
-            f.write(_frame(prediction, record, structure, where))
+            values = {ENERGY: (prediction.energy,)}
+            if prediction.spread is not None:
+                values[SPREAD] = (prediction.spread,)
+            info = {**structure.info, **values}
+            write_frame(f, replace(structure, energy=None, energy_initial=None, info=info))
         if (one := next(rest, None)) is not None:
             raise ValueError(f"no structure is left for the prediction of {one.name}; {_EXPECTED}")
     return path
-
-
-def _frame(
-    prediction: Prediction, record: Mapping[str, Any], structure: Structures, where: str
-) -> bytes:
-    values: dict[str, Any] = {ENERGY: prediction.energy}
-    if prediction.spread is not None:
-        values[SPREAD] = prediction.spread
-    # Positions as they are stored: structures are float32, and moved to the origin if far away.
-    fields = {name: record.get(name) for name in _GEOMETRY}
-    fields |= {"tags": structure.tags, "fixed": structure.fixed}
-    plain = replace(structure, info={})
-    kept = {
-        name: value
-        for name, (value,) in structure.info.items()
-        if name not in (ENERGY, SPREAD) and _writable(plain, fields, name, value)
-    }
-    return encode_frame(fields, _with(plain, {**kept, **values}), where)
-
-
-def _writable(plain: Structures, fields: Mapping[str, Any], name: str, value: Any) -> bool:
-    try:
-        encode_frame(fields, _with(plain, {name: value}), "")
-    except ValueError:
-        return False
-    return True
-
-
-def _with(structure: Structures, info: Mapping[str, Sequence[Any] | Any]) -> Structures:
-    return replace(structure, info={name: (value,) for name, value in info.items()})

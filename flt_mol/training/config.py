@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flt_mol.data.catalog import known_name
+from flt_mol.data.recipes import known_name
 from flt_mol.files import shipped_folder
 from flt_mol.models.energy import EnergyConfig
 from flt_mol.training.checks import check_run

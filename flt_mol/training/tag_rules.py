@@ -12,7 +12,7 @@ from torch import nn
 from flt_mol.data.slabs.surface import parse_rule
 
 if TYPE_CHECKING:
-    from flt_mol.data.catalog import Recipe
+    from flt_mol.data.recipes import Recipe
     from flt_mol.data.slabs.surface import Surface
 
 __all__ = ["DEFAULT", "TagRule", "common_rule", "inherited", "surface_rule", "tag_rules"]
@@ -147,7 +147,7 @@ def _of_start(config: Mapping[str, Any], path: Path) -> TagRule | None:
 
 
 def _recipe(name: str) -> Recipe | None:
-    from flt_mol.data.catalog import recipe
+    from flt_mol.data.recipes import recipe
 
     try:
         return recipe(name)

@@ -51,7 +51,7 @@ class Corpus(Protocol):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A data set that `flt_mol.data.catalog` knows, or a folder like those in ``datasets/``.
+    """A data set that `flt_mol.data.recipes` knows, or a folder like those in ``datasets/``.
 
     Attributes:
         name: of the data set.
@@ -65,7 +65,7 @@ class Recipe:
 
     def load(self, split: str) -> list[Structures]:
         """Single systems of a split."""
-        from flt_mol.data.catalog import recipe
+        from flt_mol.data.recipes import recipe
 
         dataset = recipe(self.name).open(split)
         count = len(dataset)
