@@ -1,4 +1,4 @@
-"""Any data set to a flat file (.safetensors), .aselmdb or .extxyz, compared before it is in place."""
+"""Any data set to a flat file (.safetensors), .aselmdb or .extxyz, compared at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ import flt_mol
 from flt_mol.data.ase import to_ase
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import FlatWriter
-from flt_mol.data.options import OnError
+from flt_mol.data.lmdb import write_lmdb
+from flt_mol.data.schema import OnError
 from flt_mol.files import temporary_path
 from flt_mol.structures import Structures
 
@@ -48,7 +49,6 @@ Progress = Callable[[int, int | None], None]
 SUFFIXES = (".safetensors", ".aselmdb", ".extxyz")
 _AT_ONCE = 256  # systems read together
 _DIGITS = 1e-8  # Å, of positions in .extxyz
-_MAP_SIZE = 1 << 40  # bytes that an LMDB file may grow to; the file is as large as its contents
 _SCHEMA = ("sid", "natoms", "atomic_numbers", "pos", "cell", "pbc", "tags", "fixed", "calculator")
 
 
@@ -280,30 +280,22 @@ def _kept_text(text: str) -> str:
 
 def _write_rows(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
-    import lmdb
     from ase.io.jsonio import encode
 
-    count = 0
-    with lmdb.open(
-        str(path), subdir=False, map_size=_MAP_SIZE, lock=False, sync=False
-    ) as environment:
+    def items() -> Iterator[tuple[bytes, bytes]]:
+        count = 0
         for rows, batch in systems:
-            with environment.begin(write=True) as transaction:
-                for row, system in zip(rows, batch, strict=True):
-                    count += 1
-                    force = _force_of(source, row) if forces else None
-                    text = encode(_row(system, force)).encode()
-                    transaction.put(str(count).encode(), zlib.compress(text))
-        with environment.begin(write=True) as transaction:
-            transaction.put(b"nextid", zlib.compress(str(count + 1).encode()))
+            for row, system in zip(rows, batch, strict=True):
+                count += 1
+                text = encode(_row(system, _force_of(source, row) if forces else None))
+                yield str(count).encode(), zlib.compress(text.encode())
+        yield b"nextid", zlib.compress(str(count + 1).encode())
+
+    write_lmdb(path, items())
 
 
 def _row(system: Structures, force: NDArray[Any] | None) -> dict[str, Any]:
     data = {name: value for name, (value,) in system.info.items() if value is not None}
-    try:
-        json.dumps(data)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"sid {system.sid[0]}: a further value cannot be kept: {error}") from None
     data["sid"] = system.sid[0]
     for name, energy in (("y_relaxed", system.energy), ("y_init", system.energy_initial)):
         if energy is not None:
@@ -336,7 +328,7 @@ def _compare(
     source: StructuresDataset, indices: Sequence[int], written: Path, done: _Counter
 ) -> None:
     """Read the file and the source, and refuse what is not the same in both."""
-    from flt_mol.data.open import open_dataset
+    from flt_mol.data.opening import open_dataset
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that the source took, too
@@ -366,19 +358,11 @@ def _difference(expected: Structures, found: Structures, tolerance: float) -> st
             same = a.dtype == b.dtype and a.shape == b.shape
             near = tolerance if field.name.startswith("positions") else 0.0
             same = same and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-        elif field.name == "info":
-            same = _plain(a) == _plain(b)
         else:
             same = repr(a) == repr(b)
         if not same:
             return field.name
     return None
-
-
-def _plain(info: Any) -> dict[str, str]:
-    """Further values as JSON, in which tuples are lists."""
-    given = {name: values for name, values in info.items() if any(v is not None for v in values)}
-    return {name: json.dumps(values, default=repr) for name, values in given.items()}
 
 
 def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ import operator
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -44,7 +44,7 @@ import torch
 from numpy.typing import NDArray
 
 from flt_mol.data.dataset import Notes, StructuresDataset
-from flt_mol.data.options import ReadOptions
+from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.files import readable, temporary_path
 from flt_mol.structures import Structures
 
@@ -72,10 +72,13 @@ _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "sid_text": ("U8", _BYTE, ()),
     "info": ("U8", _BYTE, ()),
 }
+_PER_ATOM = frozenset(name for name, (_, rows, _) in _TENSORS.items() if rows == _ATOM)
 _REQUIRED = ("ptr", "atomic_numbers", "tags", "fixed", "positions", "cell", "pbc")
 _OPTIONAL = ("energy", "energy_initial", "positions_relaxed", "force")
-_MEMORY = {name: _TYPES[kind] for name, (kind, _, _) in _TENSORS.items()}  # types of Structures
-_MEMORY |= {"atomic_numbers": "<i8", "tags": "<i8"}
+_DEFAULTS = ("y_relaxed", "y_init", "pos_relaxed")
+_OC20 = {"positions": "pos", "energy": "y_relaxed", "energy_initial": "y_init"}
+_OC20 |= {"positions_relaxed": "pos_relaxed"}
+_MEMORY = {"atomic_numbers": np.int64, "tags": np.int64}  # types of Structures
 _ELEMENTS, _TAGS = 118, 2  # largest of each
 _LARGEST_HEADER = 1 << 20  # bytes; of ours it has about 1,500
 
@@ -206,16 +209,8 @@ def _info_text(batch: Structures, b: int) -> str:
     info = {name: values[b] for name, values in batch.info.items() if values[b] is not None}
     try:
         return json.dumps(info)
-    except (TypeError, ValueError, RecursionError):
-        for name, value in info.items():
-            try:
-                json.dumps(value)
-            except (TypeError, ValueError, RecursionError):
-                raise ValueError(
-                    f"sid {batch.sid[b]}: {name} is a {type(value).__name__}, which JSON does not "
-                    "hold; remove it from the record"
-                ) from None
-        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"sid {batch.sid[b]}: info {list(info)} is not JSON: {error}") from None
 
 
 class FlatDataset(StructuresDataset):
@@ -223,32 +218,18 @@ class FlatDataset(StructuresDataset):
 
     It can be sent to other processes, which map the file themselves.
 
-    Args:
-        path: the file.
-        options: how records are read.
-        notes: where warnings go.
-        prefix: put before a record's number in :meth:`default_sid`.
-
     Raises:
         ValueError: not a flat file, of a newer version, truncated, or with lengths that do not
             belong together, naming it.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        options: ReadOptions | None = None,
-        *,
-        notes: Notes | None = None,
-        prefix: str = "",
+        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
     ) -> None:
         super().__init__(path, options, notes=notes)
-        self._prefix = prefix
+        self.kind = "flat file"
         self.metadata, self._layout = _read_header(self.path)
-        self._places = np.arange(_checked_count(self.path, self._tensors, self._layout))
-        self._check()
-
-    kind = "flat file"
+        self._finish(_checked_count(self.path, self._tensors))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_tensors"}
@@ -262,120 +243,101 @@ class FlatDataset(StructuresDataset):
             for name, (kind, shape, start) in self._layout.items()
         }
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def where(self, index: int) -> str:
-        """File and number of system `index`, for errors."""
-        return f"{self.path}, system {int(self._places[index])}"
-
-    def default_sid(self, index: int) -> int | str:
-        """The number; a flat file names every system."""
-        place = int(self._places[index])
-        return f"{self._prefix}{place}" if self._prefix else place
-
     def natoms(self) -> NDArray[np.int64]:
         """Atoms of each system (len,)."""
-        return np.diff(self._tensors["ptr"])[self._places]
+        return np.diff(self._tensors["ptr"])[self._rows]
 
-    def record(self, index: int) -> dict[str, Any]:
-        """The fields of system `index` by OC20's names.
+    def _where(self, row: int) -> str:
+        return f"{self.path}, system {row}"
 
-        Raises:
-            ValueError: a name or further values that are not JSON.
-        """
-        place = self._places[[index]]
+    def _records(self, rows: Sequence[int]) -> list[Record]:
+        return [self._record(row) for row in rows]
+
+    def _record(self, row: int) -> dict[str, Any]:
         try:
-            fields = self._gather(place)
+            fields = self._gather([row])
         except ValueError as error:
-            raise ValueError(f"{self.where(index)}: {error}") from None
-        names = {"y_relaxed": "energy", "y_init": "energy_initial"}
-        energies = {name: fields[own] for name, own in names.items()}
-        return {
-            **{name: values[0] for name, values in fields["info"].items()},
-            "sid": fields["sid"][0],
-            "natoms": len(fields["atomic_numbers"]),
-            "atomic_numbers": fields["atomic_numbers"],
-            "pos": fields["positions"],
-            "cell": fields["cell"][0],
-            "pbc": fields["pbc"][0],
-            "tags": fields["tags"],
-            "fixed": fields["fixed"],
-            "pos_relaxed": fields["positions_relaxed"],
-            **{name: None if e is None else float(e[0]) for name, e in energies.items()},
-            **({} if fields["force"] is None else {"force": fields["force"]}),
-        }
+            raise ValueError(f"{self._where(row)}: {error}") from None
+        del fields["ptr"]
+        record = {name: values[0] for name, values in fields.pop("info").items()}
+        record["natoms"] = len(fields["tags"])
+        for name, value in fields.items():
+            if value is not None:
+                one = value if name in _PER_ATOM else value[0]
+                record[_OC20.get(name, name)] = one.item() if isinstance(one, np.generic) else one
+        return record
 
-    def _at_once(self, indices: Sequence[int]) -> Structures | None:
+    def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
         options = self.options
         names = (options.energy, options.energy_initial, options.positions_relaxed)
-        if not options.ignore_energy and names != ("y_relaxed", "y_init", "pos_relaxed"):
-            return None
-        try:
-            fields = self._gather(self._places[indices])
-        except ValueError:
-            return None
-        del fields["force"]
-        if options.ignore_energy:
-            fields |= {"energy": None, "energy_initial": None, "positions_relaxed": None}
-        numbers, tags, positions = (fields[n] for n in ("atomic_numbers", "tags", "positions"))
-        sound = numbers.min() > 0 and numbers.max() <= _ELEMENTS and tags.max() <= _TAGS
-        if not (sound and bool(np.isfinite(positions).all())):
-            return None
-        ptr = fields["ptr"]
-        if "tags" not in self.notes.seen and not np.maximum.reduceat(tags, ptr[:-1]).all():
-            return None
-        tensors = {
-            name: torch.from_numpy(value.astype(_MEMORY[name], copy=False))
-            for name, value in fields.items()
-            if isinstance(value, np.ndarray)
-        }
-        return Structures(**{**fields, **tensors})
+        if (options.ignore_energy or names == _DEFAULTS) and not options.layer_numbers:
+            with suppress(ValueError):  # the decoder finds the record that is invalid
+                structures = self._decoded(rows, notes)
+                if structures is not None:
+                    return structures
+        return super()._systems(rows, notes)
 
-    def _gather(self, places: NDArray[np.int64]) -> dict[str, Any]:
+    def _decoded(self, rows: Sequence[int], notes: dict[str, str]) -> Structures | None:
+        """The fields as they are; None where the general decoder has to look at them."""
+        fields = self._gather(rows)
+        del fields["force"]
+        if self.options.ignore_energy:
+            fields |= dict.fromkeys(_OPTIONAL[:3])
+        elif self.options.require_energy and fields["energy"] is None:
+            return None
+        numbers, tags, ptr = fields["atomic_numbers"], fields["tags"], fields["ptr"]
+        valid = numbers.min() > 0 and numbers.max() <= _ELEMENTS and tags.max() <= _TAGS
+        if not valid or not np.isfinite(fields["positions"]).all():
+            return None
+        if not np.maximum.reduceat(tags, ptr[:-1]).all():
+            notes["tags"] = "all tags are 0, no atom is marked surface or adsorbate"
+        if not fields["cell"].any(axis=(1, 2)).all():
+            notes["cell"] = "no cell (taken as not periodic)"
+        for name, value in fields.items():
+            if isinstance(value, np.ndarray):
+                value = value.astype(_MEMORY.get(name, value.dtype), copy=False)
+                fields[name] = torch.from_numpy(value)
+        return Structures(**fields)
+
+    def _gather(self, rows: Sequence[int]) -> dict[str, Any]:
         """The fields of systems, as those of :class:`Structures`, and their forces.
 
         Optional ones are None where the file, or one of the systems, lacks them.
         """
-        tensors = self._tensors
-        starts, ends = tensors["ptr"][places], tensors["ptr"][places + 1]
-        ptr = np.zeros(len(places) + 1, np.int64)
+        tensors, systems = self._tensors, np.asarray(rows, np.int64)
+        starts, ends = tensors["ptr"][systems], tensors["ptr"][systems + 1]
+        ptr = np.zeros(len(systems) + 1, np.int64)
         np.cumsum(ends - starts, out=ptr[1:])
         atoms = np.repeat(starts - ptr[:-1], ends - starts) + np.arange(ptr[-1])
-        fields: dict[str, Any] = {"ptr": ptr, "sid": self._sids(places), "info": self._info(places)}
+        fields: dict[str, Any] = {"ptr": ptr, "info": {}}
         for name in (*_REQUIRED[1:], *_OPTIONAL):
             tensor = tensors.get(name)
-            rows = atoms if _TENSORS[name][1] == _ATOM else places
-            value = None if tensor is None else tensor[rows]
+            value = None if tensor is None else tensor[atoms if name in _PER_ATOM else systems]
             lacking = value is not None and name in _OPTIONAL and bool(np.isnan(value).any())
             fields[name] = None if lacking else value
+        if "sid" in tensors:
+            fields["sid"] = tuple(tensors["sid"][systems].tolist())
+        else:
+            fields["sid"] = tuple(self._texts("sid_text", "sid_ptr", systems))
+        if "info" in tensors:
+            values = self._texts("info", "info_ptr", systems)
+            names = dict.fromkeys(name for value in values for name in value)
+            fields["info"] = {name: tuple(value.get(name) for value in values) for name in names}
         return fields
 
-    def _sids(self, places: NDArray[np.int64]) -> tuple[int | str, ...]:
-        if "sid" in self._tensors:
-            return tuple(self._tensors["sid"][places].tolist())
-        return tuple(self._texts("sid_text", "sid_ptr", places))
-
-    def _info(self, places: NDArray[np.int64]) -> dict[str, tuple[Any, ...]]:
-        if "info" not in self._tensors:
-            return {}
-        values = self._texts("info", "info_ptr", places)
-        if not all(isinstance(value, dict) for value in values):
-            raise ValueError("info is not a JSON object: the file is damaged")
-        names = dict.fromkeys(name for value in values for name in value)
-        return {name: tuple(value.get(name) for value in values) for name in names}
-
-    def _texts(self, name: str, fence: str, places: NDArray[np.int64]) -> list[Any]:
-        starts, ends = self._tensors[fence][places], self._tensors[fence][places + 1]
-        texts = self._tensors[name]
-        pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+    def _texts(self, name: str, fence: str, systems: NDArray[np.int64]) -> list[Any]:
+        starts, ends = self._tensors[fence][systems], self._tensors[fence][systems + 1]
+        pairs, texts = zip(starts.tolist(), ends.tolist(), strict=True), self._tensors[name]
         try:
-            return [json.loads(texts[start:end].tobytes()) for start, end in pairs]
+            found = [json.loads(texts[start:end].tobytes()) for start, end in pairs]
+            if all(isinstance(v, dict if name == "info" else int | str) for v in found):
+                return found
+            reason = "of another kind"
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{name} is not JSON ({error}): the file is damaged") from None
-
-    def _keep(self, indices: list[int]) -> None:
-        self._places = self._places[indices]
+            reason = str(error)
+        raise ValueError(
+            f"{name} is not the JSON that it should be ({reason}): the file is damaged"
+        )
 
 
 Layout = dict[str, tuple[str, tuple[int, ...], int]]
@@ -419,11 +381,11 @@ def _entry(
     return kind, shape, offset + start
 
 
-def _checked_count(path: Path, tensors: Mapping[str, NDArray[Any]], layout: Layout) -> int:
+def _checked_count(path: Path, tensors: Mapping[str, NDArray[Any]]) -> int:
     """Number of systems, where all lengths belong together."""
-    named = ("sid_text", "sid_ptr") if "sid_text" in layout else ("sid",)
-    for name in (*_REQUIRED, *named, *(("info_ptr",) if "info" in layout else ())):
-        if name not in layout:
+    named = ("sid_text", "sid_ptr") if "sid_text" in tensors else ("sid",)
+    for name in (*_REQUIRED, *named, *(("info_ptr",) if "info" in tensors else ())):
+        if name not in tensors:
             raise ValueError(f"{path} is not a flat file of structures: it has no {name}")
     count = len(tensors["ptr"]) - 1
     rows = {_SYSTEM: count, _FENCE: count + 1, _ATOM: len(tensors["atomic_numbers"])}

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 
 from flt_mol.data.conversion import readable_batches
 from flt_mol.data.dataset import StructuresDataset
-from flt_mol.data.kinds import kind_of
-from flt_mol.data.options import ReadOptions
+from flt_mol.data.schema import ReadOptions
 from flt_mol.structures import Structures
 
 __all__ = ["inspect", "render"]
 
 _EXPECTED = ("sid", "natoms", "atomic_numbers", "pos", "cell", "tags", "fixed")
 _LARGEST_ENERGY = 10.0  # eV; OC20's makers dropped systems beyond it
-_DECODED = 16  # records whose dtypes are reported
 _KEPT = 1000  # messages, outliers and repeated sids that are given; all are counted
 _SHOWN = 20  # of those in the text
 
@@ -45,14 +43,11 @@ class _Tally:
         self.fixed = 0
 
     def add_record(self, record: Mapping[str, Any]) -> None:
-        decode = self.records < _DECODED
         self.records += 1
-        for name in record:
-            kind = _kind_of_value(record, name, decode)
-            if kind != "NoneType":
+        for name, value in record.items():
+            if value is not None:
                 self.fields[name] += 1
-                if decode:
-                    self.dtypes.setdefault(name, set()).add(kind)
+                self.dtypes.setdefault(name, set()).add(_kind_of_value(value))
 
     def add(self, batch: Structures) -> None:
         numbers, system = batch.atomic_numbers.tolist(), batch.system.tolist()
@@ -69,15 +64,7 @@ class _Tally:
                 self.outliers.append({"sid": sid, "energy": energy})
 
 
-def _kind_of_value(record: Mapping[str, Any], name: str, decode: bool) -> str:
-    """Type of a stored value; arrays are decoded for it if `decode`."""
-    describe: Callable[[str], Any] | None = getattr(record, "describe", None)
-    if describe is not None and not decode:
-        return str(describe(name)[0])
-    try:
-        value = record[name]
-    except ValueError:
-        return "unreadable"
+def _kind_of_value(value: Any) -> str:
     if isinstance(value, torch.Tensor | np.ndarray):
         kind = "tensor" if isinstance(value, torch.Tensor) else "array"
         return f"{kind} {str(value.dtype).removeprefix('torch.')}, {value.ndim} axes"
@@ -102,7 +89,7 @@ def inspect(
     Returns:
         path, kind, bytes (on disk; None in memory), bytes_per_record, count (records, invalid ones
         included), looked_at (how many of them), fields (name → records that hold it), dtypes
-        (name → those met in the first 16 records), missing (OC20 field → records without it),
+        (name → those met), missing (OC20 field → records without it),
         energy (count, min, max, mean, std, median in eV; None without targets, and for numbers
         beyond float64), outliers (sid and energy beyond 10 eV), elements (symbol → systems), atoms
         (per system), fixed (fraction of atoms), pbc ("TTF" → systems), tags (tag → atoms),
@@ -136,7 +123,7 @@ def _summary(dataset: Any, tally: _Tally, looked_at: int) -> dict[str, Any]:
     options = getattr(dataset, "options", ReadOptions())
     names = (options.energy, options.energy_initial, options.positions_relaxed)
     expected = (*_EXPECTED, *(name for name in names if name != "calculator"))
-    listed = {
+    listed: dict[str, list[Any]] = {
         "outliers": tally.outliers,
         "repeated_sids": [sid for sid, count in tally.sids.items() if count > 1],
         "skipped": skipped,
@@ -144,7 +131,7 @@ def _summary(dataset: Any, tally: _Tally, looked_at: int) -> dict[str, Any]:
     }
     summary = {
         "path": str(getattr(dataset, "path", type(dataset).__name__)),
-        "kind": kind_of(dataset),
+        "kind": str(getattr(dataset, "kind", type(dataset).__name__)),
         "bytes": size,
         "bytes_per_record": None if size is None else round(size / max(len(dataset), 1)),
         "count": len(dataset),
@@ -181,7 +168,7 @@ def _disk_bytes(dataset: Any) -> int | None:
     """Bytes of the files of a data set, None where it is in memory or they are gone."""
     total = 0
     for part in getattr(dataset, "parts", None) or [dataset]:
-        path = Path(getattr(part, "file", None) or getattr(part, "path", ""))
+        path = Path(str(getattr(part, "file", None) or getattr(part, "path", "")))
         if not path.is_file():
             return None
         total += path.stat().st_size

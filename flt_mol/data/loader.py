@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -60,10 +60,8 @@ class BatchSampler(Sampler[list[int]]):
 
     Every epoch holds each system once, over all ranks together, and has the same number of batches,
     the same on every rank. Shuffled systems of different sizes are dealt, the largest first, each
-    to the batch that is the smallest so far; otherwise batches are consecutive.
-
-    Iterating begins with the epoch set by :meth:`set_epoch` or :meth:`load_state_dict`, at first
-    0; iterating again goes to the next epoch, whether or not the last one was finished.
+    to the batch that is the smallest so far; otherwise batches are consecutive. Iterating again
+    goes to the next epoch, whether or not the last one was finished.
 
     Args:
         sizes: (n,) size of each system; ones for batches of `limit` systems.
@@ -75,8 +73,8 @@ class BatchSampler(Sampler[list[int]]):
         name: how errors call system i.
 
     Attributes:
-        epoch: the one in progress, or to come.
-        position: batches of this epoch handed out already.
+        epoch: the next one.
+        position: batches of it that are left out at its beginning.
 
     Raises:
         ValueError: fewer systems than ranks, one that is larger than `limit` (by name), a limit
@@ -108,49 +106,23 @@ class BatchSampler(Sampler[list[int]]):
         self._check(name)
         self._dealt = self.shuffle and self.sizes.min() != self.sizes.max()
         self._count = self._count_dealt() if self._dealt else len(self.plan(0))
-        self.epoch, self.position, self._begun = 0, 0, False
+        self.epoch, self.position = 0, 0
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch, the same in each."""
         return self._count // self.world_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, position = self.upcoming()
-        self.epoch, self.position, self._begun = epoch, position, True
-        for batch in self.plan(epoch)[self.rank :: self.world_size][position:]:
-            self.position += 1
-            yield batch
+        epoch, position = self.epoch, self.position
         self.set_epoch(epoch + 1)
-
-    def upcoming(self) -> tuple[int, int]:
-        """Epoch and batch that the next iteration begins with."""
-        return (self.epoch + 1, 0) if self._begun else (self.epoch, self.position)
+        yield from self.plan(epoch)[self.rank :: self.world_size][position:]
 
     def set_epoch(self, epoch: int) -> None:
         """Iterate over this epoch next, from its first batch."""
-        self.epoch, self.position, self._begun = epoch, 0, False
+        self.epoch, self.position = epoch, 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch, batches of it that were handed out, and what decides which batches there are."""
-        return {"epoch": self.epoch, "position": self.position, **self._decisive()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration gives what is left of that epoch; later ones what would follow.
-
-        Raises:
-            ValueError: the state of a sampler that makes other batches, or of a batch that the
-                epoch does not have.
-        """
-        other = {k: v for k, v in self._decisive().items() if state.get(k) != v}
-        if other:
-            saved = {k: state.get(k) for k in other}
-            raise ValueError(f"these are not the batches of the saved state: {other}, not {saved}")
-        epoch, position = state["epoch"], state["position"]
-        if not 0 <= position <= len(self):
-            raise ValueError(f"position of the saved state is {position} of {len(self)} batches")
-        self.epoch, self.position, self._begun = epoch, position, False
-
-    def _decisive(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """What decides which batches there are, as plain values."""
         return {
             "systems": len(self.sizes),
             "sizes_crc32": zlib.crc32(self.sizes.astype("<i8").tobytes()),
@@ -262,39 +234,43 @@ class Loader(DataLoader[Structures]):
     """
 
     batch_sampler: BatchSampler
-    _given: tuple[int, int] | None = None
+    _next: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Structures]:  # type: ignore[override]
         # Before workers are started: they ask for batches immediately.
-        epoch, position = self.batch_sampler.upcoming()
+        epoch, position = self.batch_sampler.epoch, self.batch_sampler.position
         for batch in super().__iter__():
             if isinstance(batch, _Failure):
                 raise batch.error from RuntimeError(f"in a worker:\n{batch.traceback}")
             position += 1
-            self._given = (epoch, position) if position < len(self) else (epoch + 1, 0)
+            self._next = (epoch, position) if position < len(self) else (epoch + 1, 0)
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
         """Iterate over this epoch next, from its first batch."""
         self.batch_sampler.set_epoch(epoch)
-        self._given = None
+        self._next = None
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, and how many of its batches were given out: for :meth:`load_state_dict`.
 
         Batches that workers have read ahead do not count.
         """
-        epoch, position = self._given or self.batch_sampler.upcoming()
-        return {**self.batch_sampler.state_dict(), "epoch": epoch, "position": position}
+        sampler = self.batch_sampler
+        epoch, position = self._next or (sampler.epoch, sampler.position)
+        return {**sampler.settings(), "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration gives what is left of that epoch; later ones what would follow.
 
         Raises:
-            ValueError: as :meth:`BatchSampler.load_state_dict`.
+            ValueError: the state of a loader that makes other batches.
         """
-        self.batch_sampler.load_state_dict(state)
-        self._given = None
+        sampler = self.batch_sampler
+        other = {k: v for k, v in sampler.settings().items() if state.get(k) != v}
+        if other or not 0 <= state["position"] < len(sampler):
+            raise ValueError(f"these are not the batches of the saved state {state}: {other}")
+        sampler.epoch, sampler.position, self._next = state["epoch"], state["position"], None
 
 
 def make_loader(
@@ -335,7 +311,10 @@ def make_loader(
     """
     if (batch_size is None) == (max_atoms is None):
         raise ValueError(f"batch_size is {batch_size} and max_atoms {max_atoms}: give one of them")
-    _check_systems(dataset)
+    if isinstance(dataset, str | Path) or not hasattr(dataset, "__getitem__"):
+        _checked([dataset])
+    if isinstance(dataset, list | tuple):
+        _checked(dataset)
     count = len(dataset)  # type: ignore[arg-type]
     if count == 0:
         raise ValueError("the data set has no systems to make batches of")
@@ -396,13 +375,6 @@ class _Source(Dataset[Structures]):
         return batch if self.cutoff is None else batch.with_pairs(self.cutoff)
 
 
-def _check_systems(dataset: Any) -> None:
-    if isinstance(dataset, list | tuple):
-        _checked(dataset)
-    elif isinstance(dataset, str | Path | Mapping) or not hasattr(dataset, "__getitem__"):
-        _checked([dataset])
-
-
 def _checked(systems: Sequence[Any]) -> Sequence[Structures]:
     for place, system in enumerate(systems):
         if not isinstance(system, Structures):
@@ -433,11 +405,7 @@ class Chosen(Subset[Structures]):
     Args:
         dataset: of :func:`flt_mol.data.open_dataset`.
         indices: of its systems, in the order wanted.
-        lacking: one message for each of the others that was skipped.
-
-    Attributes:
-        path: of the data set.
-        skipped: messages of the records that were skipped, there and here.
+        lacking: one message for each of the others that was skipped; kept in `skipped`.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], lacking: Sequence[str] = ()) -> None:
@@ -454,7 +422,8 @@ class Chosen(Subset[Structures]):
         return np.asarray(cast(Any, self.dataset).natoms()[self.indices], np.int64)
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)
+class Moments:
     """Count, mean and population standard deviation of numbers."""
 
     count: int

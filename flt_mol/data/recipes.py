@@ -118,7 +118,7 @@ class Recipe:
         return file.relative_to(self.folder) if file.is_relative_to(self.folder) else file
 
     def expected(self, split: str) -> Mapping[str, Any]:
-        """What `dataset.yaml` states of a split: count, bytes, md5 or sha256, …
+        """What `dataset.yaml` states of a split: count, bytes, md5 or sha256.
 
         Raises:
             ValueError: an unknown split, with the known ones.
@@ -140,7 +140,7 @@ class Recipe:
         Warns:
             UserWarning: as :meth:`check_count`.
         """
-        from flt_mol.data.open import open_dataset
+        from flt_mol.data.opening import open_dataset
 
         dataset = open_dataset(self.path(split), **options)
         self.check_count(split, dataset, stacklevel=3)
@@ -160,8 +160,8 @@ class Recipe:
         found, count = len(dataset) + len(dataset.skipped), self.expected(split).get("count")
         if isinstance(count, int) and found != count:
             warnings.warn(
-                f"{split} of {self.name}: {dataset.path} holds {found:,} systems, the recipe states "
-                f"{count:,}: results cannot be compared with those of others",
+                f"{split} of {self.name}: {dataset.path} holds {found:,} systems, the recipe "
+                f"states {count:,}: results cannot be compared with those of others",
                 UserWarning,
                 stacklevel=stacklevel,
             )
@@ -293,7 +293,7 @@ def open_source(
     Raises:
         ValueError: no such data set, or one whose `split` was not named.
     """
-    from flt_mol.data.open import open_dataset
+    from flt_mol.data.opening import open_dataset
 
     found = find_recipe(name_or_path)
     if found is None:

@@ -397,7 +397,7 @@ def _verify_one(
 
 
 def _measured(file: Path, key: str, split: str, progress: Progress | None) -> Any:
-    from flt_mol.data.open import open_dataset
+    from flt_mol.data.opening import open_dataset
 
     if key == "bytes":
         return file.stat().st_size

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flt_mol.data.open import open_dataset
-from flt_mol.data.options import OnError
+from flt_mol.data.opening import open_dataset
 from flt_mol.data.recipes import Recipe, find_recipe
+from flt_mol.data.schema import OnError
 from flt_mol.structures import Structures
 
 Baselines = dict[str, dict[str, float]]

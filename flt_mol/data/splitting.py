@@ -27,7 +27,7 @@ from flt_mol.data.conversion import (
 )
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import FlatDataset
-from flt_mol.data.options import OnError
+from flt_mol.data.schema import OnError
 from flt_mol.files import temporary_path
 
 __all__ = ["Share", "SplitResult", "split"]
@@ -158,7 +158,7 @@ def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
     given = [share for share in fractions.values() if share is not None]
     if len(given) < len(fractions) - 1 or not fractions or len({type(s) for s in given}) > 1:
         raise ValueError(
-            f"shares are {dict(fractions)}: give fractions or counts, not both, and one rest at most"
+            f"shares are {dict(fractions)}: give fractions or counts, not both, and one rest"
         )
     whole = 1 if given and isinstance(given[0], float) else count
     exact = {n: None if s is None else Fraction(str(s)) for n, s in fractions.items()}
@@ -169,8 +169,8 @@ def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
             "let one take the rest, as in train=rest"
         )
     ends, result = Fraction(0), {}
-    for name, share in exact.items():
-        start, ends = ends, ends + (rest if share is None else share) * Fraction(count, whole)
+    for name, part in exact.items():
+        start, ends = ends, ends + (rest if part is None else part) * Fraction(count, whole)
         result[name] = round(ends) - round(start)
     return result
 

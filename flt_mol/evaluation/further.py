@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import relaxed_displacement
 from flt_mol.evaluation.metrics import EnergyMetrics
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, relaxed_displacement
 
 __all__ = ["FurtherErrors"]
 

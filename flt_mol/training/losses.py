@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import missing_for, relaxed_displacement
 from flt_mol.models.normalizer import Normalizer
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, missing_for, relaxed_displacement
 
 DISPLACEMENT_DECAYS = ("none", "linear", "cosine")
 AUXILIARY = ("energy_initial", "displacement")

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from flt_mol.analysis.accuracy.loop import TARGETS, relabelled, target_of
 from flt_mol.analysis.timing import one_thread
-from flt_mol.displacements import relaxed_displacement
 from flt_mol.evaluation.metrics import EnergyMetrics
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, relaxed_displacement
 from flt_mol.training.losses import distances, passes
 
 __all__ = ["evaluate"]
