@@ -384,10 +384,12 @@ def _check_fields(structures: Structures) -> None:
 
 
 def _check_pairs(pairs: NeighborPairs | None, cutoff: float | None) -> None:
-    if (pairs is None) != (cutoff is None):
-        given = "cutoff without pairs" if pairs is None else "pairs without cutoff"
-        raise ValueError(f"Structures has {given}: give both, or call with_pairs(cutoff)")
-    for name, value in pairs._asdict().items() if pairs is not None else ():
+    if pairs is None or cutoff is None:
+        if (pairs is None) != (cutoff is None):
+            given = "cutoff without pairs" if pairs is None else "pairs without cutoff"
+            raise ValueError(f"Structures has {given}: give both, or call with_pairs(cutoff)")
+        return
+    for name, value in pairs._asdict().items():
         shape = (len(pairs.index_i), 3)[: 2 if name == "shift" else 1]
         if tuple(value.shape) != shape or value.dtype != torch.int64:
             raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -22,8 +22,15 @@ from flt_mol.structures import Structures
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["AseDataset", "atoms_record", "fixed_atoms", "from_ase", "holds_structures", "to_ase"]
-__all__ += ["frames_of"]
+__all__ = [
+    "AseDataset",
+    "atoms_record",
+    "fixed_atoms",
+    "frames_of",
+    "from_ase",
+    "holds_structures",
+    "to_ase",
+]
 
 _ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}  # other names of targets
 _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under other names
@@ -191,29 +198,31 @@ class AseDataset(StructuresDataset):
     ) -> None:
         super().__init__(path, options, notes=notes)
         self.kind = f"ASE {_format_of(self.path)}"
-        self._frames: list[Record] = []
+        self._frames: list[dict[str, Any]] = []
         try:
-            for record in frames_of(self.path):
-                self._frames.append(record)
+            self._frames.extend(frames_of(self.path))
         except ValueError as error:
             if self.options.on_error == "raise" or not self._frames:
                 raise
             self.skipped.append(str(error))
         if not self._frames:
             raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
+        for row, record in enumerate(self._frames):
+            if record.get("sid") is None:
+                record["sid"] = self._name(row)
         self._finish(len(self._frames))
         self.read_through()
-        for record in self._frames:
-            self.notes.add(layer_note(record, self.options.layer_numbers))
+        for record in () if self.options.layer_numbers else self._frames:
+            self.notes.add(layer_note(record))
 
-    def _records(self, rows: Any) -> list[Record]:
+    def _records(self, rows: Sequence[int]) -> list[Record]:
         return [self._frames[row] for row in rows]
 
-    def _default_sid(self, row: int) -> str:
+    def _name(self, row: int) -> str:
         return f"{self.path.name}#{row}" if len(self._frames) > 1 else self.path.name
 
     def _where(self, row: int) -> str:
-        return str(self.path.parent / self._default_sid(row))
+        return str(self.path.parent / self._name(row))
 
     def _may_be_relaxation(self) -> bool:
         return len(self) > 1
@@ -289,16 +298,8 @@ def _format_of(path: Path) -> str:
     except Exception as error:
         raise ValueError(f"ASE cannot read {path}: {error or type(error).__name__}") from error
     if kind not in ioformats:
-        looks = {
-            b"\x1f\x8b": "gzip",
-            b"PK": "zip",
-            b"BZ": "bzip2",
-            b"\xfd7": "xz",
-            b"<": "a web page",
-        }
-        found = next(
-            (f" (it looks like {k})" for start, k in looks.items() if head.startswith(start)), ""
-        )
+        packed = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz"}
+        found = next((f" ({kind})" for start, kind in packed.items() if head.startswith(start)), "")
         raise ValueError(
             f"{path} is of unknown format{found}; read are LMDB files, and what ASE reads (traj, "
             "extxyz, cif, POSCAR, …) under its usual suffix"

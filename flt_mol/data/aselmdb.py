@@ -24,7 +24,12 @@ __all__ = ["AseLmdbDataset", "is_row", "merged"]
 _LARGEST = 1 << 26  # bytes of one decompressed row; parsed, it takes up to twenty times as many
 _COLUMNS = {"pos": "positions", "atomic_numbers": "numbers", "cell": "cell", "tags": "tags"}
 _MARKERS = ("__ndarray__", "__complex__", "__ase_objtype__")
-_HELD_BY = {"b": {bool}, "i": {int}, "u": {int}, "f": {float, int}}  # numbers in JSON, by dtype
+_HELD_BY: dict[str, set[type]] = {
+    "b": {bool},
+    "i": {int},
+    "u": {int},
+    "f": {float, int},
+}  # numbers in JSON, by dtype
 
 
 class AseLmdbDataset(LmdbDataset):
@@ -41,6 +46,9 @@ class AseLmdbDataset(LmdbDataset):
         if not isinstance(row, dict):
             raise ValueError(f"the row is a {type(row).__name__}, expected a JSON object")
         return _record_of(row)
+
+    def _content(self) -> str:
+        return "ASE rows (aselmdb)"
 
     def _announced(self, about: dict[bytes, bytes | None]) -> int | str | None:
         """Rows that there are by `nextid` and `deleted_ids`."""

@@ -122,7 +122,7 @@ class _Environment:
         return self.pid == os.getpid() and self.close.alive
 
     @contextmanager
-    def reading(self) -> Iterator[lmdb.Transaction]:
+    def reading(self) -> Iterator[Any]:
         """A transaction; LMDB's errors name the file."""
         try:
             with self.lmdb.begin() as transaction:
@@ -196,6 +196,7 @@ class LmdbDataset(StructuresDataset):
         self._environment: _Environment | None = None
         self._stamp = _stamp(self.file)
         self._keys = np.array(self._read_keys(), dtype=np.bytes_)
+        self.kind = f"LMDB of {self._content()}"
         self._finish(len(self._keys))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -267,6 +268,12 @@ class LmdbDataset(StructuresDataset):
             kinds[f"gaps {self.file}"] = f"{absent} keys of {self.file.name} are missing"
         self.notes.add(kinds)
         return keys
+
+    def _content(self) -> str:
+        value = first_value(self.file)
+        if b"torch_geometric" in value:
+            return f"PyG {'2' if b'GlobalStorage' in value else '1'}.x pickles"
+        return "zlib-compressed pickles" if value[:1] == b"x" else "pickles"
 
     def _announced(self, about: dict[bytes, bytes | None]) -> int | str | None:
         """What `length` says: a pickled int, or digits."""

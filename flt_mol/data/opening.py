@@ -274,7 +274,7 @@ class MemoryDataset(StructuresDataset):
                 return [obj]
             if _is_atoms(obj):
                 record = atoms_record(obj)
-                self.notes.add(layer_note(record, self.options.layer_numbers))
+                self.notes.add({} if self.options.layer_numbers else layer_note(record))
                 return [record]
             records = pyg_records(obj, kinds)
         except ValueError as error:

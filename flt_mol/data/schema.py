@@ -1,4 +1,4 @@
-"""Records of the OC20 schema, by the names they are stored under, and the options of reading them."""
+"""Records of the OC20 schema by stored names: values, options of reading, energies far off."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         others = _length_of_cross(vectors[..., [1, 2, 0], :], vectors[..., [2, 0, 1], :])
     result = np.zeros_like(lengths)
     np.divide(volume[..., None], others, out=result, where=others > 0)
-    return result
+    return np.asarray(result)
 
 
 def _length_of_cross(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

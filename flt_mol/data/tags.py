@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,8 +129,7 @@ def tag_structures(
     from flt_mol.data.ase import to_ase
 
     tags, fixed = structures.tags.clone(), structures.fixed.clone()
-    bounds = structures.ptr.tolist()
-    for b, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for b, (start, stop) in enumerate(pairwise(structures.ptr.tolist())):
         if start == stop or bool(tags[start:stop].any()):
             continue
         try:
@@ -446,10 +445,18 @@ def tags_are_layers(record: Mapping[str, Any]) -> bool:
         >>> slab.get_tags().tolist(), tags_are_layers(atoms_record(slab))
         ([2, 1, 0], True)
     """
-    found = _columns(record)
-    if found is None:
+    try:
+        tags, cell, pos, numbers = (
+            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
+        )
+        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
+        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
+    except (KeyError, ValueError):  # missing, or refused later
         return False
-    tags, height, numbers = found
+    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+    if len(tags) != len(numbers) or not tags.any() or not normal.any():
+        return False
+    height = pos @ normal
     there = np.unique(tags)
     layers = there[there > 0]
     if not np.array_equal(layers, np.arange(1, len(layers) + 1)) or there[0] < 0:
@@ -460,43 +467,12 @@ def tags_are_layers(record: Mapping[str, Any]) -> bool:
     return bool((np.diff(means) < 0).all())
 
 
-def layer_note(record: Mapping[str, Any], dropped: bool = False) -> dict[str, str]:
-    """A warning where atoms of tag 0 lie above the others: ase.build tags adsorbates 0.
-
-    Args:
-        record: as of :func:`tags_are_layers`.
-        dropped: whether tags that are layers' numbers are read as none, so that all is well.
-    """
-    found = _columns(record)
-    if found is None or (dropped and tags_are_layers(record)):
-        return {}
-    tags, height, numbers = found
-    # A slab whose adsorbate is below, or which wraps, has its own elements there.
-    if tags.all() or set(numbers[tags == 0]) <= set(numbers[tags != 0]):
-        return {}
-    others = max(height[tags == tag].mean() for tag in set(tags.tolist()) - {0})
-    if height[tags == 0].mean() <= others:
+def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
+    """A warning where the tags of a record are layers' numbers."""
+    if not tags_are_layers(record):
         return {}
     return {
-        "layers": "atoms of tag 0 lie above the others, as if tags were the layer numbers of "
-        "ase.build (expected: 0 below the surface, 1 surface, 2 adsorbate; if so, "
-        "tag_slab(atoms, …) of flt_mol.data sets tags, and so does --tag-slab of flt-mol predict)"
+        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
+        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
+        "predict sets them"
     }
-
-
-def _columns(record: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:
-    """Tags (N,), not all 0, heights (N,) along the normal of a × b, elements (N,); else None."""
-    try:
-        tags, cell, pos, numbers = (
-            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
-        )
-        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
-        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(-1, 3).astype(float)
-    except (KeyError, ValueError):  # missing, or refused later
-        return None
-    if not len(tags) == len(pos) == len(numbers) or not tags.any():
-        return None
-    if not (np.isfinite(cell).all() and np.isfinite(pos).all()):
-        return None
-    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
-    return (tags, pos @ normal, numbers) if normal.any() else None

@@ -173,9 +173,9 @@ def _run_of(without: frozenset[int]) -> Callable[[bytes, int], re.Match[bytes] |
         if length >= 0 and code not in {*without, _STOP, _LONG_PUT}:
             by_length[length] = by_length.get(length, b"") + re.escape(bytes([code]))
     patterns = [b"[%b].{%d}" % (codes, length) for length, codes in by_length.items()]
-    for code, zeros in ((b"\x8c", b""), (b"C", b""), (b"X", b"\0\0\0")):
+    for text, zeros in ((b"\x8c", b""), (b"C", b""), (b"X", b"\0\0\0")):
         sizes = (re.escape(bytes([n])) + zeros + b".{%d}" % n for n in range(_NAME))
-        patterns.append(code + b"(?:%b)" % b"|".join(sizes))
+        patterns.append(text + b"(?:%b)" % b"|".join(sizes))
     return re.compile(b"(?:%b)*+" % b"|".join(patterns), re.DOTALL).match
 
 
@@ -331,7 +331,8 @@ class _Dtype(Stored):
     __slots__ = ("code", "order")
 
     def __init__(self, code: Any, *_: Any) -> None:
-        self.code, self.order = code, "="
+        self.code: Any = code
+        self.order: Any = "="
 
     def __setstate__(self, state: Any) -> None:
         self.order = state[1]
