@@ -36,12 +36,12 @@ class Normalizer(nn.Module):
 
         Args:
             targets: a tensor; any number of tensors, which are never held all at once; or what
-                was found before, as by :func:`flt_mol.data.loading.statistics.target_statistics`.
+                was found before, as by :func:`flt_mol.data.loader.target_statistics`.
 
         Raises:
             ValueError: no targets, one that is not finite, or mean or spread beyond float32.
         """
-        moments = targets if isinstance(targets, Moments) else _moments(targets)
+        moments = targets if hasattr(targets, "std") and not isinstance(targets, Tensor) else _moments(targets)
         if moments.count == 0:
             raise ValueError("the normaliser needs at least one target")
         if max(abs(moments.mean), moments.std) > torch.finfo(torch.float32).max:

@@ -11,7 +11,7 @@ from typing import Any, cast, get_type_hints
 
 import torch
 
-from flt_mol.data.slabs.surface import parse_rule
+from flt_mol.data.tags import parse_rule
 from flt_mol.models.checks import check_model
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.rules import (

@@ -14,7 +14,7 @@ from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.recipes import recipe
 from flt_mol.data.loader import Chosen
 from flt_mol.data.loader import Loader
-from flt_mol.data.options import OnError
+from flt_mol.data.schema import OnError
 from flt_mol.data.recipes import skipped_message
 from flt_mol.models.limits import check_systems
 from flt_mol.structures import Structures

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.data.loader import TargetStatistics, trained_on
-from flt_mol.evaluation.elements import check_elements
+from flt_mol.prediction.energies import check_elements
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 from flt_mol.nn.embedding import AtomEmbedding
