@@ -16,7 +16,7 @@ from flt_mol.data.loader import Chosen
 from flt_mol.data.loader import Loader
 from flt_mol.data.schema import OnError
 from flt_mol.data.recipes import skipped_message
-from flt_mol.models.limits import check_systems
+from flt_mol.models.geometry import check_systems
 from flt_mol.structures import Structures
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 

@@ -106,7 +106,7 @@ def inherited(checkpoint: str | None) -> dict[str, Any]:
 
 
 def _rule(checkpoint: Any) -> TagRule | None:
-    from flt_mol.training.checkpoints import find_checkpoint, read_checkpoint
+    from flt_mol.models.checkpoint import find_checkpoint, read_checkpoint
 
     path = find_checkpoint(checkpoint)
     config = read_checkpoint(path).get("config")
