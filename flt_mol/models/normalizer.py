@@ -44,32 +44,17 @@ class Normalizer(nn.Module):
     def fit(self, targets: Tensor | Moments) -> None:
         """Take mean and population standard deviation of targets, eV, or as given.
 
-<<<<<<< HEAD
-        One target or equal targets have no spread: std falls back to 1 with a warning.
-
-        Args:
-            targets: a tensor; any number of tensors, which are never held all at once; or what
-                was found before, as by :func:`flt_mol.data.loader.target_statistics`.
-=======
         One target, or equal ones, deviate by 0: std falls back to 1 with a warning.
->>>>>>> main
 
         Raises:
             ValueError: no targets, or mean or standard deviation not finite in float32.
         """
-<<<<<<< HEAD
-        moments = targets if hasattr(targets, "std") and not isinstance(targets, Tensor) else _moments(targets)
-        if moments.count == 0:
-            raise ValueError("the normaliser needs at least one target")
-        if max(abs(moments.mean), moments.std) > torch.finfo(torch.float32).max:
-=======
         if isinstance(targets, Tensor):
             values = targets.double()
             mean, std = float(values.mean()), float(values.std(correction=0))
         else:
             mean, std = targets.mean, targets.std
         if not max(abs(mean), std) <= torch.finfo(torch.float32).max:
->>>>>>> main
             raise ValueError(
                 f"targets have mean {mean:g} and standard deviation {std:g} eV, expected finite "
                 "numbers of at least one system"

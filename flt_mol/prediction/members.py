@@ -12,14 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-<<<<<<< HEAD
-from flt_mol.data.recipes import recipe
-from flt_mol.data.tags import Surface, parse_rule
-=======
 from flt_mol.data.recipes import recipe
 from flt_mol.data.tags import Surface, parse_rule
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
->>>>>>> main
 from flt_mol.structures import Structures
 
 __all__ = ["Members", "load_members", "surface_rule", "tag_rules"]

@@ -13,11 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-<<<<<<< HEAD
-from flt_mol.data.recipes import known_name
-=======
 from flt_mol.data.tags import parse_rule
->>>>>>> main
 from flt_mol.files import shipped_folder
 from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
 from flt_mol.models.config import (

@@ -8,14 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-<<<<<<< HEAD
-from flt_mol.data.tags import Surface
-from flt_mol.training.config import TrainingConfig, known_keys, load_run_config
-from flt_mol.training.explaining import unknown
-=======
 from flt_mol.data.tags import Surface
 from flt_mol.training.config import RunConfig, load_run_config
->>>>>>> main
 from flt_mol.training.run import TrainingResult, closing_lines, train
 
 __all__ = ["finetune"]

@@ -9,13 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flt_mol.structures import missing_for, relaxed_displacement
 from flt_mol.models.normalizer import Normalizer
-<<<<<<< HEAD
-from flt_mol.structures import Structures, missing_for, relaxed_displacement
-=======
 from flt_mol.structures import Structures
 from flt_mol.training.config import LossConfig
->>>>>>> main
 
 DISPLACEMENT_DECAYS = ("none", "linear", "cosine")
 AUXILIARY = ("energy_initial", "displacement")
