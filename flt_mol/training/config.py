@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from flt_mol.data.slabs.surface import parse_rule
+from flt_mol.data.tags import parse_rule
 from flt_mol.files import shipped_folder
 from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
 from flt_mol.models.config import (
