@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+<<<<<<< HEAD
 from flt_mol.functional._shortest_vectors import MOST_CANDIDATES
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.lattice import TooManyVectorsError, check_vectors
@@ -38,6 +39,16 @@ from flt_mol.nn import (
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.spectral import padding_of
 from flt_mol.structures import Structures
+=======
+from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
+from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.frequencies import FREQUENCIES
+from flt_mol.nn.local_filter import LocalBasis, LocalFilter
+from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectrum import SPECTRA
+from flt_mol.nn.block import FLTBlock, FLTEncoder
+>>>>>>> main
 
 __all__ = ["Geometry", "build_encoder", "build_rpe", "check_systems"]
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import missing_for, relaxed_displacement
 from flt_mol.models.energy import Normalizer
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, missing_for, relaxed_displacement
 from flt_mol.training.config import LossConfig
 
 DISPLACEMENT_DECAYS = ("none", "linear", "cosine")
