@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-<<<<<<< HEAD
 from flt_mol.functional._shortest_vectors import MOST_CANDIDATES
+from flt_mol.functional.groups import without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.lattice import TooManyVectorsError, check_vectors
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
-from flt_mol.functional.numerics import without_autocast
 from flt_mol.functional.virtual_cells import UnfitSystemError
 from flt_mol.models.config import EnergyConfig, ImageConfig, PairConfig, RPEConfig
 from flt_mol.nn import (
@@ -39,16 +38,6 @@ from flt_mol.nn import (
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.spectral import padding_of
 from flt_mol.structures import Structures
-=======
-from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
-from flt_mol.nn.attention import FLTAttention
-from flt_mol.nn.frequencies import FREQUENCIES
-from flt_mol.nn.local_filter import LocalBasis, LocalFilter
-from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectral import SpectralFilter
-from flt_mol.nn.spectrum import SPECTRA
-from flt_mol.nn.block import FLTBlock, FLTEncoder
->>>>>>> main
 
 __all__ = ["Geometry", "build_encoder", "build_rpe", "check_systems"]
 

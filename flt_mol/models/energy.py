@@ -16,11 +16,6 @@ from flt_mol.models.build import Geometry, build_encoder, check_systems
 from flt_mol.models.config import EnergyConfig
 from flt_mol.nn import BlockGeometry, DisplacementHead, EnergyHead
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
-<<<<<<< HEAD
-=======
-from flt_mol.nn.heads import DisplacementHead, EnergyHead
-from flt_mol.nn.block import BlockGeometry
->>>>>>> main
 from flt_mol.structures import Structures
 
 __all__ = ["CONFIG_KEY", "EnergyModel", "Normalizer", "config_of"]
