@@ -17,7 +17,7 @@ from torch import Tensor
 from flt_mol.analysis.fitting import fit
 from flt_mol.analysis.tables import markdown_table
 from flt_mol.functional.fourier import fourier_basis, position_features
-from flt_mol.functional.packed import mean_per_system, spread
+from flt_mol.functional.groups import mean_per_system, spread
 from flt_mol.nn.attend import Projected, Rule, attend
 from flt_mol.nn.feature_map import FEATURE_MAPS, FeatureMap
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import at_least_float32, without_autocast
+from flt_mol.functional.numerics import at_least_float32, without_autocast
 
 SPLITS = ("one_sided", "symmetric", "balanced")
 

@@ -258,6 +258,6 @@ def _mend(value: Any) -> str:
     if isinstance(value, str):
         return (
             f": EnergyModel(flt_mol.models.named_config('{value}')) is a named model, untrained, "
-            f"and flt_mol.predict.load_model('{value}') a trained one"
+            f"and flt_mol.load_model('{value}') a trained one"
         )
     return ": EnergyConfig.from_dict makes one of it" if isinstance(value, Mapping) else ""

@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.packed import sum_per_system
+from flt_mol.functional.groups import sum_per_system
 from flt_mol.models.build import build_encoder
 from flt_mol.models.checks import check_model
 from flt_mol.models.config import (

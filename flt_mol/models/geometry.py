@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import without_autocast
+from flt_mol.functional.numerics import without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
 from flt_mol.functional.virtual_cells import UnfitSystemError

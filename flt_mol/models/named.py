@@ -11,7 +11,7 @@ __all__ = ["named_config"]
 def named_config(name: str) -> EnergyConfig:
     """The configuration of a named model, anew with each call: ``EnergyModel`` of it is untrained.
 
-    Weights of those that are shipped with some come by :func:`flt_mol.predict.load_model`.
+    Weights of those that are shipped with some come by :func:`flt_mol.load_model`.
 
     Args:
         name: of a folder in `models/`, as "flt-small".

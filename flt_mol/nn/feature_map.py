@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import placed, seeded_generator
 from flt_mol.functional.feature_maps import (
     SharedLogits,
     elu_features,
@@ -33,6 +32,7 @@ from flt_mol.functional.feature_maps import (
     softplus_log_features,
 )
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.numerics import placed, seeded_generator
 from flt_mol.nn.redraw import Redrawn
 
 

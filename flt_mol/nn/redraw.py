@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import outside, placed, seeded_generator
+from flt_mol.functional.numerics import outside, placed, seeded_generator
 
 _COUNTERS = ("redraw_seed", "draw_count", "step_count")
 

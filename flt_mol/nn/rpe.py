@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, draw_normal
 from flt_mol.functional.fourier import (
     SPLITS,
     PositionFeatures,
@@ -13,7 +12,8 @@ from flt_mol.functional.fourier import (
     phases,
     position_features,
 )
-from flt_mol.functional.packed import centred, check_ptr, first_per_system, spread
+from flt_mol.functional.groups import centred, check_ptr, first_per_system, spread
+from flt_mol.functional.numerics import at_least_float32, draw_normal
 from flt_mol.nn.frequencies import Frequencies
 from flt_mol.nn.spectrum import Spectrum
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import streaming
-from flt_mol.functional._common import at_least_float32
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.packed import first_per_system
+from flt_mol.functional.groups import first_per_system
+from flt_mol.functional.numerics import at_least_float32
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.checks import check_features
 from flt_mol.nn.inputs import AttentionInputs

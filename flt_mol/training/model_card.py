@@ -25,7 +25,7 @@ _TEXT = """\
 {what} Made with flt_mol {version}: {parameters:,} parameters; energies in eV, lengths in Å.
 
 ```python
-from flt_mol.predict import predict
+from flt_mol import predict
 from ase.io import read
 
 print(predict(read("slab.traj", ":"), "{name}"))  # eV; the path of this folder

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flt_mol.functional.packed import centred
+from flt_mol.functional.groups import centred
 from flt_mol.functional.reference import relative_mask
 from flt_mol.nn.frequencies import ComponentFrequencies, GaussianFrequencies, LatticeFrequencies
 from flt_mol.nn.rpe import FourierRPE, relative_positions

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from flt_mol.data.emt import filters, plan, surfaces, tables
-from flt_mol.evaluation.baselines import Baseline, CompositionRegression, Constant, score
+from flt_mol.data.emt.baselines import Baseline, CompositionRegression, Constant, score
 from flt_mol.files import temporary_path
 from flt_mol.structures import Structures
 

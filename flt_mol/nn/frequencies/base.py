@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import at_least_float32, placed
+from flt_mol.functional.numerics import at_least_float32, placed
 from flt_mol.nn.redraw import Redrawn
 from flt_mol.nn.spectrum import Spectrum
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import at_least_float32
+from flt_mol.functional.numerics import at_least_float32
 from flt_mol.nn.frequencies.base import Frequencies
 from flt_mol.nn.frequencies.draws import SAMPLINGS, normal_vectors
 from flt_mol.nn.spectrum import (

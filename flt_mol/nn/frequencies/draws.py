@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import draw_normal
 from flt_mol.functional.feature_maps import orthogonal_projection
+from flt_mol.functional.numerics import draw_normal
 
 SAMPLINGS = ("normal", "orthogonal", "sobol")
 

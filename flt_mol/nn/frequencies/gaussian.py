@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, placed
+from flt_mol.functional.numerics import at_least_float32, placed
 from flt_mol.nn.frequencies.base import Frequencies, number_range
 from flt_mol.nn.frequencies.draws import SAMPLINGS, normal_vectors
 

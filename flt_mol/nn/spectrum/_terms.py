@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, draw_normal, placed, seeded_generator
+from flt_mol.functional.numerics import at_least_float32, draw_normal, placed, seeded_generator
 from flt_mol.nn.spectrum.base import Spectrum, check_dim
 
 FORMS = ("amplitude", "weight")

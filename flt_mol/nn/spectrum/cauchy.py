@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import draw_normal
+from flt_mol.functional.numerics import draw_normal
 from flt_mol.nn.spectrum._terms import check_form, norm, product
 from flt_mol.nn.spectrum.kernels import KernelSpectrum
 

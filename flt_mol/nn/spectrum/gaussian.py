@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, placed
+from flt_mol.functional.numerics import at_least_float32, placed
 from flt_mol.nn.spectrum._terms import (
     FORMS,
     check_form,

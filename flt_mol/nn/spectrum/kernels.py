@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import draw_normal, seeded_generator
+from flt_mol.functional.numerics import draw_normal, seeded_generator
 from flt_mol.nn.spectrum._terms import TermSpectrum, check_form, norm, product
 
 SMOOTHNESS = (0.5, 1.5, 2.5)

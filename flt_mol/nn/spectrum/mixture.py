@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, draw_normal, placed, seeded_generator
+from flt_mol.functional.numerics import at_least_float32, draw_normal, placed, seeded_generator
 from flt_mol.nn.spectrum._terms import frequency_columns
 from flt_mol.nn.spectrum.base import check_dim
 from flt_mol.nn.spectrum.gaussian import GaussianTerms, decay

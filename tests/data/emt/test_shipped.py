@@ -16,7 +16,7 @@ from ase.optimize import BFGS
 from flt_mol.data import catalog
 from flt_mol.data.emt import plan
 from flt_mol.data.emt.surfaces import adsorbate_bonds
-from flt_mol.evaluation.baselines import CompositionRegression, Constant, score
+from flt_mol.data.emt.baselines import CompositionRegression, Constant, score
 from flt_mol.structures import Structures
 
 
