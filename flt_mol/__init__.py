@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flt_mol.prediction.calculator import FLTCalculator
     from flt_mol.prediction.energies import predict
     from flt_mol.structures import Structures
-    from flt_mol.training.checkpoints import load_model
+    from flt_mol.models.checkpoint import load_model
 
 __version__ = "0.1.0"
 __all__ = [

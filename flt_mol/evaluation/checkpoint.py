@@ -19,7 +19,7 @@ from flt_mol.evaluation.splits import SplitResult, evaluate_splits
 from flt_mol.evaluation.summary import WORST, constant_maes, summarise
 from flt_mol.evaluation.tables import some_sids
 from flt_mol.files import shipped_folder
-from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
+from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 
 __all__ = ["HELD_OUT", "evaluate_checkpoint", "evaluation_folder"]
 

@@ -33,7 +33,7 @@ class TensorModel(nn.Module):
         return self.model.energies(torch.cat(rows[0]), places, torch.cat(rows[1]), ptr)
 
 
-def export(model: EnergyModel) -> ExportedProgram:
+def export_program(model: EnergyModel) -> ExportedProgram:
     """The model in eval mode as a `torch.export` program for any number of atoms and systems ≥ 1.
 
     It takes ``(atomic_numbers, positions, tags, ptr)``, the fields of `Structures`, and gives
@@ -46,7 +46,7 @@ def export(model: EnergyModel) -> ExportedProgram:
     Example:
         >>> from flt_mol import Structures
         >>> from flt_mol.models import EnergyConfig
-        >>> program = export(EnergyModel(EnergyConfig(embed_dim=16, num_layers=1)))
+        >>> program = export_program(EnergyModel(EnergyConfig(embed_dim=16, num_layers=1)))
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
         >>> program.module()(water.atomic_numbers, water.positions, water.tags, water.ptr).shape
         torch.Size([1])
