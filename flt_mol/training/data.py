@@ -239,23 +239,16 @@ def sids_of(systems: Any) -> list[str] | None:
 
 
 def warn_of_shared(training: Any, validation: Any) -> None:
-    """Warn of sids that both splits have; mere row numbers count where energies agree, too.
+    """Warn of sids that both splits have.
 
     Warns:
         UserWarning: how many, and the first ones.
     """
-    ours, theirs = sids_of(training), sids_of(validation)
-    if ours is None or theirs is None:
-        return
-    both = set(ours) & set(theirs)
-    if all(sid.isdigit() and int(sid) < len(ours) for sid in ours):
-        energies = {str(one.sid[0]): float(one.energy) for one in training}
-        same = {str(one.sid[0]) for one in validation if energies.get(str(one.sid[0])) == one.energy}
-        both &= same
+    both = sorted(set(sids_of(training) or ()) & set(sids_of(validation) or ()))
     if both:
         warnings.warn(
-            f"{len(both)} of {len(theirs)} validation systems have the sid of a training system "
-            f"(first {', '.join(sorted(both)[:3])}): if they are the same, errors are too low",
+            f"{len(both)} of {len(validation)} validation systems have the sid of a training "
+            f"system (first {', '.join(both[:3])}): if they are the same, errors are too low",
             UserWarning,
             stacklevel=3,
         )

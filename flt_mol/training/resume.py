@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 import flt_mol
 from flt_mol.files import temporary_path
+from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered, largest
 
 __all__ = [
@@ -73,6 +74,7 @@ def check_resume(path: Path, data: int) -> None:
         ValueError: it is damaged, or of other data.
     """
     try:
+        refuse_damaged(path)
         saved = torch.load(path, map_location="cpu", weights_only=True)[_KEY]["data"]
     except Exception as error:  # whatever unpickling foreign bytes comes to
         raise ValueError(

@@ -10,7 +10,6 @@ from flt_mol.training.data import (
     data_digest,
     load_splits,
     open_split,
-    sids_of,
     split_loader,
     split_path,
     warn_of_shared,
@@ -110,24 +109,6 @@ def test_shared_sids_are_warned_of(tmp_path):
     relaxations(tmp_path / "val.extxyz", 4, first=3)
     with pytest.warns(UserWarning, match=r"2 of 4 .*slab-3, slab-4"):
         warn_of_shared(*load_splits(run))
-
-
-def test_numbers_of_rows_are_not_names(tmp_path):
-    from ase.io import read, write
-
-    run = tiny_run(tmp_path)
-    for path in run.data.paths.values():
-        frames = read(path, ":")
-        for frame in frames:
-            del frame.info["sid"]
-        write(path, frames)
-    training, validation = load_splits(run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_shared(training, validation)
-    with pytest.warns(UserWarning, match="5 of 5"):
-        warn_of_shared(training, training)
-    assert sids_of(training) == ["0", "1", "2", "3", "4"]
 
 
 def test_the_digest_changes_with_the_data(tmp_path):

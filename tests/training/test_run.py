@@ -106,7 +106,7 @@ def test_the_training_seed_draws_all_initial_weights(tmp_path):
     fixed = {"normalizer.mean", "normalizer.std", "elements_seen", "config_json"}
     for name, value in one.state_dict().items():
         assert torch.equal(value, same.state_dict()[name])
-        drawn = value.is_floating_point() and name not in fixed and value.unique().numel() > 1
+        drawn = value.is_floating_point() and name not in fixed and value.unique().numel() > 3
         if drawn and "log_" not in name and "weight" in name:
             assert not torch.equal(value, other.state_dict()[name]), name
 
