@@ -7,7 +7,7 @@ from pathlib import Path
 from flt_mol.analysis.layer_figures import draw_attention_matrices, draw_spectral_filter
 from flt_mol.analysis.mask_figures import draw_learned_masks, draw_local_masks, draw_spectra
 from flt_mol.models import EnergyModel
-from flt_mol.training.checkpoints import load_model
+from flt_mol.models.checkpoint import load_model
 
 
 def main() -> None:

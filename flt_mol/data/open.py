@@ -62,7 +62,7 @@ def open_dataset(
         positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
         check: called with the systems that are read, one or many; what it raises ValueError for is
             a bad record, such as one too large for a model
-            (``partial(flt_mol.models.limits.check_systems, model.config)``).
+            (``partial(flt_mol.models.geometry.check_systems, model.config)``).
         layer_numbers: tags that are the layers' numbers of `ase.build` are read as none, for
             :func:`flt_mol.data.tag_slab` to set them, in place of being refused or warned of.
 

@@ -26,6 +26,8 @@ from flt_mol.models.energy import CONFIG_KEY, EnergyModel, config_of
 from flt_mol.models.weights import find_weights, misfits
 
 __all__ = [
+    "CONFIG_FILE",
+    "WEIGHTS_FILE",
     "checkpoint_config",
     "export_checkpoint",
     "export_model",

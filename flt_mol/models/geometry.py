@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import without_autocast
 from flt_mol.functional._shortest_vectors import MOST_CANDIDATES
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.lattice import TooManyVectorsError, check_vectors
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
+from flt_mol.functional.numerics import without_autocast
 from flt_mol.functional.virtual_cells import UnfitSystemError
 from flt_mol.models.build import build_local_basis, build_local_filter
 from flt_mol.models.config import EnergyConfig, ImageConfig

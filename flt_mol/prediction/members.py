@@ -14,8 +14,8 @@ from torch import nn
 
 from flt_mol.data.catalog import recipe
 from flt_mol.data.slabs.surface import Surface, parse_rule
-from flt_mol.structures import Structures
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
+from flt_mol.structures import Structures
 
 __all__ = ["Members", "load_members", "surface_rule", "tag_rules"]
 

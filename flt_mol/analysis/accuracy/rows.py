@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from flt_mol.analysis.accuracy.loop import TARGETS, seeded
 from flt_mol.analysis.accuracy.rivals import RIVALS
-from flt_mol.models.energy import EnergyConfig, EnergyModel
+from flt_mol.models.config import EnergyConfig
+from flt_mol.models.energy import EnergyModel
 
 __all__ = ["ROWS", "Row", "build", "complete", "count_weights", "resolved"]
 
@@ -194,7 +195,7 @@ def complete(row: Row, config: Mapping[str, Any]) -> dict[str, Any]:
         'tags'
     """
     if row.rival is None:
-        every = asdict(EnergyConfig.from_dict(config))
+        every = EnergyConfig.model_validate(config).model_dump()
         for name, later in _LATER_IN.items():
             if every[name] is not None:
                 every[name] = _without(every[name], later)
@@ -220,7 +221,7 @@ def build(row: Row, config: Mapping[str, Any], seed: int = 0) -> nn.Module:
     """
     if row.rival is not None:
         return RIVALS[row.rival](**config)
-    return EnergyModel(EnergyConfig.from_dict({"seed": seed, **config}))
+    return EnergyModel(EnergyConfig.model_validate({"seed": seed, **config}))
 
 
 def count_weights(model: nn.Module) -> int:

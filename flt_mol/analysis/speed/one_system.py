@@ -76,7 +76,7 @@ def one_system_model(
         "pairs": pairs if what == "model" or "pair" in what else None,
         "readout": "sum",
     }
-    return EnergyModel(EnergyConfig.from_dict(config))
+    return EnergyModel(EnergyConfig.model_validate(config))
 
 
 def measure(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +40,7 @@ class Shape(NamedTuple):
 
 def our_config(shape: Shape) -> EnergyConfig:
     """Blocks of linear attention, spectral filter and pair filter per channel."""
-    return EnergyConfig.from_dict(
+    return EnergyConfig.model_validate(
         {
             **_sizes(shape),
             "rpe": None,
@@ -53,9 +52,9 @@ def our_config(shape: Shape) -> EnergyConfig:
 
 def _graphormer(shape: Shape) -> EnergyModel:
     """graphormer3d-exact of this shape, with images, one pass, energies only."""
-    images = {**asdict(named_config("graphormer3d-exact"))["images"], "cutoff": shape.cutoff}
+    images = {**named_config("graphormer3d-exact").model_dump()["images"], "cutoff": shape.cutoff}
     config = {"rpe": None, "attention": "exact", "images": images}
-    return EnergyModel(EnergyConfig.from_dict({**_sizes(shape), **config}))
+    return EnergyModel(EnergyConfig.model_validate({**_sizes(shape), **config}))
 
 
 def _sizes(shape: Shape) -> dict[str, Any]:
