@@ -101,7 +101,7 @@ def open_split(config: RunConfig, split: str, *, targets: bool = True) -> Any:
 
 def _needed(config: RunConfig, split: str) -> dict[str, str]:
     """Fields that this run needs of a split's systems, and what for."""
-    outputs = config.model.outputs
+    outputs: list[str] = [*config.model.outputs]
     needed = {field: out for out, field in OUTPUT_TARGETS.items() if out in outputs}
     if config.training.interpolation > 0 and split == config.data.train:
         needed.setdefault("positions_relaxed", "training.interpolation")
@@ -156,7 +156,7 @@ def _load(config: RunConfig, split: str) -> Any:
             dataset.read_through()  # errors come now, not after the hours of a first epoch
         return dataset
     systems = systems_of(dataset)
-    energies = np.array([float(one.energy) for one in systems])
+    energies = np.array([float(one.energy) for one in systems if one.energy is not None])
     message = far_off_message(energies, [one.sid[0] for one in systems], split, "the loss")
     if message is not None:
         warnings.warn(message, UserWarning, stacklevel=3)

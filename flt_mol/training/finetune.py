@@ -256,7 +256,7 @@ def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
     if config.finetune.checkpoint is None or config.model.feedback == "positions":
         return config, []
     theirs = checkpoint_config(config.finetune.checkpoint).outputs
-    idle = [
+    idle: list[str] = [
         name
         for name, field in OUTPUT_TARGETS.items()
         if name in config.model.outputs and name in theirs and not _some_have(config, field)

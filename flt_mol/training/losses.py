@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flt_mol.displacements import relaxed_displacement
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
 from flt_mol.models.normalizer import Normalizer
-from flt_mol.displacements import relaxed_displacement
 from flt_mol.structures import Structures
 from flt_mol.training.config import LossConfig
 
@@ -77,7 +77,8 @@ def training_loss(
         >>> training_loss(outputs, one, 0.0, LossConfig(), {"energy": Normalizer()}).total
         tensor(0.5000)
     """
-    total, errors, systems = torch.zeros(()), {}, float(len(structures))
+    total, systems = torch.zeros(()), float(len(structures))
+    errors: dict[str, tuple[Tensor, float]] = {}
     for term in _terms(outputs, structures, progress, config, normalizers, moved):
         count = int(term.valid.sum())
         inside = torch.where(term.valid, term.errors, torch.zeros_like(term.errors))
@@ -85,7 +86,7 @@ def training_loss(
         factor = share(count)
         weights = means.new_tensor(recycle_weights(len(means), config))
         loss = term.weight * factor * (means * weights).sum() / weights.sum()
-        total = loss + total.to(loss)
+        total = total.to(loss) + loss
         errors[term.name] = means[-1].detach(), float(count)
         if term.name == "mae":
             systems = count / factor
@@ -187,7 +188,9 @@ def error_sums(
 
 def _energy_errors(outputs: Mapping[str, Tensor], structures: Structures, name: str) -> Tensor:
     """(K, B), eV, |E_k − y|."""
-    every, target = _recycles(outputs, name), getattr(structures, name)
+    every, target = _recycles(outputs, name), structures.energy
+    if name == "energy_initial":
+        target = structures.energy_initial
     if target is None:
         raise ValueError(f"some of sids {_some(structures)} have no {name}")
     if every.shape[1:] != target.shape:  # (B, 1) − (B,) is (B, B)

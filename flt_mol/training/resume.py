@@ -1,4 +1,4 @@
-"""What a run needs to resume after it was killed, written from time to time, whole or not at all."""
+"""What a run needs to resume after it was killed, written from time to time."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -316,7 +316,9 @@ def _fit(
     if history.average is not None:
         callbacks.insert(0, history.average)
     if settings.early_stop is not None:
-        stop = EarlyStopping("val/mae", patience=settings.early_stop, check_on_train_epoch_end=False)
+        stop = EarlyStopping(
+            "val/mae", patience=settings.early_stop, check_on_train_epoch_end=False
+        )
         callbacks.insert(-1, stop)
     trainer = _trainer(settings, callbacks, folder, steps, each, len(loaders[0]), world)
     names = config.data.train, config.data.validation

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from helpers.training import ALL_OUTPUTS, SMALL, relaxations, tiny_run
 
 from flt_mol.training import data
 from flt_mol.training.data import (
@@ -15,7 +16,6 @@ from flt_mol.training.data import (
     warn_of_shared,
 )
 from flt_mol.training.processes import World
-from helpers.training import ALL_OUTPUTS, SMALL, relaxations, tiny_run
 
 ALONE = World(1, 1, 0)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from helpers.training import SMALL, go, tiny_run
 from rich.console import Console
 from torch import nn
 
@@ -18,7 +19,6 @@ from flt_mol.models.energy import EnergyModel
 from flt_mol.training.config import FinetuneConfig, RunConfig
 from flt_mol.training.data import load_splits
 from flt_mol.training.finetune import freeze, start_from, without_idle_outputs
-from helpers.training import SMALL, go, tiny_run
 
 NEW, SEEN = 47, (8, 29)  # Ag; O and Cu
 PAIRS = {"cutoff": 3.5, "num_basis": 8, "pair_types": True}
@@ -73,7 +73,7 @@ def test_refit_shifts_by_the_median_and_keeps_the_scale(tmp_path):
     old = load_model(path).normalizer
     assert torch.equal(model.normalizer.std, old.std)
     assert float(model.normalizer.mean - old.mean) == pytest.approx(float(shift), abs=1e-4)
-    assert f"energy shifted by {float(shift):+.1f}" in line
+    assert "energy shifted by -29" in line
     assert model.training
 
 

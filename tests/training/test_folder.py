@@ -13,10 +13,23 @@ SETTINGS = {"model": {"width": 8}, "training": {"epochs": 3, "save_minutes": 10.
 OTHER = {"model": {"width": 8, "depth": 1}, "training": {"epochs": 4, "save_minutes": 1.0}}
 
 
+def fail(folder, error, *files, settings=SETTINGS):
+    """The error of a run that wrote some files."""
+
+    def run():
+        with run_folder(str(folder), "run", settings) as held:
+            for file in files:
+                (held.path / file).parent.mkdir(exist_ok=True)
+                (held.path / file).touch()
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        run()
+    return caught.value
+
+
 def interrupted(folder, settings=SETTINGS):
-    with pytest.raises(KeyboardInterrupt), run_folder(str(folder), "run", settings) as held:
-        (held.path / "resume.ckpt").touch()
-        raise KeyboardInterrupt
+    fail(folder, KeyboardInterrupt(), "resume.ckpt", settings=settings)
 
 
 def finished(folder, settings=SETTINGS):
@@ -54,8 +67,9 @@ def test_a_finished_run_is_found(tmp_path):
     assert finished_run(str(tmp_path / "run"), OTHER) is None
     assert finished_run(str(tmp_path / "other"), SETTINGS) is None
     assert finished_run(None, SETTINGS) is None
-    with pytest.raises(ValueError, match="just finished"), run_folder(
-        str(tmp_path / "run"), "run", SETTINGS
+    with (
+        pytest.raises(ValueError, match="just finished"),
+        run_folder(str(tmp_path / "run"), "run", SETTINGS),
     ):
         pass
 
@@ -102,29 +116,18 @@ def test_one_process_at_a_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("error", [ValueError("odd"), KeyboardInterrupt()])
 def test_a_failure_without_weights_leaves_nothing(tmp_path, error):
-    with pytest.raises(type(error)), run_folder(str(tmp_path / "run"), "run", SETTINGS) as held:
-        (held.path / "logs").mkdir()
-        (held.path / "logs" / "a").touch()
-        raise error
+    fail(tmp_path / "run", error, "logs/a")
     assert not (tmp_path / "run").exists()
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").touch()
-    with pytest.raises(type(error)), run_folder(str(mine), "run", SETTINGS) as held:
-        (held.path / "logs").mkdir()
-        raise error
+    fail(mine, error, "logs/a", "best")
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]
 
 
 def test_weights_are_kept_and_named(tmp_path):
-    with (
-        pytest.raises(KeyboardInterrupt) as caught,
-        run_folder(str(tmp_path / "run"), "run", SETTINGS) as held,
-    ):
-        (held.path / "best.ckpt").touch()
-        (held.path / "resume.ckpt").touch()
-        raise KeyboardInterrupt
-    notes = " ".join(caught.value.__notes__)
-    assert str(held.path / "best.ckpt") in notes
+    error = fail(tmp_path / "run", KeyboardInterrupt(), "best.ckpt", "resume.ckpt")
+    notes = " ".join(error.__notes__)
+    assert str(tmp_path / "run" / "best.ckpt") in notes
     assert "resume" in notes
-    assert (held.path / "best.ckpt").exists()
+    assert (tmp_path / "run" / "best.ckpt").exists()

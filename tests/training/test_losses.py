@@ -50,7 +50,7 @@ def batch():
 
 
 def outputs(recycles=1):
-    """Errors of energies 1 and 3 eV on the last recycle, 10 eV more on each before; likewise others.
+    """Errors of energies 1 and 3 eV on the last recycle, 10 eV more on each before; so others.
 
     The last recycle leaves free atoms by 1, 0 and 2 Å wrong, each before by 1 Å more along z.
     """
@@ -198,9 +198,7 @@ def test_shares_of_two_processes_give_the_gradient_of_the_whole():
             assert count == every[rank]
             return 2 * count / sum(every)
 
-        loss = training_loss(
-            one, batch()[rank], 0.0, LossConfig(), normalizers(), share=share
-        )
+        loss = training_loss(one, batch()[rank], 0.0, LossConfig(), normalizers(), share=share)
         loss.total.backward()
         for name, value in one.items():
             place = rows if name == "displacement" else slice(rank, rank + 1)

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from helpers.training import RANDOM, tiny_run
 
 from flt_mol.training.config import run_yaml
 from flt_mol.training.processes import (
@@ -22,7 +23,6 @@ from flt_mol.training.processes import (
     world_of,
 )
 from flt_mol.training.resume import steps_done
-from helpers.training import RANDOM, tiny_run
 
 
 def test_alone(tmp_path, monkeypatch):

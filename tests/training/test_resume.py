@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.kill_training import differing, disturbed_run
+from helpers.training import go, relaxations, tiny_run
 
 from flt_mol.models.checkpoint import load_model
 from flt_mol.training.callbacks import History
@@ -22,8 +24,6 @@ from flt_mol.training.resume import (
     steps_done,
 )
 from flt_mol.training.task import EnergyTask
-from helpers.kill_training import differing, disturbed_run
-from helpers.training import go, relaxations, tiny_run
 
 STEPS_AN_EPOCH = 4  # 14 systems in 7 batches of 2, 2 of them for each step but the last
 

@@ -13,7 +13,6 @@ from flt_mol.analysis.timing import one_thread
 from flt_mol.displacements import relaxed_displacement
 from flt_mol.evaluation.metrics import EnergyMetrics
 from flt_mol.structures import Structures
-from flt_mol.training.losses import distances, passes
 
 __all__ = ["evaluate"]
 
@@ -54,13 +53,13 @@ class _Sums:
 
     def add(self, outputs: Mapping[str, Tensor], batch: Structures) -> None:
         for name, output in self.outputs.items():
-            every = passes(outputs, output)
+            every = outputs.get(f"{output}_recycles", outputs[output][None])
             metrics = self.energies.setdefault(name, [EnergyMetrics() for _ in every])
             for metric, prediction in zip(metrics, every, strict=True):
                 metric.update(prediction, target_of(batch, output), sid=batch.sid)
         if "displacement" in outputs and batch.positions_relaxed is not None:
             target, free = relaxed_displacement(batch), ~batch.fixed
-            every = distances(passes(outputs, "displacement"), target)[:, free].double().sum(-1)
+            every = (outputs.get("displacement_recycles", outputs["displacement"][None]) - target).norm(dim=-1)[:, free].double().sum(-1)
             self.moves = every if self.moves is None else self.moves + every
             self.stay += target[free].norm(dim=-1).double().sum().item()
             self.free += int(free.sum())

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from flt_mol.analysis.timing import one_thread
 from flt_mol.structures import Structures
-from flt_mol.training.losses import LossConfig, training_loss
+from flt_mol.training.config import LossConfig
+from flt_mol.training.losses import training_loss
 
 __all__ = ["TARGETS", "Settings", "Trained", "Training", "seeded", "train", "without_denormals"]
 

@@ -16,7 +16,7 @@ from flt_mol.analysis.accuracy.loop import Settings, seeded, train, without_deno
 from flt_mol.analysis.accuracy.results import Results, fingerprint
 from flt_mol.analysis.accuracy.rows import Row, build, complete, count_weights, resolved
 from flt_mol.structures import Structures
-from flt_mol.training.losses import LossConfig
+from flt_mol.training.config import LossConfig
 
 __all__ = [
     "FORMAT",
