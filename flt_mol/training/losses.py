@@ -112,9 +112,9 @@ def _terms(
         yield _Term("energy_initial_mae", scale, errors, every if moved is None else ~moved)
     decays = config.displacement_decay != "none"
     if "displacement" in outputs and (config.displacement_weight != 0 or decays):
-        scale = displacement_weight(progress, config)
+        now = displacement_weight(progress, config)
         errors, _ = _displacement_errors(outputs, structures)
-        yield _Term("displacement", scale, errors, ~structures.fixed)
+        yield _Term("displacement", now, errors, ~structures.fixed)
 
 
 def displacement_weight(progress: float, config: LossConfig) -> float:

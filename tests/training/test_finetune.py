@@ -69,12 +69,12 @@ def test_refit_shifts_by_the_median_and_keeps_the_scale(tmp_path):
     path, training = checkpoint(tmp_path), [*systems(4, energy=-300.0), *systems(1, energy=-200.0)]
     shift = missed(load_model(path), training).median()
     model, line = started(path, training)
+    assert model.training
     assert missed(model, training).median().abs() < 1e-4
     old = load_model(path).normalizer
     assert torch.equal(model.normalizer.std, old.std)
     assert float(model.normalizer.mean - old.mean) == pytest.approx(float(shift), abs=1e-4)
     assert "energy shifted by -29" in line
-    assert model.training
 
 
 def test_targets_of_another_kind_are_warned_of(tmp_path):
