@@ -14,8 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import relaxed_displacement
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, relaxed_displacement
 
 __all__ = ["move_atoms", "rotate", "shift_images"]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flt_mol.data import make_loader
-from flt_mol.data.loading.statistics import TargetStatistics
+from flt_mol.data.loader import TargetStatistics
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_weights
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import relaxed_displacement
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
 from flt_mol.models.normalizer import Normalizer
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, relaxed_displacement
 from flt_mol.training.config import LossConfig
 
 __all__ = ["Loss", "displacement_weight", "error_sums", "recycle_weights", "training_loss"]

@@ -17,8 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from flt_mol.data.loading.batching import Loader
-from flt_mol.data.loading.statistics import target_statistics, trained_on
+from flt_mol.data.loader import Loader, target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint

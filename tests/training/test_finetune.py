@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from flt_mol import Structures
-from flt_mol.data.loading.statistics import target_statistics
+from flt_mol.data.loader import target_statistics
 from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.models.checkpoint import load_model, read_checkpoint, save_checkpoint
 from flt_mol.models.config import EnergyConfig

@@ -8,9 +8,9 @@ from helpers.training import ALL_OUTPUTS, SMALL, relaxations
 
 from flt_mol import Structures
 from flt_mol.data import open_dataset
-from flt_mol.displacements import relaxed_displacement
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import EnergyModel
+from flt_mol.structures import relaxed_displacement
 from flt_mol.training.config import LossConfig, TrainingConfig
 from flt_mol.training.task import EnergyTask, learning_rate_factor
 
