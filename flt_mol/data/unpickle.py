@@ -443,6 +443,7 @@ def _table() -> dict[tuple[str, str], Any]:
         table[registry, "_reconstructor"] = _Call(_object)
         table[builtins, "object"] = PygObject
         table[builtins, "dict"] = _Call(_dict)
+        table[builtins, "complex"] = _Call(complex)
         for collection in (set, frozenset, list, tuple):
             table[builtins, collection.__name__] = _collection(collection)
         for name in ("bytes", "bytearray"):
