@@ -25,6 +25,12 @@ from flt_mol.functional.fourier import (
     fourier_basis,
     position_features,
 )
+from flt_mol.functional.groups import (
+    centred,
+    offsets_of,
+    sum_per_system,
+    system_index,
+)
 from flt_mol.functional.images import (
     image_attention,
 )
@@ -43,12 +49,6 @@ from flt_mol.functional.minimum_image import (
 from flt_mol.functional.neighbors import (
     NeighborPairs,
     neighbor_pairs,
-)
-from flt_mol.functional.packed import (
-    centred,
-    offsets_of,
-    sum_per_system,
-    system_index,
 )
 from flt_mol.functional.pairs import (
     filtered_dots,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flt_mol.functional._operator import system_offsets
+from flt_mol.functional.groups import system_offsets
 
 LENGTHS = (4, 8, 16, 32, 64)
 

@@ -30,7 +30,7 @@ from flt_mol.functional._blocks import (
     carried_back,
     carried_in,
 )
-from flt_mol.functional._common import with_ones
+from flt_mol.functional.numerics import with_ones
 
 LARGEST_GROWTH = 36.0
 # Factors below these are 0 instead of denormal numbers or the makers of them in products, which

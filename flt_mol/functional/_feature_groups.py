@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import least_exponent
+from flt_mol.functional.numerics import least_exponent
 
 # Numbers of features at once: 512 rows of 12 heads with 64 features stay in a core's cache.
 NUMBERS = 3 * 2**17

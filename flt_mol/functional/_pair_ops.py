@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flt_mol.functional._common import without_autocast
-from flt_mol.functional._operator import operator
+from flt_mol.functional.numerics import operator, without_autocast
 
 # Numbers in a chunk's largest tensor: within a core's cache, and enough to keep a GPU busy.
 _CHUNK = {"cpu": 2**17}

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from flt_mol.functional._blocks import blocks_of, carried_back, carried_in
 from flt_mol.functional._causal_log import attend, attend_backward
-from flt_mol.functional._common import settled, with_ones, without_autocast
-from flt_mol.functional._operator import operator
+from flt_mol.functional.groups import check_ptr
 from flt_mol.functional.linear import normalised
-from flt_mol.functional.packed import check_ptr
+from flt_mol.functional.numerics import operator, settled, with_ones, without_autocast
 
 
 def causal_log_attention(

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from flt_mol.functional._common import settled, without_autocast
-from flt_mol.functional._operator import operator, systems_of_both
-from flt_mol.functional.packed import check_ptr
+from flt_mol.functional.groups import check_ptr, systems_of_both
+from flt_mol.functional.numerics import operator, settled, without_autocast
 
 # Weights that are held at once (1 MB in float32). Up to as many over all heads of a system, three
 # plain products are faster than torch's fused attention (measured on CPU, D from 16 to 96).

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from flt_mol.functional._common import (
+from flt_mol.functional.groups import check_ptr, systems_of_both
+from flt_mol.functional.numerics import (
     at_least_float32,
     draw_normal,
     least_exponent,
+    operator,
     settled,
     without_autocast,
 )
-from flt_mol.functional._operator import operator, systems_of_both
-from flt_mol.functional.packed import check_ptr
 from flt_mol.functional.shared import joint_product, shared_product
 
 SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0

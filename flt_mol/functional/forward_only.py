@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import at_least_float32
 from flt_mol.functional._feature_groups import (
     Side,
     groups_of,
@@ -21,7 +20,8 @@ from flt_mol.functional._feature_groups import (
 )
 from flt_mol.functional._rows import ordinary
 from flt_mol.functional.feature_maps import SharedLogits
-from flt_mol.functional.packed import check_ptr
+from flt_mol.functional.groups import check_ptr
+from flt_mol.functional.numerics import at_least_float32
 
 # Rows at a time of a whole layer: enough for products with weights to run at full speed.
 CHUNK = 2048

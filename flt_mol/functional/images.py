@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import _image_ops
-from flt_mol.functional._common import settled, without_autocast
-from flt_mol.functional.packed import system_sizes
+from flt_mol.functional.groups import system_sizes
+from flt_mol.functional.numerics import settled, without_autocast
 from flt_mol.functional.pairs import segment_peak, segment_sum
 
 

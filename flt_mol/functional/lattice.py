@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional._common import at_least_float32, outside
 from flt_mol.functional._fragments import brought_together
 from flt_mol.functional._shortest_vectors import (
     MOST_CANDIDATES,
@@ -20,12 +19,13 @@ from flt_mol.functional._shortest_vectors import (
     candidates,
     shortest_vectors,
 )
-from flt_mol.functional.packed import (
+from flt_mol.functional.groups import (
     first_per_system,
     spread,
     system_index,
     system_sizes,
 )
+from flt_mol.functional.numerics import at_least_float32, outside
 from flt_mol.functional.virtual_cells import (
     UnfitSystemError,
     VirtualCells,

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import settled, with_ones, without_autocast
-from flt_mol.functional._operator import operator, systems_of_both
-from flt_mol.functional.packed import check_ptr
+from flt_mol.functional.groups import check_ptr, systems_of_both
+from flt_mol.functional.numerics import operator, settled, with_ones, without_autocast
 
 
 def linear_attention(

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional._common import at_least_float32, outside
 from flt_mol.functional._pair_lattices import as_given, lattices_of
 from flt_mol.functional._pair_search import search
 from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.packed import system_sizes
+from flt_mol.functional.groups import system_sizes
+from flt_mol.functional.numerics import at_least_float32, outside
 
 _FARTHEST = 1e8  # Å; vesin counts cells in 32 bits
 

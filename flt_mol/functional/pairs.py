@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import _pair_ops
-from flt_mol.functional._common import settled, with_ones, without_autocast
+from flt_mol.functional.numerics import settled, with_ones, without_autocast
 
 
 def pair_filter(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import settled, with_ones, without_autocast
 from flt_mol.functional._feature_groups import (
     Gradients,
     Side,
@@ -24,14 +23,14 @@ from flt_mol.functional._feature_groups import (
     scaled_columns,
     sum_keys,
 )
-from flt_mol.functional._operator import refuse_forward_mode
 from flt_mol.functional.feature_maps import (
     SharedLogits,
     softmax_log_features,
     stabilised_features,
 )
+from flt_mol.functional.groups import check_ptr
 from flt_mol.functional.linear import linear_attention
-from flt_mol.functional.packed import check_ptr
+from flt_mol.functional.numerics import refuse_forward_mode, settled, with_ones, without_autocast
 
 
 def recomputed_softmax_attention(

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import without_autocast
-from flt_mol.functional._operator import operator
+from flt_mol.functional.numerics import operator, without_autocast
 
 
 def shared_product(shared: Tensor, own: Tensor) -> Tensor:

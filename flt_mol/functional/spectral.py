@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import _rows
-from flt_mol.functional._common import without_autocast
 from flt_mol.functional._mixed_kernels import mixed_product
-from flt_mol.functional._operator import operator
+from flt_mol.functional.numerics import operator, without_autocast
 from flt_mol.functional.ragged import (
     matrices,
     ragged_product,

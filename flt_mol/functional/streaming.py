@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._causal_log import lowest
-from flt_mol.functional._common import settled, with_ones, without_autocast
+from flt_mol.functional.groups import check_ptr, max_per_system, spread
 from flt_mol.functional.linear import normalised, read_back
-from flt_mol.functional.packed import check_ptr, max_per_system, spread
+from flt_mol.functional.numerics import settled, with_ones, without_autocast
 
 
 class CausalState(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.packed import (
+from flt_mol.functional.groups import (
     first_per_system,
     max_per_system,
     mean_per_system,

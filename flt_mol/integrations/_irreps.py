@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import (
+from flt_mol.functional.numerics import (
     at_least_float32,
     draw_normal,
     placed,

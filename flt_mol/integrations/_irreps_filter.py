@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import (
+from flt_mol.functional.numerics import (
     at_least_float32,
     draw_normal,
     placed,

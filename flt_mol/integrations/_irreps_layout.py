@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional._common import at_least_float32
+from flt_mol.functional.numerics import at_least_float32
 from flt_mol.nn.checks import check_tensors
 
 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from flt_mol.functional._common import placed
+from flt_mol.functional.numerics import placed
 
 
 def drawn_linear(

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import forward_only, recomputed
-from flt_mol.functional._common import at_least_float32
 from flt_mol.functional._rows import ordinary
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
 from flt_mol.functional.feature_maps import stabilised_features
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.groups import system_index
 from flt_mol.functional.images import image_attention
 from flt_mol.functional.linear import linear_sums, normalised
-from flt_mol.functional.packed import system_index
+from flt_mol.functional.numerics import at_least_float32
 from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn._plain import is_plain
 from flt_mol.nn.feature_map import FeatureMap, SoftmaxFeatures

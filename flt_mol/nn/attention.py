@@ -7,8 +7,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.numerics import seeded_generator
 from flt_mol.nn import streaming
 from flt_mol.nn.attend import Rule, attend, check_mode
 from flt_mol.nn.feature_map import FeatureMap, current_names, feature_map_of

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import (
+from flt_mol.functional.neighbors import NeighborPairs
+from flt_mol.functional.numerics import (
     at_least_float32,
     placed,
     seeded_generator,
     without_autocast,
 )
-from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_sizes

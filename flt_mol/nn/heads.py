@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import (
+from flt_mol.functional._rows import by_rows, rows_of, values_only
+from flt_mol.functional.groups import check_ptr, mean_per_system, sum_per_system
+from flt_mol.functional.numerics import (
     at_least_float32,
     draw_normal,
     placed,
     seeded_generator,
     without_autocast,
 )
-from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.packed import check_ptr, mean_per_system, sum_per_system
 from flt_mol.functional.pairs import filtered_dots, segment_sum
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes

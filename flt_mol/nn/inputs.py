@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 from torch import Tensor
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.packed import index_in_system
+from flt_mol.functional.groups import index_in_system
 from flt_mol.nn.layout import Layout
 from flt_mol.nn.local import PairWeights
 from flt_mol.nn.rpe import FourierRPE
@@ -100,5 +100,5 @@ class Place(NamedTuple):
         if rpe is None:
             raise ValueError("position_features are missing: this layer has no rpe of its own")
         positions = self.packed_positions(rpe, num_rows)
-        features: PositionFeatures = rpe(positions, self.layout.ptr, origin=origin, redraw=redraw)
+        features: PositionFeatures = rpe(positions, self.layout.ptr, origin=origin)
         return features

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.packed import index_in_system
+from flt_mol.functional.groups import index_in_system
 from flt_mol.nn.attend import Projected, Rule, attend
 
 

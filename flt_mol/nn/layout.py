@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from flt_mol.functional.packed import offsets_of, offsets_of_both, system_sizes
+from flt_mol.functional.groups import offsets_of, offsets_of_both, system_sizes
 from flt_mol.nn.checks import require
 
 

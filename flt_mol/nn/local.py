@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import (
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
+from flt_mol.functional.numerics import (
     at_least_float32,
     draw_normal,
     placed,
     seeded_generator,
     without_autocast,
 )
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
 from flt_mol.functional.pairs import pair_filter, segment_sum
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import at_least_float32, seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.packed import mean_per_system
+from flt_mol.functional.groups import mean_per_system
+from flt_mol.functional.numerics import at_least_float32, seeded_generator
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn.attend import Projected
 from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_tensors

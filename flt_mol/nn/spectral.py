@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._common import (
+from flt_mol.functional.lattice import (
+    ReciprocalVectors,
+    fractional_positions,
+    reciprocal_vectors,
+)
+from flt_mol.functional.numerics import (
     at_least_float32,
     draw_normal,
     placed,
     seeded_generator,
     without_autocast,
-)
-from flt_mol.functional.lattice import (
-    ReciprocalVectors,
-    fractional_positions,
-    reciprocal_vectors,
 )
 from flt_mol.functional.ragged import ragged_layout
 from flt_mol.functional.spectral import (

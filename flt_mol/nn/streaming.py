@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import streaming
-from flt_mol.functional._common import at_least_float32
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.packed import first_per_system
+from flt_mol.functional.groups import first_per_system
+from flt_mol.functional.numerics import at_least_float32
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.checks import check_features
 from flt_mol.nn.inputs import AttentionInputs
@@ -120,7 +120,7 @@ def _where(
         origin = state.origin.to(positions.dtype)
         origin = torch.where((length == 0)[:, None], positions, origin)
         ptr = torch.arange(length.shape[0] + 1, device=length.device)
-        features = layer.rpe(positions, ptr, origin=origin, redraw=False)
+        features = layer.rpe(positions, ptr, origin=origin)
         state = state._replace(origin=origin)
     check_features(features, length.shape[0], layer.num_heads, layer.position_dim)
     return features, state.origin

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional.packed import system_index, system_sizes
+from flt_mol.functional.groups import system_index, system_sizes
 from flt_mol.structures import Structures
 from flt_mol.testing.structures import random_structures
 

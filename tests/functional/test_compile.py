@@ -14,8 +14,7 @@ from flt_mol.functional.feature_maps import (
     softplus_log_features,
     stabilised_features,
 )
-from flt_mol.functional.linear import linear_attention, read_back
-from flt_mol.functional.packed import (
+from flt_mol.functional.groups import (
     centred,
     first_per_system,
     index_in_system,
@@ -25,6 +24,7 @@ from flt_mol.functional.packed import (
     offsets_of_both,
     spread,
 )
+from flt_mol.functional.linear import linear_attention, read_back
 
 H, D, M = 2, 4, 5
 F64 = torch.float64

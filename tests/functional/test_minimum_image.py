@@ -4,8 +4,8 @@ import pytest
 import torch
 from periodic import ALL_PBC, F64, lattice_shifts, rotation, seeded
 
+from flt_mol.functional.groups import spread
 from flt_mol.functional.minimum_image import minimum_image
-from flt_mol.functional.packed import spread
 
 ROWS = 40
 

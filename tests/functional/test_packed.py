@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flt_mol.functional.packed import (
+from flt_mol.functional.groups import (
     centred,
     check_ptr,
     dense_ranks,
