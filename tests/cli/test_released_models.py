@@ -13,7 +13,7 @@ from flt_mol.data.splits import open_splits
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.files import shipped_folder
 from flt_mol.models.energy import EnergyConfig
-from flt_mol.training.checkpoints import load_model, read_checkpoint
+from flt_mol.models.checkpoint import load_model, read_checkpoint
 
 MODELS = sorted(path.parent for path in shipped_folder("models").glob("*/weights.ckpt"))
 every_model = pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
