@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flt_mol.functional.minimum_image import minimum_image
+from flt_mol.functional.lattice import minimum_image
 from flt_mol.structures import Structures
 
 

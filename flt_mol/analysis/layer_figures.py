@@ -14,7 +14,7 @@ from flt_mol.analysis.mask_figures import neighbour_shells
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
 
 __all__ = ["draw_attention_matrices", "draw_spectral_filter"]

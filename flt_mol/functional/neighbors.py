@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional._pair_lattices import as_given, lattices_of
-from flt_mol.functional._pair_search import search
-from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.groups import system_sizes
+from flt_mol.functional.groups import system_index
+from flt_mol.functional.lattice import (
+    Floats,
+    Integers,
+    checked_cells,
+    host_array,
+    virtual_cells,
+)
 from flt_mol.functional.numerics import at_least_float32, outside
 
-_FARTHEST = 1e8  # Å; vesin counts cells in 32 bits
+# vesin 0.4 to 0.6 merges cells where there are more than 10⁵; a direction with too few of them then
+# has none, and the division by zero ends the process.
+_MOST_CELLS = 50_000
 
 
 class PairGroups(NamedTuple):
@@ -31,10 +36,6 @@ class PairGroups(NamedTuple):
     index_i: Tensor
     index_j: Tensor
     group: Tensor
-
-    def to(self, device: torch.device | str) -> PairGroups:
-        """The same groups on another device."""
-        return PairGroups(*(x.to(device) for x in self))
 
 
 class NeighborPairs(NamedTuple):
@@ -67,17 +68,18 @@ class NeighborPairs(NamedTuple):
             (P, 3), Å, at least float32.
         """
         positions = at_least_float32(positions)
-        cell = None if cell is None else cell.to(positions.dtype)
-        vectors = partial(_vectors, positions, cell, ptr.to(torch.int64))
-        if values_only(positions) and (cell is None or values_only(cell)):
-            return by_rows(vectors, *self, size=rows_of(9))
-        return vectors(*self)
+        i, j = self.index_i, self.index_j
+        between = positions.index_select(0, i) - positions.index_select(0, j)
+        if cell is None:
+            return between
+        matrix = cell.to(positions.dtype)[torch.bucketize(i, ptr.to(torch.int64), right=True) - 1]
+        # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
+        a, b, c = self.shift.to(positions.dtype).split(1, dim=1)
+        vectors: Tensor = between - (a * matrix[:, 0] + b * matrix[:, 1] + c * matrix[:, 2])
+        return vectors
 
     def symmetric(self) -> bool:
-        """Whether with each (i, j, T) there is (j, i, −T), as often.
-
-        By a sum of 64-bit hashes: lists that are not, such as those cut to a number of neighbours,
-        pass by chance once in some 10¹⁸.
+        """Whether with each (i, j, T) there is (j, i, −T), as often, by sums of 64-bit hashes.
 
         Example:
             >>> i, j = torch.tensor([[0, 1, 1], [1, 0, 2]])
@@ -104,11 +106,7 @@ class NeighborPairs(NamedTuple):
         return NeighborPairs(index_i[order], index_j[order], shift[order])
 
     def groups(self) -> PairGroups:
-        """Which pairs share (i, j).
-
-        How many groups there are depends on the data: call this where the pairs are made, not in a
-        region that is compiled.
-        """
+        """Which pairs share (i, j). Their number depends on the data: not for compiled regions."""
         step = (self.index_i.diff() != 0) | (self.index_j.diff() != 0)
         first = torch.cat([step.new_ones(min(1, len(self.index_i))), step])
         return PairGroups(self.index_i[first], self.index_j[first], first.cumsum(0) - 1)
@@ -116,11 +114,6 @@ class NeighborPairs(NamedTuple):
     def is_self(self) -> Tensor:
         """(P,) bool, which pairs are an atom and itself, without a shift."""
         return (self.index_i == self.index_j) & (self.shift == 0).all(-1)
-
-    def without_self(self) -> NeighborPairs:
-        """The pairs that are not an atom and itself."""
-        other = ~self.is_self()
-        return NeighborPairs(*(x[other] for x in self))
 
     def to(self, device: torch.device | str) -> NeighborPairs:
         """The same pairs on another device."""
@@ -134,30 +127,9 @@ def pair_lengths(vectors: Tensor) -> Tensor:
         >>> pair_lengths(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
         tensor([5., 0.])
     """
-    if values_only(vectors):
-        return by_rows(_lengths, vectors, size=rows_of(3))
-    return _lengths(vectors)
-
-
-def _lengths(vectors: Tensor) -> Tensor:
     squared = at_least_float32(vectors).square().sum(-1)
     zero = squared == 0
     return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
-
-
-def _vectors(
-    positions: Tensor, cell: Tensor | None, ptr: Tensor, i: Tensor, j: Tensor, shift: Tensor
-) -> Tensor:
-    """The vectors of some pairs."""
-    between = positions[i] - positions[j]
-    if cell is None:
-        return between
-    if len(cell) != 1:
-        cell = cell[torch.bucketize(i, ptr, right=True) - 1]
-    # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
-    a, b, c = shift.to(positions.dtype).split(1, dim=1)
-    vectors: Tensor = between - (a * cell[:, 0] + b * cell[:, 1] + c * cell[:, 2])
-    return vectors
 
 
 def neighbor_pairs(
@@ -169,14 +141,12 @@ def neighbor_pairs(
     *,
     self_pairs: bool = False,
 ) -> NeighborPairs:
-    """All pairs within `cutoff` in every system of a batch.
+    """All pairs closer than `cutoff` in every system of a batch, found by vesin [1].
 
-    Small systems are searched together by matrix products, large ones by vesin's cell lists; pairs
-    do not depend on which. Distances are judged in float64, and lie strictly below the cutoff.
     Atoms may lie outside their cell, cells may be smaller than the cutoff (then j appears with
-    several shifts, and i sees itself) or skewed, systems may be empty, and vectors of axes that do
-    not repeat are ignored. Runs on CPU; `torch.compile` breaks the graph here, since the number of
-    pairs depends on the data.
+    several shifts, and i sees itself) or skewed, systems may be empty, and rows of `cell` for axes
+    that do not repeat are ignored. Distances are judged in float64. Runs on CPU; `torch.compile`
+    breaks the graph here, since the number of pairs depends on the data.
 
     Args:
         positions: (N, 3), Å, any device.
@@ -190,12 +160,12 @@ def neighbor_pairs(
         Pairs on the device of `positions`.
 
     Raises:
-        ValueError: shapes that do not belong together, positions or cells that are not finite or
-            beyond 10⁸ Å, a cutoff that is not positive, or a cell that is singular along a
-            periodic axis.
+        ValueError: shapes that do not belong together, a cutoff that is not positive; and
+            `UnfitSystemError`, which is one, for numbers that are not finite or a cell that is
+            singular along a periodic axis.
 
     References:
-        Fraux et al., vesin, https://luthaf.fr/vesin.
+        [1] Fraux et al., vesin, https://luthaf.fr/vesin.
 
     Example:
         >>> one, ptr = torch.zeros(1, 3), torch.tensor([0, 1])
@@ -203,67 +173,71 @@ def neighbor_pairs(
         >>> neighbor_pairs(one, 2.0 * torch.eye(3)[None], chain, ptr, 2.5).shift.tolist()
         [[-1, 0, 0], [1, 0, 0]]
     """
-    if torch.compiler.is_compiling():
-        return outside(_found)(positions, cell, pbc, ptr, cutoff, self_pairs)
-    return _found(positions, cell, pbc, ptr, cutoff, self_pairs)
+    run = outside(_found) if torch.compiler.is_compiling() else _found
+    pairs = run(positions, cell, pbc, ptr, cutoff)
+    return pairs.with_self(len(positions)) if self_pairs else pairs
 
 
 def _found(
-    positions: Tensor,
-    cell: Tensor | None,
-    pbc: Tensor | None,
-    ptr: Tensor,
-    cutoff: float,
-    self_pairs: bool,
+    positions: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor, cutoff: float
 ) -> NeighborPairs:
-    sizes = system_sizes(ptr, positions.shape[0])
-    cell, pbc = boundaries(cell, pbc, positions, ptr)
-    _check(positions, cell, pbc, len(sizes), cutoff)
-    points, cells = (x.detach().cpu().to(torch.float64).numpy() for x in (positions, cell))
-    lattices = lattices_of(cells, pbc.detach().cpu().numpy(), float(cutoff))
-    found = search(points, lattices, sizes, float(cutoff), self_pairs)
-    if lattices.change is not None:
-        found = as_given(found, lattices.change, sizes)
-    return NeighborPairs(*(torch.from_numpy(x) for x in found)).to(positions.device)
-
-
-def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: float) -> None:
-    for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{name} is a {type(value).__name__}: torch.as_tensor({name})")
-    expected: dict[str, tuple[int, ...]] = {
-        "positions": (positions.shape[0], 3),
-        "cell": (systems, 3, 3),
-        "pbc": (systems, 3),
-    }
-    for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
-        if tuple(value.shape) != expected[name]:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, expected {expected[name]} for "
-                f"{systems} systems and {positions.shape[0]} atoms"
-                f"{'' if name == 'positions' else stored_flat(value, expected[name])}"
-            )
-    if pbc.dtype != torch.bool:
-        raise ValueError(f"pbc is {pbc.dtype}, expected torch.bool: pass pbc.bool()")
-    for name, value in (("positions", positions), ("cell", cell)):
-        sound = (value.abs() < _FARTHEST).flatten(1).all(1)
-        if not sound.all():
-            row = int((~sound).nonzero()[0])
-            raise ValueError(
-                f"{name}[{row}] is {value[row].tolist()}, expected finite numbers below "
-                f"{_FARTHEST:.0e} Å: correct the structure, or move it to the origin"
-            )
     if not 0 < cutoff < math.inf:
         raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
+    cell, pbc = checked_cells(cell, pbc, positions, ptr)
+    points, given = host_array(positions), host_array(cell)
+    # Open directions become periodic ones too long for pairs to reach across.
+    where = virtual_cells(cell, pbc, positions, ptr, padding=1.01 * cutoff, shrink=False)
+    parts = [np.zeros((0, 5), np.int64)]
+    for b, (start, stop) in enumerate(zip(ptr.tolist(), ptr[1:].tolist(), strict=False)):
+        if stop > start:
+            some = points[start:stop] - points[start]
+            pair, shift = _search(some, where.cell[b], where.heights[b], cutoff)
+            parts.append(np.concatenate([pair + start, shift @ where.change[b]], axis=1))
+    found = np.concatenate(parts)
+    i, j, shift = found[:, 0], found[:, 1], found[:, 2:]
+    system = system_index(ptr.cpu(), len(points)).numpy()
+    # From the positions as given, so that (i, j, T) and (j, i, −T) are judged alike.
+    vectors = (points[j] - points[i]) + np.einsum("pa,pac->pc", shift, given[system[i]])
+    near = (vectors**2).sum(-1) < cutoff**2
+    found = _sorted(found[near], len(points))
+    i, j, shift = (torch.from_numpy(np.ascontiguousarray(x)) for x in np.split(found, (1, 2), 1))
+    return NeighborPairs(i.flatten(), j.flatten(), shift).to(positions.device)
+
+
+def _search(
+    points: Floats, cell: Floats, heights: Floats, cutoff: float
+) -> tuple[Integers, Integers]:
+    """Pairs (P, 2) and shifts (P, 3) of one system within the cutoff and somewhat beyond."""
+    import vesin
+
+    radius = max(cutoff * (1 + 1e-9), 1e-3)  # vesin refuses cutoffs below 1e-6
+    while np.floor(heights / radius).clip(1).prod() > _MOST_CELLS:
+        radius *= 1.25
+    search = vesin.NeighborList(cutoff=radius, full_list=True)
+    pair, shift = search.compute(points, cell, True, "PS")
+    return pair.astype(np.int64), shift.astype(np.int64)
+
+
+def _sorted(found: Integers, atoms: int) -> Integers:
+    """Rows (i, j, T) in ascending order."""
+    low = found.min(0, initial=0)
+    widths = [atoms, atoms, *(found.max(0, initial=0) - low + 1).tolist()[2:]]
+    if math.prod(map(int, widths)) >= 2**62:
+        return found[np.lexsort(found.T[::-1])]
+    key = np.zeros(len(found), np.int64)
+    for column, (width, least) in enumerate(zip(widths, [0, 0, *low[2:]], strict=True)):
+        key = key * width + (found[:, column] - least)
+    return found[np.argsort(key, kind="stable")]
 
 
 def _hashes(index_i: Tensor, index_j: Tensor, shift: Tensor) -> Tensor:
     """A number (P,) int64 for each (i, j, T), mixed so that sums tell multisets apart."""
     odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
     a, b, c, d = (x - 2**64 if x >= 2**63 else x for x in odd)
-    image = shift.to(torch.int64)
-    x = (index_i.to(torch.int64) * a).add_(index_j, alpha=b)
-    for axis, factor in enumerate((c, d, a ^ c)):
-        x.add_(image[:, axis], alpha=factor)
-    x.bitwise_xor_(x >> 31).mul_(d)
-    return x.bitwise_xor_(x >> 29)
+    x = (
+        index_i * a
+        + index_j * b
+        + (shift * torch.tensor([c, d, a ^ c], device=shift.device)).sum(1)
+    )
+    x = (x ^ (x >> 31)) * d
+    return x ^ (x >> 29)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.numerics import seeded_generator
 from flt_mol.integrations._irreps import IrrepsLinear
 from flt_mol.integrations._irreps_layout import (
     by_head,
@@ -20,16 +20,16 @@ from flt_mol.integrations._irreps_layout import (
     terms_of,
 )
 from flt_mol.nn._init import drawn_linear
-from flt_mol.nn._pair_checks import check_sizes
 from flt_mol.nn.attend import Projected, Rule, attend, check_mode
 from flt_mol.nn.attention import default_crossover
 from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_tensors
 from flt_mol.nn.feature_map import FeatureMap, feature_map_of
+from flt_mol.nn.images import PairWeights
 from flt_mol.nn.inputs import Place
 from flt_mol.nn.inspection import attention_matrices
 from flt_mol.nn.layout import Layout, layout_of
-from flt_mol.nn.local import PairWeights
 from flt_mol.nn.projections import _width_of_positions
+from flt_mol.nn.radial import check_sizes
 from flt_mol.nn.rpe import FourierRPE
 
 

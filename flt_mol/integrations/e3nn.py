@@ -14,14 +14,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.numerics import seeded_generator
 from flt_mol.integrations._irreps import IrrepsLinear, IrrepsNorm
 from flt_mol.integrations._irreps_attention import IrrepsAttention
 from flt_mol.integrations._irreps_filter import IrrepsPairFilter
 from flt_mol.integrations._irreps_gate import IrrepsFeedForward
 from flt_mol.integrations._irreps_layout import cleaned, o3
-from flt_mol.nn.local import LocalGeometry, PairWeights
+from flt_mol.nn.images import PairWeights
+from flt_mol.nn.local_filter import LocalGeometry
 
 __all__ = [
     "IrrepsAttention",

@@ -9,7 +9,7 @@ from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.local_filter import LocalBasis, LocalFilter
 from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
 from flt_mol.nn.transformer import FLTBlock, FLTEncoder
 

@@ -22,8 +22,7 @@ from flt_mol.models.geometry import Geometry
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.models.passes import Passes
 from flt_mol.models.stored import CONFIG_KEY, add_config, drop_config, stored_config
-from flt_mol.nn._pair_checks import check_elements
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError, check_elements
 from flt_mol.nn.heads import DisplacementHead, EnergyHead
 from flt_mol.nn.transformer import BlockGeometry
 from flt_mol.structures import Structures

@@ -7,19 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import without_autocast
 from flt_mol.functional.images import log_sum_over_images
+from flt_mol.functional.lattice import UnfitSystemError
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
-from flt_mol.functional.virtual_cells import UnfitSystemError
+from flt_mol.functional.numerics import without_autocast
 from flt_mol.models.build import build_local_basis, build_local_filter
 from flt_mol.models.config import EnergyConfig, ImageConfig
 from flt_mol.models.limits import unfit_message
-from flt_mol.nn.gaussian_bias import GaussianBias
-from flt_mol.nn.image_keys import ImageKeys, PairWeights
-from flt_mol.nn.local import PairCorrection
-from flt_mol.nn.local_filter import LocalGeometry
+from flt_mol.nn.images import GaussianBias, ImageKeys, PairWeights
+from flt_mol.nn.local_filter import LocalGeometry, PairCorrection
 from flt_mol.nn.radial import log_smooth_cutoff
-from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
+from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import GaussianSpectrum
 from flt_mol.nn.transformer import BlockGeometry, FLTEncoder
 from flt_mol.structures import Structures

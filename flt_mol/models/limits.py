@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flt_mol.functional._shortest_vectors import MOST_CANDIDATES
-from flt_mol.functional.lattice import TooManyVectorsError, check_vectors
-from flt_mol.functional.virtual_cells import UnfitSystemError
+from flt_mol.functional.lattice import UnfitSystemError
+from flt_mol.functional.reciprocal import check_vectors
 from flt_mol.models.config import EnergyConfig
-from flt_mol.nn.spectral import padding_of
 from flt_mol.structures import Structures
 
 __all__ = ["check_systems", "unfit_message"]
@@ -43,7 +41,7 @@ def check_systems(config: EnergyConfig, structures: Structures) -> None:
             structures.positions,
             structures.ptr,
             k_max=spectral.k_max,
-            padding=padding_of(spectral.padding, spectral.sigma_max),
+            padding=4 * spectral.sigma_max if spectral.padding is None else spectral.padding,
             max_vectors=spectral.max_vectors,
         )
     except UnfitSystemError as error:
@@ -52,13 +50,4 @@ def check_systems(config: EnergyConfig, structures: Structures) -> None:
 
 def unfit_message(error: UnfitSystemError, sid: Sequence[int | str]) -> str:
     """What to say of the system that an error is about, by its sid."""
-    name = f"sid {sid[error.system]}"
-    if not isinstance(error, TooManyVectorsError):
-        return f"{name}: {error}"
-    return (
-        f"{name}: too large for this model: what is left of it without vacuum, {error.size}, has "
-        f"{error.count:.1e} reciprocal vectors to look at for the spectral filters, at most "
-        f"{MOST_CANDIDATES:.1e} are; give a smaller cell or part of it, or leave it out "
-        "(--skip-bad, or data.skip_bad=true in a run); a model trained with "
-        "model.spectral.max_vectors looks at fewer"
-    )
+    return f"sid {sid[error.system]}: {error.reason}"

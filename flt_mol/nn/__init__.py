@@ -20,24 +20,24 @@ from flt_mol.nn.frequencies import (
     LatticeFrequencies,
     LebedevFrequencies,
 )
-from flt_mol.nn.gaussian_bias import (
-    GaussianBias,
-)
 from flt_mol.nn.heads import (
     DisplacementHead,
     EnergyHead,
 )
+from flt_mol.nn.images import (
+    GaussianBias,
+    ImageKeys,
+    PairWeights,
+)
 from flt_mol.nn.inspection import (
     Fidelity,
 )
-from flt_mol.nn.local import (
-    ImageKeys,
+from flt_mol.nn.local_filter import (
     LocalBasis,
     LocalFilter,
     LocalGeometry,
     PairCorrection,
     PairFilter,
-    PairWeights,
 )
 from flt_mol.nn.multihead import (
     FLTMultiheadAttention,
@@ -45,7 +45,7 @@ from flt_mol.nn.multihead import (
 from flt_mol.nn.rpe import (
     FourierRPE,
 )
-from flt_mol.nn.spectral import (
+from flt_mol.nn.spectral_filter import (
     SpectralFilter,
     SpectralGeometry,
 )

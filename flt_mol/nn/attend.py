@@ -20,7 +20,7 @@ from flt_mol.functional.numerics import at_least_float32
 from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn._plain import is_plain
 from flt_mol.nn.feature_map import FeatureMap, SoftmaxFeatures
-from flt_mol.nn.local import PairWeights
+from flt_mol.nn.images import PairWeights
 
 MODES = ("linear", "exact", "auto")
 
@@ -47,8 +47,8 @@ class Projected(NamedTuple):
         key_ptr: (B + 1,), first key of each system; None where keys are rows of the same set.
         query_at: Φ of the queries; None without positions.
         key_at: Ψ of the keys.
-        pairs: what `nn.local.PairCorrection` gives: A_ij → A_ij (1 + weight_ij). Or None.
-        images: what `nn.local.ImageKeys` gives: keys that are periodic images, each with the
+        pairs: what `nn.PairCorrection` gives: A_ij → A_ij (1 + weight_ij). Or None.
+        images: what `nn.ImageKeys` gives: keys that are periodic images, each with the
             logarithm of its factor. Or None.
     """
 

@@ -12,9 +12,9 @@ from flt_mol.functional.numerics import seeded_generator
 from flt_mol.nn import streaming
 from flt_mol.nn.attend import Rule, attend, check_mode
 from flt_mol.nn.feature_map import FeatureMap, current_names, feature_map_of
+from flt_mol.nn.images import PairWeights
 from flt_mol.nn.inputs import AttentionInputs
 from flt_mol.nn.inspection import Fidelity, attention_matrices, fidelity
-from flt_mol.nn.local import PairWeights
 from flt_mol.nn.projections import Projections
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import AttentionState

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.nn.local import PairWeights
+from flt_mol.nn.images import PairWeights
 
 
 def require(condition: Tensor, message: str) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import index_in_system
+from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layout import Layout
-from flt_mol.nn.local import PairWeights
 from flt_mol.nn.rpe import FourierRPE
 
 

@@ -11,9 +11,9 @@ from flt_mol.functional.numerics import at_least_float32, seeded_generator
 from flt_mol.nn._init import drawn_linear
 from flt_mol.nn.attend import Projected
 from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_tensors
+from flt_mol.nn.images import PairWeights
 from flt_mol.nn.inputs import Place
 from flt_mol.nn.layout import Layout, RowsGiven, aligned_layouts, layout_of
-from flt_mol.nn.local import PairWeights
 from flt_mol.nn.rpe import FourierRPE
 
 

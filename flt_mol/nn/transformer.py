@@ -8,16 +8,16 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.nn import forward_filters, forward_only
+from flt_mol.nn import forward_only
 from flt_mol.nn._plain import is_plain
 from flt_mol.nn._remade import after_activation
 from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.images import PairWeights
 from flt_mol.nn.inputs import Place
 from flt_mol.nn.layout import layout_of
-from flt_mol.nn.local import PairWeights
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
+from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 
 Given = TypeVar("Given", SpectralGeometry, LocalGeometry)
 
@@ -150,17 +150,11 @@ class FLTBlock(nn.Module):
             )
         if self.spectral is not None:
             waves = _needed(geometry.waves, "waves", "SpectralFilter.geometry")
-            if alone and forward_filters.can_spectral(self.spectral, h, waves):
-                forward_filters.add_spectral(out, self.spectral, h, waves)
-            else:
-                out = out + self.spectral(h, waves)
+            out = out + self.spectral(h, waves)
         if self.local is not None:
             near = h if self.local_norm else x
             local = _needed(geometry.local, "local", "a LocalBasis")
-            if alone and forward_filters.can_local(self.local, near, local):
-                forward_filters.add_local(out, self.local, near, local)
-            else:
-                out = out + self.local(near, local)
+            out = out + self.local(near, local)
         return out
 
 

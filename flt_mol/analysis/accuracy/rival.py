@@ -7,8 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
 from flt_mol.functional.groups import sum_per_system
+from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, NUM_TAGS, AtomEmbedding
 from flt_mol.nn.heads import EnergyHead

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flt_mol.functional.neighbors import pair_lengths
 from flt_mol.models import EnergyModel
-from flt_mol.nn.gaussian_bias import GaussianBias
+from flt_mol.nn.images import GaussianBias
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.transformer import FLTBlock
 from flt_mol.structures import Structures

@@ -17,7 +17,7 @@ from flt_mol.analysis.timing import interleaved, peak_memory
 from flt_mol.models import EnergyModel
 from flt_mol.models.config import EnergyConfig
 from flt_mol.nn.attention import FLTAttention
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.structures import Structures
 
 __all__ = ["WHAT", "exponent", "measure", "one_system_model"]
@@ -56,7 +56,7 @@ def one_system_model(
 
     Reciprocal vectors up to a fixed length grow in number with the volume, so that waves would be
     quadratic: `max_vectors` keeps them at a fixed number, at the price of a cutoff that depends on
-    the cell (see `functional.lattice.reciprocal_vectors`).
+    the cell (see `functional.reciprocal_vectors`).
 
     Raises:
         ValueError: `what` is not one of `WHAT`.
@@ -161,7 +161,7 @@ def _prepared(
 
 def _vectors(model: EnergyModel, structures: Structures) -> int:
     """K, without the waves."""
-    from flt_mol.functional.lattice import reciprocal_vectors
+    from flt_mol.functional.reciprocal import reciprocal_vectors
 
     filters = (part for part in model.modules() if isinstance(part, SpectralFilter))
     first = next(filters, None)

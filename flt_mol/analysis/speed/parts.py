@@ -26,7 +26,7 @@ from flt_mol.analysis.speed.training_step import Shape
 from flt_mol.analysis.timing import interleaved, peak_memory
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.local_filter import LocalBasis, LocalFilter
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.structures import Structures
 
 __all__ = ["PARTS", "feed_forward_work", "measure", "pair_work", "spectral_work"]

@@ -11,7 +11,7 @@ from flt_mol.analysis.speed.one_system import measure as measure_system
 from flt_mol.analysis.speed.slabs import crystal, slabs
 from flt_mol.analysis.speed.training_step import DENSE, OURS, Shape, build_model, measure, step
 from flt_mol.models import EnergyModel
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 
 SHAPE = Shape(width=16, heads=2, blocks=2, ffn=16, cutoff=3.5)
 
