@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.functional.groups import system_index
 from flt_mol.functional.lattice import (
     Floats,
     Integers,
@@ -19,8 +20,8 @@ from flt_mol.functional.lattice import (
 )
 from flt_mol.functional.numerics import at_least_float32, outside
 
-# vesin 0.4 to 0.6 merges cells where there are more than 10⁵; a direction with too few of them then
-# has none, and the division by zero ends the process.
+# Where there are more than 10⁵ cells, vesin 0.4 to 0.6 merges them by one factor; a direction with
+# fewer cells than that is left without, and a division by zero ends the process.
 _MOST_CELLS = 50_000
 
 
@@ -181,6 +182,8 @@ def neighbor_pairs(
 def _found(
     positions: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor, cutoff: float
 ) -> NeighborPairs:
+    import vesin
+
     if not 0 < cutoff < math.inf:
         raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
@@ -188,46 +191,49 @@ def _found(
     # Open directions become periodic ones too long for pairs to reach across.
     where = virtual_cells(cell, pbc, positions, ptr, padding=1.01 * cutoff, shrink=False)
     parts = [np.zeros((0, 5), np.int64)]
-    for b, (start, stop) in enumerate(zip(ptr.tolist(), ptr[1:].tolist(), strict=False)):
-        if stop > start:
-            some = points[start:stop] - points[start]
-            pair, shift = _search(some, where.cell[b], where.heights[b], cutoff)
-            parts.append(np.concatenate([pair + start, shift @ where.change[b]], axis=1))
-    found = np.concatenate(parts)
-    i, j, shift = found[:, 0], found[:, 1], found[:, 2:]
-    system = system_index(ptr.cpu(), len(points)).numpy()
-    # From the positions as given, so that (i, j, T) and (j, i, −T) are judged alike.
-    vectors = (points[j] - points[i]) + np.einsum("pa,pac->pc", shift, given[system[i]])
-    near = (vectors**2).sum(-1) < cutoff**2
-    found = _sorted(found[near], len(points))
-    i, j, shift = (torch.from_numpy(np.ascontiguousarray(x)) for x in np.split(found, (1, 2), 1))
+    offsets: list[int] = ptr.tolist()
+    for b, (start, stop) in enumerate(pairwise(offsets)):
+        if start == stop:
+            continue
+        some, kept = points[start:stop] - points[start], where.kept[b]
+        box, radius = _search_box(where.cell[b], where.heights[b], kept, cutoff)
+        search = vesin.NeighborList(cutoff=radius, full_list=False)
+        pair, image = search.compute(some, box, True, "PS", copy=False)
+        i, j = pair.T.astype(np.int64)
+        shift = image.astype(np.int64) @ where.change[b]
+        vectors = some[j] - some[i] + shift @ given[b]
+        near = np.einsum("pc,pc->p", vectors, vectors) < cutoff**2
+        near &= ~shift[:, ~kept].any(1)
+        parts.append(np.column_stack([i + start, j + start, shift])[near])
+    half = np.concatenate(parts)
+    back = np.column_stack([half[:, 1], half[:, 0], -half[:, 2:]])
+    found = torch.from_numpy(_sorted(np.concatenate([half, back]), len(points)))
+    i, j, shift = (x.contiguous() for x in found.split((1, 1, 3), 1))
     return NeighborPairs(i.flatten(), j.flatten(), shift).to(positions.device)
 
 
-def _search(
-    points: Floats, cell: Floats, heights: Floats, cutoff: float
-) -> tuple[Integers, Integers]:
-    """Pairs (P, 2) and shifts (P, 3) of one system within the cutoff and somewhat beyond."""
-    import vesin
-
-    radius = max(cutoff * (1 + 1e-9), 1e-3)  # vesin refuses cutoffs below 1e-6
+def _search_box(
+    cell: Floats, heights: Floats, kept: NDArray[np.bool_], cutoff: float
+) -> tuple[Floats, float]:
+    """Cell and cutoff or somewhat more, such that vesin has no direction left without cells."""
+    radius = max(cutoff * (1 + 1e-9), 1e-3, heights.max() * 1e-6)  # vesin refuses below 1e-6
+    if not kept.any():
+        return cell * (heights.max() / heights)[:, None], radius
     while np.floor(heights / radius).clip(1).prod() > _MOST_CELLS:
         radius *= 1.25
-    search = vesin.NeighborList(cutoff=radius, full_list=True)
-    pair, shift = search.compute(points, cell, True, "PS")
-    return pair.astype(np.int64), shift.astype(np.int64)
+    return cell, radius
 
 
 def _sorted(found: Integers, atoms: int) -> Integers:
     """Rows (i, j, T) in ascending order."""
-    low = found.min(0, initial=0)
-    widths = [atoms, atoms, *(found.max(0, initial=0) - low + 1).tolist()[2:]]
-    if math.prod(map(int, widths)) >= 2**62:
+    low = [0, 0, *found[:, 2:].min(0, initial=0).tolist()]
+    widths = [atoms, atoms, *(1 - 2 * least for least in low[2:])]  # with T there is −T
+    if math.prod(widths) >= 2**62:
         return found[np.lexsort(found.T[::-1])]
     key = np.zeros(len(found), np.int64)
-    for column, (width, least) in enumerate(zip(widths, [0, 0, *low[2:]], strict=True)):
+    for column, (width, least) in enumerate(zip(widths, low, strict=True)):
         key = key * width + (found[:, column] - least)
-    return found[np.argsort(key, kind="stable")]
+    return found[np.argsort(key)]
 
 
 def _hashes(index_i: Tensor, index_j: Tensor, shift: Tensor) -> Tensor:
