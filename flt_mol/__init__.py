@@ -6,23 +6,41 @@ R frequencies, M random features, L padded length, T basis functions, ℓ dimens
 Lengths are in Å, energies in eV, frequencies in cycles/Å.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# From here on `flt_mol.predict` is the function; the module has its name, as in ase.build.
-from flt_mol.predict import predict
-from flt_mol.structures import Structures
-
 if TYPE_CHECKING:
+    from flt_mol.data import open_dataset
+    from flt_mol.models.checkpoint import load_model
     from flt_mol.prediction.calculator import FLTCalculator
+    from flt_mol.prediction.energies import predict
+    from flt_mol.structures import Structures
 
 __version__ = "0.1.0"
-__all__ = ["FLTCalculator", "Structures", "__version__", "predict"]
+__all__ = [
+    "FLTCalculator",
+    "Structures",
+    "__version__",
+    "load_model",
+    "open_dataset",
+    "predict",
+]
+
+_MODULES = {
+    "FLTCalculator": "prediction.calculator",
+    "Structures": "structures",
+    "load_model": "models.checkpoint",
+    "open_dataset": "data",
+    "predict": "prediction.energies",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # ASE comes with it: only who asks for it waits.
-    if name == "FLTCalculator":
-        from flt_mol.prediction.calculator import FLTCalculator
+    # Loaded when first used: torch and ASE take seconds.
+    if name not in _MODULES:
+        raise AttributeError(f"module 'flt_mol' has no attribute '{name}'")
+    return getattr(import_module(f"flt_mol.{_MODULES[name]}"), name)
 
-        return FLTCalculator
-    raise AttributeError(f"module 'flt_mol' has no attribute '{name}'")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Energy metrics of IS2RE as sums over systems, so that no batching changes them."""
+"""Energy metrics of IS2RE as sums over systems, and how far they may be off."""
 
 from __future__ import annotations
 
@@ -8,44 +8,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-__all__ = ["EWT_THRESHOLD", "EnergyMetrics", "energies", "ewt", "mae", "median_ae", "metrics_of"]
+from flt_mol.prediction.energies import energy_array
+
+__all__ = [
+    "DRAWS",
+    "EWT_THRESHOLD",
+    "LEVEL",
+    "EnergyMetrics",
+    "bootstrap_intervals",
+    "ewt",
+    "mae",
+    "median_ae",
+    "metrics_of",
+]
 
 EWT_THRESHOLD = 0.02
 """eV; an energy is within threshold if its error is strictly smaller."""
 
+LEVEL = 0.95
+"""Share of the resampled values that lie within an interval."""
 
-def energies(values: Any, name: str = "energies") -> NDArray[np.float64]:
-    """`values` as a (B,) float64 array, eV.
-
-    Args:
-        values: tensor (on any device), array or sequence of numbers, of shape (B,), (B, 1) or (),
-            which is one system.
-        name: what the values are, for the error.
-
-    Raises:
-        ValueError: None, something not real numbers, or another shape. (1, B) is refused: against
-            (B,) or (B, 1) it would broadcast to (B, B).
-
-    Example:
-        >>> energies([[1.0], [2.0]])
-        array([1., 2.])
-    """
-    if isinstance(values, torch.Tensor):
-        values = values.detach().to("cpu")
-        if values.dtype in (torch.bfloat16, torch.float16):  # numpy has no bfloat16
-            values = values.to(torch.float64)
-        values = values.numpy()
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"{name} must be real numbers in eV, got {array.dtype} values")
-    if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
-        raise ValueError(
-            f"{name} have shape {array.shape}, expected (B,) or (B, 1): one energy per system"
-        )
-    return array.astype(np.float64).reshape(-1)
+DRAWS = 1000
+"""Resamples; the ends of a 95 % interval are then those of the 25 lowest and 25 highest."""
 
 
 @dataclass
@@ -56,8 +42,7 @@ class EnergyMetrics:
     - `ewt` = (1/S) #{s : |e_s| < 0.02 eV}, a fraction, strictly below (Chanussot et al. 2021,
       ACS Catal. 11, 6059).
 
-    The sums, not means of batch means, are carried, so batches may have any sizes and order, and
-    the metrics of two processes are :meth:`merge`-d.
+    The sums, not means of batch means, are carried, so batches may have any sizes and order.
 
     Example:
         >>> metrics = EnergyMetrics()
@@ -94,11 +79,8 @@ class EnergyMetrics:
 
     def merge(self, other: EnergyMetrics) -> EnergyMetrics:
         """Add the systems of `other`, of another process say, and return self."""
-        self.count += other.count
-        self.absolute += other.absolute
-        self.squared += other.squared
-        self.signed += other.signed
-        self.within += other.within
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
         return self
 
     def compute(self) -> dict[str, float]:
@@ -125,7 +107,7 @@ def mae(prediction: Any, target: Any) -> float:
         >>> mae([1.0, 2.0], [1.5, 1.5])
         0.5
     """
-    return _computed(prediction, target)["mae"]
+    return metrics_of(prediction, target)["mae"]
 
 
 def ewt(prediction: Any, target: Any) -> float:
@@ -135,7 +117,7 @@ def ewt(prediction: Any, target: Any) -> float:
         >>> ewt([0.019, 0.02], [0.0, 0.0])
         0.5
     """
-    return _computed(prediction, target)["ewt"]
+    return metrics_of(prediction, target)["ewt"]
 
 
 def median_ae(prediction: Any, target: Any) -> float:
@@ -151,39 +133,96 @@ def median_ae(prediction: Any, target: Any) -> float:
 def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> dict[str, float]:
     """All of :meth:`EnergyMetrics.compute`, and "median_ae", the median of |error|, eV.
 
-    Unlike the others a median is no sum, and needs all systems at once.
-
     Raises:
         ValueError: as :class:`EnergyMetrics`.
     """
     metrics = EnergyMetrics()
     metrics.update(prediction, target, sid)
-    computed = metrics.compute()
-    size = np.abs(energies(prediction) - energies(target))
-    return {**computed, "median_ae": float(np.median(size))}
-
-
-def _computed(prediction: Any, target: Any) -> dict[str, float]:
-    metrics = EnergyMetrics()
-    metrics.update(prediction, target)
-    return metrics.compute()
+    error = np.abs(_errors(prediction, target, sid))
+    return {**metrics.compute(), "median_ae": float(np.median(error))}
 
 
 def _errors(prediction: Any, target: Any, sid: Sequence[Any] | None) -> NDArray[np.float64]:
     """Errors prediction − target, (B,) float64, after all checks."""
-    predicted = energies(prediction, "predictions")
-    wanted = energies(target, "targets")
-    if predicted.shape != wanted.shape:
-        raise ValueError(f"{len(predicted)} predictions for {len(wanted)} targets")
-    if sid is not None and len(sid) != len(wanted):
-        raise ValueError(f"{len(sid)} sids for {len(wanted)} targets")
-    for name, values in (("prediction", predicted), ("target", wanted)):
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            systems = ", ".join(
-                f"row {row}" if sid is None else f"sid {sid[row]}" for row in bad[:5]
+    found = {
+        "prediction": energy_array(prediction, "predictions"),
+        "target": energy_array(target, "targets"),
+    }
+    lengths = [len(values) for values in found.values()]
+    if lengths[0] != lengths[1] or (sid is not None and len(sid) != lengths[1]):
+        sids = "" if sid is None else f" and {len(sid)} sids"
+        raise ValueError(f"{lengths[0]} predictions for {lengths[1]} targets{sids}")
+    for name, values in found.items():
+        bad = np.flatnonzero(~np.isfinite(values)).tolist()
+        if bad:
+            systems = [f"row {row}" if sid is None else f"sid {sid[row]}" for row in bad[:5]]
+            more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+            raise ValueError(
+                f"{name} {values[bad[0]]} is not a finite energy: {', '.join(systems)}{more}"
             )
-            more = "" if len(bad) <= 5 else f" and {len(bad) - 5} more"
-            raise ValueError(f"{name} {values[bad[0]]} is not a finite energy: {systems}{more}")
-    error: NDArray[np.float64] = predicted - wanted
-    return error
+    return np.asarray(found["prediction"] - found["target"])
+
+
+def bootstrap_intervals(
+    error: Any, names: Sequence[str] = ("mae", "ewt", "rmse", "me", "median_ae"), seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    r"""Percentile bootstrap intervals (95 %, 1000 draws) of the metrics of S systems.
+
+    An interval goes from the 2.5 % to the 97.5 % quantile of the metric over resamples of S
+    systems, drawn with replacement. It says what other systems of the same kind would give, not
+    what another seed of training would. The order of the systems changes nothing; one system gives
+    intervals without width.
+
+    Args:
+        error: (S,) prediction − target, eV, finite.
+        names: of the metrics.
+        seed: of the draws.
+
+    Returns:
+        {name: (low, high)}; eV, "ewt" a fraction.
+
+    Raises:
+        ValueError: no systems, or an error that is not finite.
+
+    References:
+        Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
+
+    Example:
+        >>> low, high = bootstrap_intervals(np.array([0.0, 1.0] * 200))["mae"]
+        >>> 0.44 < low < 0.46 and 0.54 < high < 0.56  # 0.5 ± 1.96 · 0.5 / √400
+        True
+    """
+    from scipy.stats import bootstrap
+
+    error = np.sort(energy_array(error, "errors"))
+    if not len(error) or not np.isfinite(error).all():
+        raise ValueError("intervals need at least one system, and finite errors")
+
+    def statistics(sample: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+        return np.stack([_STATISTICS[name](sample, axis) for name in names])
+
+    if len(error) == 1:
+        ends = [statistics(error)] * 2
+    else:
+        batch = max(1, 2**22 // len(error))  # 32 MB of draws
+        found = bootstrap(
+            (error,),
+            statistics,
+            n_resamples=DRAWS,
+            batch=batch,
+            confidence_level=LEVEL,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+        ends = [found.low, found.high]
+    lows, highs = (np.atleast_1d(end).tolist() for end in ends)
+    return {name: (low, high) for name, low, high in zip(names, lows, highs, strict=True)}
+
+
+_STATISTICS: dict[str, Any] = {
+    "mae": lambda x, axis: np.abs(x).mean(axis),
+    "ewt": lambda x, axis: (np.abs(x) < EWT_THRESHOLD).mean(axis),
+    "rmse": lambda x, axis: np.sqrt(np.square(x).mean(axis)),
+    "me": lambda x, axis: x.mean(axis),
+    "median_ae": lambda x, axis: np.median(np.abs(x), axis),
+}

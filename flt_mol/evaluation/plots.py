@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flt_mol.evaluation.collecting import SplitResult
+from flt_mol.evaluation.metrics import EWT_THRESHOLD
+from flt_mol.evaluation.splits import SplitResult
 from flt_mol.files import temporary_path
-from flt_mol.outputs import printable
+from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLUE",
-    "GREY",
-    "ORANGE",
-    "clean",
-    "draw_points",
-    "label",
-    "learning_curve",
-    "limits",
-    "new_figure",
-    "parity",
-]
+__all__ = ["errors_png", "ewt_png", "learning_curve", "parity", "parity_png", "system_png"]
 
-BLUE, ORANGE, GREY = "#2a6f9e", "#d1622b", "#6b6b6b"
-_MANY = 3000
-"""Systems above which single points would hide how many lie on each other."""
+_BLUE, _ORANGE, _GREY = "#2a6f9e", "#d1622b", "#6b6b6b"
+_MANY = 3000  # systems above which single points would hide how many lie on each other
+
+Results = Mapping[str, SplitResult]
 
 
 def learning_curve(
@@ -44,16 +35,16 @@ def learning_curve(
     validation: str = "val/mae",
     loss_unit: str = "eV",
 ) -> Path:
-    """Plot training loss and validation MAE against the epoch; give the path back.
+    """Plot training loss and validation MAE against the epoch; return the path.
 
-    The axis is logarithmic where the values span more than a decade; the epoch of the lowest
+    The axis is logarithmic where positive values span more than a decade; the epoch of the lowest
     validation MAE is marked.
 
     Args:
         history: rows with `epoch`, and `loss` and `validation` where known, as numbers or texts,
-            such as the rows of a CSV log. Missing, empty and NaN entries are left out; of several
+            such as the rows of a CSV log. Missing, empty and NaN entries are skipped; of several
             rows of an epoch the last one counts.
-        path: where to write; the suffix tells the format.
+        path: where to write; the suffix gives the format.
         loss: name of the training loss in the rows.
         validation: name of the validation MAE in the rows.
         loss_unit: unit of the loss. In eV both share one panel; otherwise each has its own.
@@ -61,229 +52,185 @@ def learning_curve(
     Raises:
         ValueError: no row has `epoch` and a finite `loss` or `validation`.
     """
+    from matplotlib.ticker import MaxNLocator
+
     rows = list(history)
-    curves = [
-        (
-            "training MAE" if loss.lower().endswith("mae") else "training loss",
-            loss_unit,
-            GREY,
-            *_curve(rows, loss),
-        ),
-        ("validation MAE", "eV", BLUE, *_curve(rows, validation)),
-    ]
-    curves = [curve for curve in curves if len(curve[3])]
+    curves = {
+        "training MAE" if loss.lower().endswith("mae") else "training loss": _points(rows, loss),
+        "validation MAE": _points(rows, validation),
+    }
+    curves = {name: points for name, points in curves.items() if points}
     if not curves:
-        raise ValueError(
-            f"nothing to plot: no row of the history has 'epoch' and a finite {loss!r} "
-            f"or {validation!r}"
-        )
-    panels = [curves] if len({unit for _, unit, *_ in curves}) == 1 else [[c] for c in curves]
-    figure = new_figure(6.4, 1.0 + 3.2 * len(panels))
+        raise ValueError(f"no row has 'epoch' and a finite {loss!r} or {validation!r}")
+    panels = [list(curves)] if loss_unit == "eV" else [[name] for name in curves]
+    figure = _figure(6.4, 1.0 + 3.2 * len(panels))
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, panel in zip(axes, panels, strict=True):
-        _draw_curves(axis, panel)
+    for axis, names in zip(axes, panels, strict=True):
+        values = [value for name in names for value in curves[name].values()]
+        for name in names:
+            points = curves[name]
+            style: dict[str, Any] = {
+                "marker": "o" if len(points) <= 30 else None,
+                "markersize": 3.5,
+            }
+            style["color"] = _BLUE if name == "validation MAE" else _GREY
+            axis.plot(list(points), list(points.values()), label=name, **style)
+            if name == "validation MAE":
+                best = min(points, key=lambda epoch: points[epoch])
+                text = f"best: {points[best]:.4g} eV at epoch {best:g}"
+                axis.plot(best, points[best], "*", markersize=13, color=_ORANGE, label=text)
+        if min(values) > 0 and max(values) > 10 * min(values):
+            axis.set_yscale("log")
+        kinds = " and ".join(name.split()[-1] for name in names)
+        axis.set_ylabel(f"{kinds} ({'eV' if 'validation MAE' in names else loss_unit})")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.legend(frameon=False)
+        axis.grid(alpha=0.3)
     axes[-1].set_xlabel("epoch")
     return _save(figure, path)
 
 
-def _curve(rows: list[Mapping[str, Any]], key: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Epochs and values of `key`, ascending, only where finite."""
+def _points(rows: list[Mapping[str, Any]], key: str) -> dict[float, float]:
+    """{epoch: finite value of `key`}, ascending."""
     points = {}
     for row in rows:
         epoch, value = row.get("epoch"), row.get(key)
         if epoch not in (None, "") and value not in (None, "") and math.isfinite(float(value)):
             points[float(epoch)] = float(value)
-    epochs = sorted(points)
-    return np.array(epochs), np.array([points[epoch] for epoch in epochs])
+    return dict(sorted(points.items()))
 
 
-def _draw_curves(axis: Axes, curves: list[Any]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    for label, _, colour, epochs, values in curves:
-        marker = "o" if len(epochs) <= 30 else None
-        axis.plot(epochs, values, color=colour, marker=marker, markersize=3.5, label=label)
-        if label == "validation MAE":
-            best = int(np.argmin(values))
-            axis.plot(
-                epochs[best],
-                values[best],
-                linestyle="none",
-                marker="*",
-                markersize=13,
-                color=ORANGE,
-                label=f"best: {values[best]:.4g} eV at epoch {epochs[best]:g}",
-            )
-    kinds = dict.fromkeys(label.split()[-1] for label, *_ in curves)
-    axis.set_ylabel(f"{', '.join(kinds)} ({curves[0][1]})")
-    _scale(axis, np.concatenate([values for *_, values in curves]))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
-    first, last = axis.get_xlim()
-    if last - first < 1:  # a single epoch
-        axis.set_xlim(first - 0.5, last + 0.5)
-    axis.legend(frameon=False)
-    clean(axis)
-
-
-def _scale(axis: Axes, values: NDArray[Any]) -> None:
-    """Logarithmic where all values are positive and span more than a decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    low, high = float(values.min()), float(values.max())
-    if low <= 0 or high <= 10 * low:
-        return
-    axis.set_yscale("log")
-    few = high < 1000 * low
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(NullFormatter())
-
-
-def parity(results: Mapping[str, SplitResult], path: str | Path) -> Path:
-    """Plot predictions against targets, one panel a split; give the path back.
+def parity(results: Results, path: str | Path) -> Path:
+    """Plot predictions against targets, one panel a split; return the path.
 
     All panels share equal axes: the targets' range, and predictions up to a quarter of it
-    beyond. Those further out are drawn as triangles at the rim, and counted.
+    beyond; those further out are drawn at the rim, and counted.
 
     Args:
         results: {split: result}, as given by `evaluate_splits`.
-        path: where to write; the suffix tells the format.
+        path: where to write; the suffix gives the format.
 
     Raises:
         ValueError: no results.
     """
+    return _save(_parity(results), path)
+
+
+def parity_png(results: Results) -> bytes:
+    """:func:`parity` as a PNG."""
+    return _png(_parity(results))
+
+
+def _parity(results: Results) -> Figure:
+    figure, axes = _panels(results, 4.1)
+    target = np.concatenate([result.target for result in results.values()])
+    prediction = np.concatenate([result.prediction for result in results.values()])
+    low, high = float(target.min()), float(target.max())
+    reach = 0.25 * max(high - low, 1.0)
+    low = min(low, max(float(prediction.min()), low - reach)) - 0.1 * reach
+    high = max(high, min(float(prediction.max()), high + reach)) + 0.1 * reach
+    for axis, result in zip(axes, results.values(), strict=True):
+        shown = np.clip(result.prediction, low, high)
+        axis.plot([low, high], [low, high], color=_GREY, linewidth=1, zorder=1)
+        if len(shown) > _MANY:
+            axis.hexbin(result.target, shown, gridsize=70, bins="log", mincnt=1, linewidths=0.1)
+        else:
+            alpha = min(0.7, 12 / math.sqrt(len(shown)))
+            axis.scatter(result.target, shown, s=10, color=_BLUE, alpha=alpha, linewidths=0)
+        outside = shown != result.prediction
+        if outside.any():
+            axis.scatter(result.target[outside], shown[outside], marker="x", color=_ORANGE)
+            text = f"{outside.sum()} beyond the axes"
+            axis.text(0.97, 0.03, text, transform=axis.transAxes, ha="right", color=_ORANGE)
+        axis.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+        axis.set(xlabel="target (eV)", ylabel="prediction (eV)")
+    return figure
+
+
+def errors_png(results: Results) -> bytes:
+    """Histograms of prediction − target, one panel a split on one axis, as a PNG."""
+    figure, axes = _panels(results, 3.2)
+    reach = max(float(np.quantile(np.abs(r.error), 0.99)) for r in results.values()) or 1.0
+    for axis, result in zip(axes, results.values(), strict=True):
+        axis.hist(result.error, bins=60, range=(-reach, reach), color=_BLUE)
+        axis.axvline(float(result.error.mean()), color=_ORANGE, linestyle="--")
+        axis.set(xlabel="error (eV), dashed: mean", ylabel="systems", xlim=(-reach, reach))
+        outside = int((np.abs(result.error) > reach).sum())
+        axis.text(0.97, 0.9, f"{outside} beyond", transform=axis.transAxes, ha="right")
+    return _png(figure)
+
+
+def ewt_png(curves: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Fraction of systems within a threshold against the threshold, a line a split, as a PNG.
+
+    Args:
+        curves: {split: {"thresholds": eV, "fractions"}}.
+    """
+    figure = _figure(6.0, 3.6)
+    axis = figure.subplots()
+    for split, curve in curves.items():
+        axis.plot(curve["thresholds"], 100 * np.array(curve["fractions"]), label=_label(split))
+    axis.axvline(EWT_THRESHOLD, color=_GREY, linewidth=1)
+    axis.set(xscale="log", xlim=(1e-3, 10), ylim=(0, 100), xlabel="threshold (eV)")
+    axis.set_ylabel("systems with a smaller error (%)")
+    axis.legend(frameon=False)
+    axis.grid(alpha=0.3)
+    return _png(figure)
+
+
+def system_png(system: Structures) -> bytes:
+    """One system seen along −z and along y, its adsorbate outlined, as a PNG.
+
+    Args:
+        system: B = 1.
+    """
+    from ase.visualize.plot import Matplotlib
+
+    from flt_mol.data import to_ase
+
+    figure = _figure(3.8, 2.3)
+    for axis, rotation in zip(figure.subplots(1, 2), ("", "-90x"), strict=True):
+        drawn = Matplotlib(to_ase(system), axis, rotation=rotation, radii=0.9)
+        drawn.write()
+        for patch in axis.patches[: len(system.tags) if rotation == "" else 0]:
+            patch.set_linewidth(0.5)
+        axis.set_axis_off()
+    return _png(figure)
+
+
+def _panels(results: Results, height: float) -> tuple[Figure, list[Axes]]:
+    """A titled panel for each split, in a grid of shared axes."""
     if not results:
         raise ValueError("nothing to plot: no split was evaluated")
     columns = math.ceil(math.sqrt(len(results)))
     lines = math.ceil(len(results) / columns)
-    figure = new_figure(0.6 + 3.6 * columns, 0.4 + 4.1 * lines, "compressed")
-    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
-    shared = limits(list(results.values()))
-    for axis, (split, result) in zip(axes.flat, results.items(), strict=False):
-        _draw_parity(axis, split, result, shared)
-    for axis in axes.flat[len(results) :]:
+    figure = _figure(0.6 + 3.6 * columns, 0.4 + height * lines)
+    axes = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for axis in axes[len(results) :]:
         axis.set_axis_off()
-    for column in range(columns):
-        below = (len(results) - 1 - column) // columns
-        axes[below, column].set_xlabel("target (eV)")
-        axes[below, column].tick_params(labelbottom=True)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("prediction (eV)")
-    return _save(figure, path)
+    for axis, (split, result) in zip(axes, results.items(), strict=False):
+        count, mae = result.metrics["count"], result.metrics["mae"]
+        systems = "1 system" if count == 1 else f"{count:,d} systems"
+        axis.set_title(f"{_label(split)}\nMAE {mae:.3f} eV, {systems}", fontsize=11)
+        axis.tick_params(labelbottom=True)
+        axis.grid(alpha=0.3)
+    return figure, axes[: len(results)]
 
 
-def limits(results: list[SplitResult]) -> tuple[float, float]:
-    """Both axes of parity plots, eV: the targets' range, and predictions up to a quarter beyond."""
-    target = np.concatenate([result.target for result in results])
-    prediction = np.concatenate([result.prediction for result in results])
-    low, high = float(target.min()), float(target.max())
-    reach = 0.25 * max(high - low, 1.0)
-    low = min(low, max(float(prediction.min()), low - reach))
-    high = max(high, min(float(prediction.max()), high + reach))
-    margin = 0.05 * max(high - low, 1.0)
-    return low - margin, high + margin
+def _label(text: str) -> str:
+    """A name as matplotlib shows it: without formulas, hidden labels, or unprintable characters."""
+    shown = "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
-def _draw_parity(axis: Axes, split: str, result: SplitResult, limits: tuple[float, float]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    metrics = result.metrics
-    systems = "1 system" if metrics["count"] == 1 else f"{metrics['count']:,d} systems"
-    axis.set_title(f"{label(split)}\nMAE {metrics['mae']:.3f} eV, {systems}", fontsize=11)
-    axis.plot(limits, limits, color=GREY, linewidth=1, zorder=1)
-    draw_points(axis, result, limits)
-    axis.set(xlim=limits, ylim=limits, aspect="equal")
-    for direction in (axis.xaxis, axis.yaxis):
-        direction.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-    clean(axis)
-
-
-def draw_points(
-    axis: Axes, result: SplitResult, limits: tuple[float, float], rasterized: bool = False
-) -> None:
-    """One point a system, or a density where they are many; triangles for those beyond `limits`.
-
-    Args:
-        axis: to draw on.
-        result: of a split.
-        limits: of both axes, eV.
-        rasterized: whether an SVG holds the points as a picture, which keeps it small.
-    """
-    low, high = limits
-    target, prediction = result.target, result.prediction
-    inside = (prediction >= low) & (prediction <= high)
-    if len(target) > _MANY:
-        axis.hexbin(
-            target[inside],
-            prediction[inside],
-            gridsize=70,
-            extent=(low, high, low, high),
-            bins="log",
-            mincnt=1,
-            cmap="viridis",
-            linewidths=0.1,
-            rasterized=rasterized,
-            zorder=2,
-        )
-        text = "brighter: more systems (log)"
-        axis.text(0.03, 0.9, text, transform=axis.transAxes, color=GREY, fontsize=8)
-    else:
-        alpha = min(0.7, 12 / math.sqrt(len(target)))
-        axis.scatter(
-            target[inside],
-            prediction[inside],
-            s=10,
-            color=BLUE,
-            alpha=alpha,
-            linewidths=0,
-            rasterized=rasterized,
-            zorder=2,
-        )
-    outside = int((~inside).sum())
-    if outside:
-        inset = 0.015 * (high - low)
-        for beyond, marker, rim in (
-            (prediction > high, "^", high - inset),
-            (prediction < low, "v", low + inset),
-        ):
-            y = np.full(int(beyond.sum()), rim)
-            axis.scatter(target[beyond], y, marker=marker, s=26, color=ORANGE, zorder=3)
-        text = f"{outside} prediction{'s' * (outside > 1)} beyond the axes"
-        axis.text(0.97, 0.03, text, transform=axis.transAxes, ha="right", color=ORANGE, fontsize=8)
-
-
-def label(text: str) -> str:
-    r"""A name as matplotlib shows it: no formulas between $, nothing that cannot be drawn.
-
-    Example:
-        >>> label("val$id$"), label("_mine")
-        ('val\\$id\\$', ' _mine')
-    """
-    text = printable(text).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text  # left out of legends otherwise
-
-
-def clean(axis: Axes) -> None:
-    """A faint grid, and no frame above and to the right."""
-    axis.grid(True, which="major", linewidth=0.5, alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def new_figure(
-    width: float, height: float, layout: Literal["constrained", "compressed"] = "constrained"
-) -> Figure:
-    """An empty figure, in inches, that pyplot knows nothing of.
-
-    Raises:
-        ImportError: no matplotlib.
-    """
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, with a canvas of its own whatever backend is configured."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install matplotlib") from error
-
-    figure = Figure(figsize=(width, height), layout=layout)
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -292,3 +239,9 @@ def _save(figure: Figure, path: str | Path) -> Path:
     with temporary_path(path) as temporary:
         figure.savefig(temporary, dpi=150)
     return Path(path)
+
+
+def _png(figure: Figure) -> bytes:
+    written = io.BytesIO()
+    figure.savefig(written, format="png", dpi=110, metadata={"Software": None})
+    return written.getvalue()

@@ -1,51 +1,31 @@
-"""Tables and files of evaluated splits: plain text, rich, JSON and CSV."""
+"""Tables and files of evaluated splits: plain text, rich, JSON, CSV and HTML."""
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flt_mol.evaluation.collecting import SplitResult
-from flt_mol.evaluation.summary import ALL
-from flt_mol.evaluation.systems import COLUMNS
+from flt_mol.evaluation import plots
+from flt_mol.evaluation.splits import COLUMNS, SplitResult, unfixed_message
+from flt_mol.evaluation.summary import shown_splits
 from flt_mol.files import temporary_path
-from flt_mol.outputs import counted
+from flt_mol.prediction.energies import unseen_message
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "held_out_lines",
-    "maes",
-    "rich_table",
-    "table",
-    "table_rows",
-    "trained_on_lines",
-    "write_csv",
-    "write_json",
-]
+__all__ = ["notes", "rich_table", "table", "write_csv", "write_html", "write_json"]
 
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
 
 
-def maes(results: Results) -> dict[str, float]:
-    """{split: MAE in eV}: what a summary takes for each baseline."""
-    return {split: result.metrics["mae"] for split, result in results.items()}
-
-
-def table_rows(summary: Summary) -> list[list[str]]:
-    """Heading, one row a split, and one for all splits where there are several.
-
-    Columns: split, systems, MAE (eV) and EwT (%) with their 95 % intervals, RMSE (eV), median of
-    |error| (eV), then each baseline's MAE (eV); "-" where a split lacks it.
-
-    Args:
-        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
-    """
+def _table_rows(summary: Summary) -> list[list[str]]:
+    """Heading, one row a split, and one for all splits where there are several."""
     level = f"{100 * summary['intervals']['level']:g} %"
     baselines = summary["baselines"]
     rows = [["split", "systems", f"MAE (eV, {level})", f"EwT (%, {level})", "RMSE", "median"]]
@@ -60,15 +40,16 @@ def table_rows(summary: Summary) -> list[list[str]]:
     return rows
 
 
-def shown_splits(summary: Summary) -> dict[str, Mapping[str, Any]]:
-    """{split: metrics}, all splits together last where a summary has that."""
-    together = {ALL: summary[ALL]} if ALL in summary else {}
-    return {**summary["splits"], **together}
-
-
 def table(summary: Summary) -> str:
-    """:func:`table_rows` as aligned plain text, without a newline at its end."""
-    rows = table_rows(summary)
+    """A summary as aligned plain text: a row a split, and one for all where there are several.
+
+    Columns: split, systems, MAE (eV) and EwT (%) with their 95 % intervals, RMSE (eV), median of
+    |error| (eV), then each baseline's MAE (eV); "-" where a split lacks it.
+
+    Args:
+        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
+    """
+    rows = _table_rows(summary)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -78,52 +59,51 @@ def table(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def held_out_lines(summary: Summary) -> list[str]:
-    """Of splits that a run held out of its training split: what they are, one line each."""
-    return [
-        f"{split}: the {counted(summary['splits'][split]['count'], 'system')} of {path} that "
-        "training held out"
-        for split, path in summary.get("held_out", {}).items()
-    ]
-
-
-def trained_on_lines(summary: Summary) -> list[str]:
-    """Of splits with systems that the model was trained on: how many, one line each."""
-    return [
-        f"{split}: {count:,} of its {counted(summary['splits'][split]['count'], 'system')} were "
-        "trained on; their errors say nothing of new ones"
-        for split, count in summary.get("trained_on", {}).items()
-    ]
-
-
 def rich_table(summary: Summary) -> Table:
-    """:func:`table_rows` for a rich console."""
+    """:func:`table` for a rich console."""
     from rich.table import Table
     from rich.text import Text
 
-    heading, *rows = table_rows(summary)
+    heading, *rows = _table_rows(summary)
     made = Table()
     for column in heading:
         made.add_column(column, justify="left" if column == "split" else "right")
     for row in rows:
-        made.add_row(*map(Text, row))  # what is in brackets is no markup
+        made.add_row(*map(Text, row))  # what is in brackets is not markup
     return made
 
 
+def notes(summary: Summary) -> dict[str, list[str]]:
+    """What there is to say of some splits, by kind: "held_out", "trained_on", "skipped"."""
+    counts = {split: f"{m['count']:,} systems" for split, m in summary["splits"].items()}
+    return {
+        "held_out": [
+            f"{split}: the {counts[split]} of {path} that training held out"
+            for split, path in summary.get("held_out", {}).items()
+        ],
+        "trained_on": [
+            f"{split}: {count:,} of its {counts[split]} have sids that the model was trained on; "
+            "the errors of these systems say nothing of new ones"
+            for split, count in summary.get("trained_on", {}).items()
+        ],
+        "skipped": [
+            f"{split}: {count:,} invalid records were skipped"
+            for split, count in summary.get("skipped", {}).items()
+        ],
+    }
+
+
 def write_json(summary: Summary, path: str | Path) -> Path:
-    """Write a summary of :func:`~flt_mol.evaluation.summary.summarise`; give the path back."""
-    text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
-    with temporary_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return Path(path)
+    """Write a summary of :func:`~flt_mol.evaluation.summary.summarise`; return the path."""
+    return _write(json.dumps(summary, indent=1, allow_nan=False) + "\n", path)
 
 
 def write_csv(results: Results, path: str | Path) -> Path:
-    """Write every prediction; give the path back.
+    """Write every prediction; return the path.
 
-    Columns are split, sid, energy, target (eV), and those of natoms, adsorbate, elements, facet,
-    trained_on and held_out (yes or no) that some split has. Numbers are written so that reading
-    gives the same float64 back.
+    Columns are split, sid, energy, target (eV), and those of
+    :data:`~flt_mol.evaluation.splits.COLUMNS` that some split has. Numbers read back as the same
+    float64.
     """
     names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
     with (
@@ -133,9 +113,63 @@ def write_csv(results: Results, path: str | Path) -> Path:
         writer = csv.writer(f, lineterminator="\n")
         writer.writerow(["split", "sid", "energy", "target", *names])
         for split, result in results.items():
-            nothing = (None,) * len(result.sid)
-            further = [result.columns.get(name, nothing) for name in names]
-            energies = (map(repr, result.prediction.tolist()), map(repr, result.target.tolist()))
-            for sid, energy, target, *rest in zip(result.sid, *energies, *further, strict=True):
-                writer.writerow([split, sid, energy, target, *rest])
+            further = [result.columns.get(name, (None,) * len(result.sid)) for name in names]
+            energies = (result.prediction.tolist(), result.target.tolist())
+            for row in zip(result.sid, *energies, *further, strict=True):
+                writer.writerow([split, *row])
+    return Path(path)
+
+
+def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
+    """Write the report: one file that opens from disk, without scripts or network; return the path.
+
+    Args:
+        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
+        results: what it is of; worst systems whose structures they hold are drawn.
+        path: of the file.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    shown = shown_splits(summary)
+    lines = [line for of_kind in notes(summary).values() for line in of_kind]
+    if unseen := sorted({symbol for r in results.values() for symbol in r.unseen}):
+        lines.append(unseen_message(unseen))
+    if unfixed := [split for split, r in results.items() if r.unfixed]:
+        lines.append(unfixed_message(unfixed))
+    drawn = {
+        (split, str(system.sid[0])): plots.system_png(system)
+        for split, result in results.items()
+        for system in result.worst
+        if any(x["split"] == split and x["sid"] == system.sid[0] for x in summary["worst"])
+    }
+    environment = Environment(
+        loader=PackageLoader("flt_mol.evaluation", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["png"] = lambda data: base64.b64encode(data).decode("ascii")
+    text = environment.get_template("report.html.jinja").render(
+        summary=summary,
+        title=f"Evaluation of {summary.get('checkpoint', summary.get('predictions', 'splits'))}",
+        shown=shown,
+        last=list(shown)[-1],
+        notes=lines,
+        figures=[
+            ("Predictions and targets; line: equal", plots.parity_png(results)),
+            ("Errors, prediction − target", plots.errors_png(results)),
+            (
+                "Energies within threshold",
+                plots.ewt_png({split: m["ewt_curve"] for split, m in shown.items()}),
+            ),
+        ],
+        drawn=drawn,
+    )
+    return _write("".join(c if c.isprintable() or c in "\n\t" else "?" for c in text), path)
+
+
+def _write(text: str, path: str | Path) -> Path:
+    with temporary_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return Path(path)

@@ -1,72 +1,97 @@
-"""A model's predictions on one split or several, with their metrics."""
+"""A model's predictions on one split or several, compared with their targets."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.utils.data import DataLoader
 
-from flt_mol.arguments import whole_number
-from flt_mol.evaluation.collecting import Found, SplitResult, energies_of
-from flt_mol.evaluation.elements import check_elements, warn_unseen
-from flt_mol.modes import evaluating
-from flt_mol.structures import Structures
-from flt_mol.targets import far_off_message
+from flt_mol.data.schema import far_off_message
+from flt_mol.evaluation.metrics import EnergyMetrics, metrics_of
+from flt_mol.prediction.energies import (
+    batches,
+    check_elements,
+    energies_of,
+    evaluating,
+    model_device,
+    unseen_message,
+)
+from flt_mol.structures import Structures, relaxed_displacement
 
-__all__ = [
-    "SplitResult",
-    "check_elements",
-    "evaluate_model",
-    "evaluate_splits",
-    "evaluating",
-    "predict_batch",
-    "unfixed_message",
-]
+__all__ = ["COLUMNS", "SplitResult", "evaluate_model", "evaluate_splits", "unfixed_message"]
+
+COLUMNS = ("natoms", "adsorbate", "elements", "facet", "trained_on", "held_out")
+"""What may be known of a system beside its energies, in this order in files.
+
+"adsorbate" is the formula of the atoms with tag 2 in Hill's order, "elements" symbols between
+spaces; the last two are "yes" or "no", as the evaluated checkpoint says."""
 
 Model = Callable[[Structures], Any]
 """An `nn.Module` or a function: Structures → {"energy": (B,)} or (B,), eV."""
 
 
-def evaluate_model(
-    model: Model,
-    source: Any,
-    batch_size: int = 64,
-    *,
-    progress: Callable[[int, int | None], None] | None = None,
-    keep_worst: int = 0,
-) -> SplitResult:
-    """Predict every system of one split and compare with its targets.
+@dataclass(frozen=True, eq=False)
+class SplitResult:
+    """Predictions and targets of the S systems of one split.
 
     Args:
-        model: a module (put into eval mode meanwhile, run on its own device) or a function such
-            as `baseline.predict`; Structures → {"energy": (B,)} or (B,), eV.
-        source: a DataLoader of Structures (`batch_size` is then its own), a data set of
-            Structures, or any iterable of them.
-        batch_size: systems per call.
-        progress: called with (systems done, systems in all or None) after each batch.
-        keep_worst: of how many systems with the largest |error| structures are kept.
-
-    Raises:
-        ValueError: 'this split has no targets', naming the path; no systems; a prediction or
-            target that is not finite, naming the sid; a `batch_size` or `keep_worst` that is no
-            whole number.
-
-    Warns:
-        UserWarning: elements that the model was never trained on, naming them; targets far off
-            all others, by sid; no fixed atom, where the model moves free ones.
+        sid: S names, as stored.
+        prediction: (S,) float64, eV.
+        target: (S,) float64, eV.
+        path: where the split was read from, empty if unknown.
+        unseen: symbols of its elements that the model was never trained on.
+        columns: S values by name, see :data:`COLUMNS`; None where a system lacks one.
+        further: errors of other outputs: "energy_initial_mae" (eV), "energy_initial_ewt",
+            "energy_initial_count"; over free atoms "displacement", the mean distance between
+            predicted and relaxed positions (Å), "displacement_unmoved", the same if no atom moved,
+            and "displacement_atoms".
+        unfixed: whether the model moves free atoms, and no atom of the split is fixed.
+        worst: the systems with the largest |error|, that first, as many as were asked for.
     """
-    result = _evaluate(model, source, batch_size, progress, keep_worst)
-    warn_unseen(result.unseen)
-    _warn_far_off({result.path or "this split": result})
-    if result.unfixed:
-        warnings.warn(unfixed_message([result.path or "this split"]), UserWarning, stacklevel=2)
-    return result
+
+    sid: tuple[int | str, ...]
+    prediction: NDArray[np.float64]
+    target: NDArray[np.float64]
+    path: str = ""
+    unseen: tuple[str, ...] = ()
+    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    further: Mapping[str, float] = field(default_factory=dict)
+    unfixed: bool = False
+    worst: tuple[Structures, ...] = ()
+
+    @property
+    def error(self) -> NDArray[np.float64]:
+        """(S,) float64, prediction − target, eV."""
+        return self.prediction - self.target
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """As of :func:`~flt_mol.evaluation.metrics.metrics_of`."""
+        return metrics_of(self.prediction, self.target, self.sid)
+
+
+def evaluate_model(model: Model, source: Any, batch_size: int = 64, **options: Any) -> SplitResult:
+    """:func:`evaluate_splits` of a single split.
+
+    Args:
+        model: as there.
+        source: of the split.
+        batch_size: systems per call.
+        **options: as there; `progress` is called with (systems done, systems in all or None).
+    """
+    progress = options.pop("progress", None)
+    if progress is not None:
+        options["progress"] = lambda _, done, total: progress(done, total)
+    name = _path(source) or "this split"
+    return evaluate_splits(model, {name: source}, batch_size, **options)[name]
 
 
 def evaluate_splits(
@@ -77,127 +102,192 @@ def evaluate_splits(
     progress: Callable[[str, int, int | None], None] | None = None,
     keep_worst: int = 0,
 ) -> dict[str, SplitResult]:
-    """:func:`evaluate_model` on every split of {name: source}; one warning for all.
+    """Predict every system of every split and compare with its targets.
 
     Args:
-        model: as for :func:`evaluate_model`.
-        sources: {split: data set, loader or iterable of Structures}.
+        model: a module (put into eval mode meanwhile, run on its own device) or a function;
+            Structures → {"energy": (B,)} or (B,), eV.
+        sources: {split: a data set of Structures, a DataLoader (with its own batch size), or any
+            iterable of them}.
         batch_size: systems per call.
         progress: called with (split, systems done, systems in all or None) after each batch.
-        keep_worst: as for :func:`evaluate_model`, of each split.
+        keep_worst: of how many systems with the largest |error| of each split structures are kept.
+
+    Raises:
+        ValueError: 'this split has no targets', naming the path; no systems; a prediction or
+            target that is not finite, naming the sid; a `batch_size` below 1.
+
+    Warns:
+        UserWarning: elements that the model was never trained on; targets far off all others, by
+            sid; no fixed atom, where the model moves free ones. Each once for all splits.
     """
     results = {}
     for split, source in sources.items():
-
-        def report(done: int, total: int | None, split: str = split) -> None:
-            if progress is not None:
-                progress(split, done, total)
-
-        results[split] = _evaluate(model, source, batch_size, report, keep_worst)
-    warn_unseen({symbol for result in results.values() for symbol in result.unseen})
-    _warn_far_off(results)
-    unfixed = [split for split, result in results.items() if result.unfixed]
-    if unfixed:
-        warnings.warn(unfixed_message(unfixed), UserWarning, stacklevel=2)
+        found = _Found(keep_worst)
+        total = len(source) if hasattr(source, "__len__") else None
+        with evaluating(model), torch.inference_mode():
+            for batch in _batches(source, batch_size):
+                found.add(model(batch.to(model_device(model))), batch)
+                if progress is not None:
+                    progress(split, len(found.sids), total)
+        results[split] = found.result(model, _path(source))
+    _warn(results)
     return results
-
-
-def _warn_far_off(results: Mapping[str, SplitResult]) -> None:
-    for split, result in results.items():
-        message = far_off_message(result.target, result.sid, split, "the errors")
-        if message is not None:
-            warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def unfixed_message(splits: list[str]) -> str:
     """The warning about splits without a fixed atom under a model that moves free ones."""
     return (
-        f"no atom is fixed in {', '.join(splits)}, and this model moves free atoms: it takes the "
-        "slab's lower layers for free, too. Store `fixed` (in ASE: FixAtoms) as in training"
+        f"no atom is fixed in {', '.join(splits)}, and this model moves free atoms, the slab's "
+        "lower layers too. Store `fixed` (in ASE: FixAtoms) as in training"
     )
 
 
-def predict_batch(model: Model, batch: Structures) -> NDArray[np.float64]:
-    """Energies (B,) float64, eV, of one batch, moved to the model's device.
-
-    The caller sets eval and inference mode.
-
-    Raises:
-        ValueError: the model did not give one energy per system.
-    """
-    return energies_of(model(batch.to(_device(model))), batch)
-
-
-def _device(model: Any) -> torch.device:
-    if isinstance(model, nn.Module):
-        for tensor in (*model.parameters(), *model.buffers()):
-            return tensor.device
-    return torch.device("cpu")
+def _warn(results: Mapping[str, SplitResult]) -> None:
+    texts = [
+        far_off_message(result.target, result.sid, split, "the errors")
+        for split, result in results.items()
+    ]
+    if unseen := sorted({symbol for result in results.values() for symbol in result.unseen}):
+        texts.append(unseen_message(unseen))
+    if unfixed := [split for split, result in results.items() if result.unfixed]:
+        texts.append(unfixed_message(unfixed))
+    for text in filter(None, texts):
+        warnings.warn(text, UserWarning, stacklevel=3)
 
 
-def _evaluate(
-    model: Model,
-    source: Any,
-    batch_size: int,
-    progress: Callable[[int, int | None], None] | None,
-    keep_worst: int,
-) -> SplitResult:
-    batch_size = whole_number("batch_size", batch_size, 1)
-    keep_worst = whole_number("keep_worst", keep_worst, 0)
-    path = _path(source)
-    total = _total(source)
-    device = _device(model)
-    found = Found(keep_worst)
-    with evaluating(model), torch.inference_mode():
-        for batch in _batches(source, batch_size, path):
-            found.add(model(batch.to(device)), batch)
-            if progress is not None:
-                progress(len(found.sids), total)
-    if not found.sids:
-        raise ValueError(f"no systems to evaluate in {path or 'this split'}")
-    return found.result(model, path)
-
-
-def _batches(source: Any, batch_size: int, path: str) -> Iterator[Structures]:
+def _batches(source: Any, batch_size: int) -> Iterator[Structures]:
     """Batches that all have targets: a loader's own, or `batch_size` systems of a data set."""
     if isinstance(source, DataLoader):
-        yield from (_with_targets(batch, path) for batch in source)
-        return
-    parts: list[Structures] = []
-    for part in _items(source):
-        parts.append(_with_targets(part, path))
-        if sum(len(p) for p in parts) >= batch_size:
-            yield Structures.cat(parts)
-            parts = []
-    if parts:
-        yield Structures.cat(parts)
-
-
-def _items(source: Any) -> Iterator[Structures]:
-    # A torch Dataset need not raise IndexError at its end, which iter() would wait for.
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return (source[i] for i in range(len(source)))
-    return iter(source)
-
-
-def _with_targets(part: Structures, path: str) -> Structures:
-    if part.energy is None:
-        sids = ", ".join(str(sid) for sid in part.sid[:5])
-        raise ValueError(
-            f"this split has no targets: {path or 'the data set'} lacks y_relaxed "
-            f"(first at sid {sids}). Test splits hold none: use predict, or a validation split"
-        )
-    return part
+        parts: Iterator[Structures] = iter(source)
+    elif hasattr(source, "__getitems__"):
+        steps = range(0, len(source), max(1, batch_size))
+        read = (source.__getitems__(range(len(source))[i : i + batch_size]) for i in steps)
+        parts = batches(read, batch_size)
+    else:
+        parts = batches(source, batch_size)
+    for batch in parts:
+        if batch.energy is None:
+            raise ValueError(
+                f"this split has no targets: {_path(source) or 'the data set'} lacks y_relaxed "
+                f"(first at sid {', '.join(map(str, batch.sid[:5]))}). Test splits hold none: use "
+                "predict, or a validation split"
+            )
+        yield batch
 
 
 def _path(source: Any) -> str:
-    if isinstance(source, DataLoader):
-        source = source.dataset
-    path = getattr(source, "path", None)
-    return "" if path is None else str(path)
+    while not hasattr(source, "path") and hasattr(source, "dataset"):
+        source = source.dataset  # of a loader, or a subset
+    return str(getattr(source, "path", ""))
 
 
-def _total(source: Any) -> int | None:
-    if isinstance(source, DataLoader):
-        source = source.sampler
-    return len(source) if hasattr(source, "__len__") else None
+class _Found:
+    """What the batches of one split gave so far."""
+
+    def __init__(self, keep_worst: int) -> None:
+        self.sids: list[int | str] = []
+        self._keep_worst = keep_worst
+        self._energies: list[NDArray[np.float64]] = []  # (2, B): predictions and targets
+        self._columns: dict[str, list[Any]] = {}
+        self._initial = EnergyMetrics()
+        self._moved = np.zeros(3)  # sums over free atoms: distance, the same unmoved, atoms
+        self._elements: set[int] = set()
+        self._moves = self._fixed = False
+        self._worst: list[tuple[float, str, Structures]] = []
+
+    def add(self, output: Any, batch: Structures) -> None:
+        prediction = energies_of(output, batch)
+        target = energies_of(batch.energy, batch)
+        EnergyMetrics().update(prediction, target, batch.sid)  # names what is not finite
+        self.sids += batch.sid
+        self._energies.append(np.stack([prediction, target]))
+        for name, values in _columns(batch).items():
+            self._columns.setdefault(name, []).extend(values)
+        self._elements.update(batch.atomic_numbers.tolist())
+        self._fixed |= bool(batch.fixed.any())
+        if isinstance(output, Mapping):
+            self._moves |= "displacement" in output
+            self._add_further(output, batch)
+        self._add_worst(np.abs(prediction - target), batch)
+
+    def _add_further(self, output: Mapping[str, Any], batch: Structures) -> None:
+        if "energy_initial" in output and batch.energy_initial is not None:
+            self._initial.update(output["energy_initial"], batch.energy_initial, batch.sid)
+        if "displacement" in output and batch.positions_relaxed is not None:
+            free = ~batch.fixed.cpu()
+            target = relaxed_displacement(batch.to("cpu"))[free].double()
+            distance = torch.linalg.vector_norm(
+                output["displacement"].cpu()[free].double() - target, dim=-1
+            )
+            if not bool(distance.isfinite().all()):
+                first = int(batch.system.cpu()[free][~distance.isfinite()][0])
+                raise ValueError(f"a displacement of sid {batch.sid[first]} is not finite")
+            unmoved = torch.linalg.vector_norm(target, dim=-1)
+            self._moved += [float(distance.sum()), float(unmoved.sum()), int(free.sum())]
+
+    def _add_worst(self, size: NDArray[np.float64], batch: Structures) -> None:
+        for b in np.argsort(-size, kind="stable")[: self._keep_worst].tolist():
+            alone = replace(batch[b], pairs=None, cutoff=None)
+            self._worst.append((-float(size[b]), str(batch.sid[b]), alone))
+        self._worst = sorted(self._worst, key=lambda x: x[:2])[: self._keep_worst]
+
+    def result(self, model: Any, path: str) -> SplitResult:
+        if not self.sids:
+            raise ValueError(f"no systems to evaluate in {path or 'this split'}")
+        further: dict[str, float] = {}
+        if self._initial.count:
+            initial = self._initial.compute()
+            further |= {f"energy_initial_{x}": initial[x] for x in ("mae", "ewt", "count")}
+        distance, unmoved, atoms = self._moved.tolist()
+        if atoms:
+            further |= {"displacement": distance / atoms, "displacement_unmoved": unmoved / atoms}
+            further["displacement_atoms"] = int(atoms)
+        prediction, target = np.concatenate(self._energies, axis=1)
+        return SplitResult(
+            sid=tuple(self.sids),
+            prediction=prediction,
+            target=target,
+            path=path,
+            unseen=tuple(check_elements(model, self._elements)),
+            columns={
+                name: tuple(values)
+                for name, values in self._columns.items()
+                if any(value is not None for value in values)
+            },
+            further=further,
+            unfixed=self._moves and not self._fixed,
+            worst=tuple(structure for _, _, structure in self._worst),
+        )
+
+
+def _columns(structures: Structures) -> dict[str, list[Any]]:
+    numbers, tags = structures.atomic_numbers.cpu().numpy(), structures.tags.cpu().numpy()
+    systems = [(numbers[i:j], tags[i:j]) for i, j in pairwise(structures.ptr.tolist())]
+    info: Mapping[str, tuple[Any, ...]] = structures.info
+    facets = info.get("facet") or info.get("miller_index") or (None,) * len(structures)
+    return {
+        "natoms": [len(z) for z, _ in systems],
+        "adsorbate": [_formula(tuple(z[tag == 2].tolist()), "hill") for z, tag in systems],
+        "elements": [_formula(tuple(sorted(set(z.tolist()))), "") for z, _ in systems],
+        "facet": [_facet(value) for value in facets],
+    }
+
+
+def _facet(value: Any) -> str | None:
+    """(1, 1, 1) as "111", (1, -1, 0) as "1 -1 0"; text as it is."""
+    if value is None or isinstance(value, str):
+        return value or None
+    numbers = [str(x) for x in np.asarray(value).reshape(-1).tolist()]
+    return ("" if all(len(x) == 1 for x in numbers) else " ").join(numbers) or None
+
+
+@lru_cache(maxsize=4096)
+def _formula(numbers: tuple[int, ...], order: str) -> str | None:
+    from ase.data import chemical_symbols
+    from ase.formula import Formula
+
+    symbols = [chemical_symbols[z] for z in numbers]
+    if order and symbols:
+        return str(Formula.from_list(symbols).format(order))
+    return " ".join(sorted(symbols)) or None

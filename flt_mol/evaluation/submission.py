@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.evaluation.energy_tables import EnergyTable
-from flt_mol.files import temporary_path
+from flt_mol.evaluation.tables import EnergyTable, some_sids
+from flt_mol.files import readable, temporary_path
 
-__all__ = ["SPLITS", "TEST_COUNTS", "check_submission", "write_submission"]
+__all__ = ["SPLITS", "TEST_COUNTS", "check_submission", "energy_lines", "write_submission"]
 
 SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 """Of the leaderboard; each has the arrays ``{split}_ids`` and ``{split}_energy``."""
@@ -22,15 +23,7 @@ SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 TEST_COUNTS = {"id": 24948, "ood_ads": 24930, "ood_cat": 24965, "ood_both": 24985}
 """Systems of OC20's test splits (Chanussot et al. 2021, ACS Catal. 11, 6059)."""
 
-_SHOWN = 5
-_KINDS = {
-    "O": "pickled objects",
-    "U": "text",
-    "S": "bytes",
-    "b": "booleans",
-    "c": "complex numbers",
-}
-_KINDS |= {"i": "whole numbers", "u": "whole numbers", "f": "numbers", "M": "dates", "m": "times"}
+_FARTHEST = 50.0  # eV; OC20's adsorption energies lie within about 20
 
 Arrays = Mapping[str, NDArray[Any]]
 Expected = Mapping[str, Sequence[str]]
@@ -45,35 +38,24 @@ def write_submission(
     """Write energies as a compressed .npz, after the checks of :func:`check_submission`.
 
     Args:
-        tables: {"id", "ood_ads", "ood_cat", "ood_both": energies of the split}, in eV; ids that
-            were repeated with the same energy are dropped there already.
+        tables: {"id", "ood_ads", "ood_cat", "ood_both": energies of the split}, in eV.
         path: where to write, ending in .npz.
         expected: {split: all of its sids}, where they are known.
-        counts: {split: number of systems}, looked at where `expected` says nothing.
+        counts: {split: number of systems}, checked where `expected` says nothing.
 
     Raises:
         ValueError: a split too few or too many, or as :func:`check_submission`.
     """
+    path = Path(path)
+    if path.suffix.lower() != ".npz":
+        raise ValueError(f"cannot write a submission to {path}: use a name ending in .npz")
     _same_names(list(tables), SPLITS, "the splits given")
     arrays: dict[str, NDArray[Any]] = {}
     for split in SPLITS:
         energies = tables[split].energies
-        sids: dict[str, str] = {}
-        for of_split, sid in energies:
-            other = sids.setdefault(sid, of_split)
-            if other != of_split:
-                raise ValueError(
-                    f"{tables[split].path}: sid {sid} is in {other} and in {of_split}; give a "
-                    "file with one split"
-                )
-        arrays[f"{split}_ids"] = np.array(list(sids), dtype=np.str_)
+        arrays[f"{split}_ids"] = np.array([sid for _, sid in energies], dtype=np.str_)
         arrays[f"{split}_energy"] = np.array(list(energies.values()), dtype=np.float64)
-    places = {split: str(table.path) for split, table in tables.items()}
-    for split in SPLITS:
-        _check_split(arrays, split, places[split], expected, counts)
-    path = Path(path)
-    if path.suffix.lower() != ".npz":
-        raise ValueError(f"cannot write a submission to {path}: use a name ending in .npz")
+        _check_split(arrays, split, str(tables[split].path), expected, counts)
     with temporary_path(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return path
@@ -83,7 +65,7 @@ def check_submission(
     path: str | Path,
     expected: Expected | None = None,
     counts: Mapping[str, int] | None = TEST_COUNTS,
-) -> dict[str, int]:
+) -> dict[str, NDArray[np.float64]]:
     """Check a submission: what the leaderboard would refuse, and what it would not notice.
 
     Arrays are those of the four splits and no others, one-dimensional and of equal length; ids are
@@ -92,49 +74,63 @@ def check_submission(
     Args:
         path: of the .npz file. Objects in it are refused, not unpickled.
         expected: {split: all of its sids}, where they are known.
-        counts: {split: number of systems}, looked at where `expected` says nothing; None takes any.
+        counts: {split: number of systems}, checked where `expected` says nothing; None takes any.
 
     Returns:
-        {split: number of systems}.
+        {split: (S,) energies, eV}.
 
     Raises:
         ValueError: naming the file, the array, and the ids that are wrong.
     """
-    arrays = _load(Path(path))
+    path = Path(path)
+    try:
+        with readable(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a readable .npz file: {error}") from error
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"{path} is not a readable .npz file: {error}") from error
     names = [f"{split}_{what}" for split in SPLITS for what in ("ids", "energy")]
     _same_names(list(arrays), names, f"the arrays of {path}")
     for split in SPLITS:
         _check_split(arrays, split, str(path), expected, counts)
-    return {split: len(arrays[f"{split}_ids"]) for split in SPLITS}
+    return {split: arrays[f"{split}_energy"].astype(np.float64) for split in SPLITS}
 
 
-def _load(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        if not zipfile.is_zipfile(path):
-            path.open("rb").close()  # whether it is there at all
-            raise ValueError(f"{path} is no .npz file: write it with flt-mol submission make")
-        found: dict[str, NDArray[Any]] = {}
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            for name in file.files:
-                try:
-                    found[name] = file[name]
-                except ValueError as error:
-                    raise ValueError(f"{path}: array {name} cannot be read: {error}") from error
-                if not isinstance(found[name], np.ndarray):
-                    raise ValueError(f"{path}: {name} is no array")
-        return found
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})") from error
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+def energy_lines(energies: Mapping[str, NDArray[np.float64]]) -> list[str]:
+    """A line for each split: systems, range and median, eV.
+
+    Warns:
+        UserWarning: splits with energies beyond ±50 eV, which no adsorption has.
+    """
+    lines = []
+    for split, values in energies.items():
+        if not len(values):
+            continue
+        low, high, median = values.min(), values.max(), float(np.median(values))
+        lines.append(
+            f"{split:<8}  {len(values):6d} systems, {low:.3f} to {high:.3f} eV, median {median:.3f}"
+        )
+        beyond = int((np.abs(values) > _FARTHEST).sum())
+        if beyond:
+            warnings.warn(
+                f"{split}: {beyond} of {len(values)} energies are beyond ±{_FARTHEST:g} eV (median "
+                f"{median:.6g}), those of adsorption in OC20 lie within about ±20: they may be in "
+                "meV, or total energies",
+                UserWarning,
+                stacklevel=2,
+            )
+    return lines
 
 
 def _same_names(found: list[str], wanted: Sequence[str], what: str) -> None:
     missing = [name for name in wanted if name not in found]
     surplus = [name for name in found if name not in wanted]
-    if missing or surplus:
-        parts = [f"lack {', '.join(missing)}"] if missing else []
-        parts += [f"hold {', '.join(surplus)}, which do not belong there"] if surplus else []
+    parts = [f"lack {', '.join(missing)}"] if missing else []
+    parts += [f"hold {', '.join(surplus)}, which do not belong there"] if surplus else []
+    if parts:
         raise ValueError(f"{what} {' and '.join(parts)}")
 
 
@@ -146,70 +142,33 @@ def _check_split(
     counts: Mapping[str, int] | None,
 ) -> None:
     ids, energy = arrays[f"{split}_ids"], arrays[f"{split}_energy"]
-    for name, array, kinds, wanted in (
-        (f"{split}_ids", ids, "U", "text"),
-        (f"{split}_energy", energy, "f", "real numbers with a fraction (float)"),
-    ):
-        if array.dtype.kind not in kinds:
-            kind = _KINDS.get(array.dtype.kind, str(array.dtype))
-            raise ValueError(f"{where}: {name} holds {kind}, expected {wanted}")
-        if array.ndim != 1:
-            raise ValueError(f"{where}: {name} has shape {array.shape}, expected (systems,)")
+    for name, array, kind in (("ids", ids, "U"), ("energy", energy, "f")):
+        if array.dtype.kind != kind or array.ndim != 1:
+            raise ValueError(
+                f"{where}: {split}_{name} is {array.dtype} of shape {array.shape}, expected "
+                f"{'text' if kind == 'U' else 'float'} of shape (systems,)"
+            )
     if len(ids) != len(energy):
-        raise ValueError(
-            f"{where}: {split}_ids has {len(ids)} entries, {split}_energy {len(energy)}"
-        )
+        raise ValueError(f"{where}: {len(ids)} {split}_ids for {len(energy)} {split}_energy")
     sids: list[str] = ids.tolist()
-    _refuse_repeated(sids, energy, f"{where}: {split}_ids")
+    seen: set[str] = set()
+    repeated = [sid for sid in sids if sid in seen or seen.add(sid)]  # type: ignore[func-returns-value]
+    if repeated or not all(sid.strip() for sid in sids):
+        text = f"repeats {some_sids(repeated)}" if repeated else "has an empty id"
+        raise ValueError(f"{where}: {split}_ids {text}")
     bad = [sids[i] for i in np.flatnonzero(~np.isfinite(energy))]
     if bad:
-        raise ValueError(f"{where}: {split}_energy is not finite for {_some(bad)}")
-    _refuse_incomplete(sids, split, where, expected, counts)
-
-
-def _refuse_repeated(sids: list[str], energy: NDArray[Any], what: str) -> None:
-    first: dict[str, int] = {}
-    repeated: list[str] = []
-    different: list[str] = []
-    for i, sid in enumerate(sids):
-        j = first.setdefault(sid, i)
-        if j != i:
-            (repeated if energy[i] == energy[j] else different).append(sid)
-    if different:
-        raise ValueError(f"{what} repeats {_some(different)} with different energies")
-    if repeated:
-        raise ValueError(
-            f"{what} repeats {_some(repeated)} with the same energy: make the file anew with "
-            "flt-mol submission make, which drops repetitions"
-        )
-    empty = [i for i, sid in enumerate(sids) if not sid.strip()]
-    if empty:
-        raise ValueError(f"{what}: the id in row {empty[0]} is empty")
-
-
-def _refuse_incomplete(
-    sids: list[str],
-    split: str,
-    where: str,
-    expected: Expected | None,
-    counts: Mapping[str, int] | None,
-) -> None:
+        raise ValueError(f"{where}: {split}_energy is not finite for {some_sids(bad)}")
     if expected is not None:
-        here, there = set(sids), set(expected[split])
-        missing = [sid for sid in expected[split] if sid not in here]
-        surplus = [sid for sid in sids if sid not in there]
-        if missing or surplus:
-            parts = [f"lacks {_some(missing)}"] if missing else []
-            parts += [f"has {_some(surplus)}, not of this split"] if surplus else []
+        missing = [sid for sid in expected[split] if sid not in seen]
+        known = set(expected[split])
+        surplus = [sid for sid in sids if sid not in known]
+        parts = [f"lacks {some_sids(missing)}"] if missing else []
+        parts += [f"has {some_sids(surplus)}, not of this split"] if surplus else []
+        if parts:
             raise ValueError(f"{where}: {split} {' and '.join(parts)}")
     elif counts is not None and len(sids) != counts[split]:
         raise ValueError(
-            f"{where}: {split} has {len(sids)} systems (sid {', '.join(sids[:2])}, …), and the "
-            f"test split has {counts[split]}; give --data or --ids to see which ids are wrong"
+            f"{where}: {split} has {len(sids)} systems, the test split has {counts[split]}; give "
+            "--data or --ids to see which ids are wrong"
         )
-
-
-def _some(sids: Sequence[str]) -> str:
-    shown = ", ".join(map(str, sids[:_SHOWN]))
-    more = f" and {len(sids) - _SHOWN} more" if len(sids) > _SHOWN else ""
-    return f"sid {shown}{more}"

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from flt_mol.functional.groups import system_index, system_sizes
-from flt_mol.functional.linear import normalised
-from flt_mol.functional.numerics import settled, with_ones, without_autocast
+from flt_mol.functional.groups import settled, system_index, system_sizes, without_autocast
+from flt_mol.functional.linear import normalised, with_ones
 from flt_mol.functional.pairs import pair_dots, segment_peak, segment_sum, weighted_sum
 from flt_mol.functional.spectral import padded_groups, padded_rows
 

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.functional.groups import spread, system_index, system_sizes
-from flt_mol.functional.numerics import at_least_float32
+from flt_mol.functional.groups import at_least_float32, spread, system_index, system_sizes
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

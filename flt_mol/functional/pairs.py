@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional.numerics import operator, settled, with_ones, without_autocast
+from flt_mol.functional.groups import operator, settled, without_autocast
+from flt_mol.functional.linear import with_ones
 
 _CHUNK = {"cpu": 2**17}  # numbers of a chunk's largest tensor
 _CHUNK_ELSEWHERE = 2**26

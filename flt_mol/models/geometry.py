@@ -1,25 +1,26 @@
-"""Where atoms are, as a model's blocks want to be told: made once a pass."""
+"""Where atoms are, as a model's blocks need it: made once a recycle."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.groups import without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.lattice import UnfitSystemError
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
-from flt_mol.functional.numerics import without_autocast
+from flt_mol.functional.reciprocal import check_vectors
 from flt_mol.models.build import build_local_basis, build_local_filter
 from flt_mol.models.config import EnergyConfig, ImageConfig
-from flt_mol.models.limits import unfit_message
+from flt_mol.nn.block import BlockGeometry, FLTEncoder
 from flt_mol.nn.images import GaussianBias, ImageKeys, PairWeights
 from flt_mol.nn.local_filter import LocalGeometry, PairCorrection
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.transformer import BlockGeometry, FLTEncoder
 from flt_mol.structures import Structures
 
 
@@ -126,6 +127,41 @@ class Geometry(nn.Module):
         return x, PairWeights(groups.index_i, groups.index_j, drawn)
 
 
+def check_systems(config: EnergyConfig, structures: Structures) -> None:
+    """Refuse systems that are too large for a model's spectral filters, without building it.
+
+    Raises:
+        ValueError: the first system that is too large, by its sid.
+
+    Example:
+        >>> from flt_mol.models.config import SpectralConfig
+        >>> chain = [[x, x, x] for x in range(0, 400, 5)]  # across the cell, so no vacuum
+        >>> wide = Structures.single([29] * 80, chain, cell=400 * torch.eye(3), pbc=True)
+        >>> check_systems(EnergyConfig(rpe=None, spectral=SpectralConfig()), wide)
+        Traceback (most recent call last):
+        ValueError: sid 0: too large for this model: what is left of it without vacuum, ...
+    """
+    spectral = config.spectral
+    if spectral is None:
+        return
+    try:
+        check_vectors(
+            structures.cell,
+            structures.pbc,
+            structures.positions,
+            structures.ptr,
+            k_max=spectral.k_max,
+            padding=4 * spectral.sigma_max if spectral.padding is None else spectral.padding,
+            max_vectors=spectral.max_vectors,
+        )
+    except UnfitSystemError as error:
+        raise ValueError(_unfit_message(error, structures.sid)) from None
+
+
+def _unfit_message(error: UnfitSystemError, sid: Sequence[int | str]) -> str:
+    return f"sid {sid[error.system]}: {error.reason}"
+
+
 def _check_finite(structures: Structures, positions: Tensor) -> None:
     if torch.compiler.is_compiling() or bool(positions.isfinite().all()):
         return
@@ -143,7 +179,7 @@ def _waves(
     try:
         return None if first is None else first.geometry(*where)
     except UnfitSystemError as error:
-        raise ValueError(unfit_message(error, structures.sid)) from None
+        raise ValueError(_unfit_message(error, structures.sid)) from None
 
 
 def _images(

@@ -8,18 +8,14 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu
 
+from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.numerics import placed, seeded_generator
 from flt_mol.functional.pairs import segment_sum
-from flt_mol.nn._init import drawn_linear
+from flt_mol.nn.layers import applied, drawn_linear
 from flt_mol.nn.radial import (
     SMALLEST_EXPONENT,
     PairTypes,
@@ -229,7 +225,7 @@ class GaussianBias(nn.Module):
     def bias(self, features: Tensor) -> Tensor:
         """G (P, T), as of `features`, → f (P, H), in its dtype whatever autocast asks for."""
         with without_autocast(features):
-            return _applied(self.out, gelu(_applied(self.hidden, features)))
+            return applied(self.out, gelu(applied(self.hidden, features)))
 
     def density(
         self, features: Tensor, distances: Tensor, pairs: NeighborPairs, num_rows: int
@@ -253,13 +249,8 @@ class GaussianBias(nn.Module):
             window = smooth_cutoff(distances.to(features.dtype), self.cutoff)
             window = window.masked_fill(pairs.is_self() | (window < _SMALLEST_WINDOW), 0.0)
             summed = segment_sum(features * window[:, None], pairs.index_i, num_rows)
-            return _applied(self.density_out, summed)
+            return applied(self.density_out, summed)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return f"cutoff={self.cutoff}, num_basis={len(self.centre)}"
-
-
-def _applied(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear map in the dtype of `x`, whatever that of its weights."""
-    return linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))

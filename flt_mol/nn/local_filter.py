@@ -7,17 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import pair_filter, segment_sum
-from flt_mol.nn._init import drawn_linear
 from flt_mol.nn.images import PairWeights
+from flt_mol.nn.layers import applied, drawn_linear
 from flt_mol.nn.radial import RadialBasis, check_sizes, smooth_cutoff
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
@@ -206,7 +201,7 @@ class LocalFilter(nn.Module):
         )
         with without_autocast(summed):
             vectors = summed.view(3, rows, self.vectors)
-            mixed = vectors @ self.vector_mix.weight.T.to(vectors.dtype)
+            mixed = applied(self.vector_mix, vectors)
             square = vectors.square().sum(0)
             size = 1 + square
             return square / size, (vectors * mixed).sum(0) / size

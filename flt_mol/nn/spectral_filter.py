@@ -10,13 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.groups import at_least_float32, without_autocast
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.reciprocal import fractional_positions, reciprocal_vectors
 from flt_mol.functional.spectral import (
     kernel_filter,
@@ -27,7 +22,7 @@ from flt_mol.functional.spectral import (
     radial_basis,
     structure_factor_filter,
 )
-from flt_mol.nn._init import drawn_linear
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.radial import check_sizes
 
 _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale only

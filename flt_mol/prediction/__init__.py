@@ -1,1 +1,17 @@
-"""Energies of new structures; import from `flt_mol.predict`."""
+"""Energies of new structures: in memory, in files, and as an ASE calculator."""
+
+from flt_mol.prediction.energies import EnsembleEnergies, predict, predict_structures
+from flt_mol.prediction.members import load_members, surface_rule
+from flt_mol.prediction.table import Prediction, StructureFiles, predict_files, write_predictions
+
+__all__ = [
+    "EnsembleEnergies",
+    "Prediction",
+    "StructureFiles",
+    "load_members",
+    "predict",
+    "predict_files",
+    "predict_structures",
+    "surface_rule",
+    "write_predictions",
+]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +12,13 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from numpy.typing import NDArray
 from torch import nn
 
-from flt_mol.data.ase.records import fixed_atoms
-from flt_mol.modes import evaluating
-from flt_mol.prediction.energies import member_energies, structures_of
-from flt_mol.prediction.members import EnsembleEnergies, load_members
+from flt_mol.prediction.energies import (
+    evaluating,
+    model_device,
+    predict_structures,
+    structures_of,
+)
+from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
 __all__ = ["FLTCalculator"]
@@ -35,7 +35,7 @@ class FLTCalculator(Calculator):
 
     Tags count as positions do: set them first (`flt_mol.data.tag_slab`). An energy is kept until
     positions, numbers, cell, pbc, tags or fixed atoms change. Warnings, as of
-    :func:`flt_mol.predict.predict`, come once per calculator and kind.
+    :func:`flt_mol.predict`, come once per calculator and kind.
 
     Args:
         checkpoint: a checkpoint, the name of a shipped model, or a module; a list or tuple of them
@@ -43,7 +43,7 @@ class FLTCalculator(Calculator):
         device: where models of checkpoints go (cpu if not given); modules stay where they are.
 
     Raises:
-        ValueError: as :func:`flt_mol.predict.predict`.
+        ValueError: as :func:`flt_mol.predict`.
 
     Example:
         >>> from ase.build import add_adsorbate, fcc111
@@ -64,60 +64,43 @@ class FLTCalculator(Calculator):
         self._members = load_members(checkpoint, device)
         self._warned: set[str] = set()
         self._spread: float | None = None
-        self._made = False
         if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
             self.implemented_properties = ["energy", "forces"]
-        # ASE's databases note parameters beside the results; modules have no name to note.
-        given = checkpoint if self._members.ensemble else [checkpoint]
-        names = [str(one) for one in given if isinstance(one, str | Path)]
-        noted = {"checkpoint": names if self._members.ensemble else names[0]} if names else {}
-        super().__init__(**noted)  # type: ignore[no-untyped-call]
-
-    def set(self, **parameters: Any) -> dict[str, Any]:
-        """Of ASE; here nothing can be changed afterwards.
-
-        Raises:
-            ValueError: it is tried, with the mend.
-        """
-        if self._made and parameters:
-            raise ValueError(
-                f"{', '.join(parameters)} cannot be changed: its model is loaded; make another "
-                "FLTCalculator"
-            )
-        self._made = True
-        changed: dict[str, Any] = super().set(**parameters)  # type: ignore[no-untyped-call]
-        return changed
+        # ASE's databases store parameters beside the results.
+        super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]
 
     @property
     def spread(self) -> float | None:
         """Of an ensemble, the standard deviation of its energies (ddof = 1), eV.
 
-        Of the last calculation; None where there was none, or no ensemble.
+        Of the last calculation; None if there was none, or no ensemble.
         """
         return self._spread if self.results else None
 
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
     ) -> Any:
-        """As of ASE; properties that there are none of are refused with the reason.
+        """As of ASE; unavailable properties are refused with the reason.
 
         Raises:
             PropertyNotImplementedError: anything but the energy; forces too, of models that were
                 not trained on them.
         """
         if name not in self.implemented_properties:
-            forces = "forces" in self.implemented_properties
-            raise PropertyNotImplementedError(_refusal(name, forces))
+            reason = _REFUSALS.get(name, f"FLTCalculator has no {name}")
+            raise PropertyNotImplementedError(reason)
         return super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What has changed since the last calculation, tags and fixed atoms too."""
         changes: list[str] = list(super().check_state(atoms, tol))  # type: ignore[no-untyped-call]
         if self.atoms is not None:
-            if not np.array_equal(self.atoms.get_tags(), atoms.get_tags()):
-                changes.append("tags")
-            if not np.array_equal(fixed_atoms(self.atoms), fixed_atoms(atoms)):
-                changes.append("fixed")
+            before, now = (structures_of(x, 0, {}) for x in (self.atoms, atoms))
+            changes += [
+                name
+                for name in ("tags", "fixed")
+                if not torch.equal(getattr(before, name), getattr(now, name))
+            ]
         return changes
 
     def calculate(
@@ -132,31 +115,20 @@ class FLTCalculator(Calculator):
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
         notes: dict[str, str] = {}
         structure = structures_of(self.atoms, str(self.atoms.symbols), notes)
-        energies, messages = member_energies(self._members, [structure], 1)
-        for kind, text in {**notes, **messages}.items():
-            if kind not in self._warned:
-                self._warned.add(kind)
-                warnings.warn(text, UserWarning, stacklevel=2)
-        found = EnsembleEnergies(energies)
-        self.results = {"energy": float(found.mean[0])}
-        self._spread = float(found.spread[0]) if self._members.ensemble else None
+        found = predict_structures(self._members, [structure], 1, notes=notes, warned=self._warned)
+        ensemble = self._members.ensemble
+        self.results = {"energy": float((found.mean if ensemble else found)[0])}
+        self._spread = float(found.spread[0]) if ensemble else None
         if "forces" in self.implemented_properties and "forces" in properties:
-            self.results["forces"] = self._forces(structure)
-
-    def _forces(self, structure: Structures) -> NDArray[np.float64]:
-        """(N, 3), eV/Å: −∂E/∂r, of an ensemble the mean."""
-        with ExitStack() as stack:
-            for model in self._members.models:
-                stack.enter_context(evaluating(model))
-            found = [_forces(model, structure) for model in self._members.models]
-        return np.asarray(np.mean(found, axis=0))
+            forces = [_forces(model, structure) for model in self._members.models]
+            self.results["forces"] = np.mean(forces, axis=0)
 
 
 def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
-    tensors = (*model.parameters(), *model.buffers())
-    moved = structure.to(tensors[0].device) if tensors else structure
+    """(N, 3), eV/Å: −∂E/∂r."""
+    moved = structure.to(model_device(model))
     positions = moved.positions.detach().clone().requires_grad_()
-    with torch.enable_grad():
+    with evaluating(model), torch.enable_grad():
         output = model(replace(moved, positions=positions))
         energy = output["energy"] if isinstance(output, dict) else output
         (gradient,) = torch.autograd.grad(energy.sum(), positions)
@@ -166,19 +138,10 @@ def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
     return np.asarray(forces)
 
 
-def _refusal(name: str, forces: bool) -> str:
-    """Why there is no such property, of models with forces or without."""
-    if name == "forces":
-        return (
-            "this model was not trained on forces: its energy is that of the relaxed structure, "
-            "whatever the positions now, and the gradient of it is no force. Relax with DFT or a "
-            "force field; energies need no relaxation here"
-        )
-    if name in ("stress", "stresses") and not forces:
-        return (
-            f"this model gives no {name}: its energy is that of adsorption, after relaxation in a "
-            "fixed cell, and its derivative by the cell means nothing"
-        )
-    if name == "free_energy":
-        return "this model gives no free_energy: leave force_consistent out"
-    return f"FLTCalculator gives the energy{' and forces' if forces else ''}, no {name}"
+_REFUSALS = {
+    "forces": "this model was not trained on forces: its energy is that of the relaxed structure, "
+    "and its gradient is no force. Relax with DFT or a force field; energies need no relaxation",
+    "stress": "this model has no stress: its energy is that of adsorption, after relaxation in a "
+    "fixed cell, and its derivative by the cell means nothing",
+    "free_energy": "this model has no free_energy: leave force_consistent out",
+}

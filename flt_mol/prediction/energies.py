@@ -2,78 +2,122 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from flt_mol.arguments import whole_number
-from flt_mol.evaluation.splits import predict_batch
-from flt_mol.modes import evaluating
-from flt_mol.prediction.members import EnsembleEnergies, Members, load_members
-from flt_mol.prediction.notes import SUMMED_UP, Seen
+from flt_mol.functional.neighbors import neighbor_pairs
+from flt_mol.prediction.members import Members, load_members
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["member_energies", "predict_atoms", "predict_structures", "structures_of"]
+__all__ = [
+    "EnsembleEnergies",
+    "batches",
+    "check_elements",
+    "energies_of",
+    "energy_array",
+    "evaluating",
+    "model_device",
+    "predict",
+    "predict_structures",
+    "structures_of",
+    "unseen_message",
+]
 
-_TARGETS = ("y_relaxed", "energy_relaxed", "y_init", "energy_init", "pos_relaxed")
+
+@dataclass(frozen=True, eq=False)
+class EnsembleEnergies:
+    """Energies of B structures by the K members of an ensemble.
+
+    Args:
+        members: (K, B) float64, eV, in the order in which the members were given.
+
+    Example:
+        >>> EnsembleEnergies(np.array([[-1.0, 2.0], [-3.0, 2.0]])).mean
+        array([-2.,  2.])
+    """
+
+    members: NDArray[np.float64]
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """(B,) float64, eV."""
+        return np.asarray(self.members.mean(axis=0))
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """(B,) float64, eV: the standard deviation over the members, with K − 1 (ddof = 1).
+
+        It measures how far they disagree and is no error bar: errors that all share do not show.
+        """
+        return np.asarray(self.members.std(axis=0, ddof=1))
+
+    def __len__(self) -> int:
+        """Number of structures B."""
+        return int(self.members.shape[1])
+
+    def __repr__(self) -> str:
+        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
 
 
-def predict_atoms(
+def predict(
     atoms: Atoms | Iterable[Atoms],
     checkpoint: Any,
-    batch_size: int,
-    device: str | torch.device | None,
+    batch_size: int = 32,
+    *,
+    device: str | torch.device | None = None,
 ) -> Any:
-    """What :func:`flt_mol.predict.predict` does."""
+    """Energies (B,) float64, eV, of ASE atoms, in their order.
+
+    Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the atoms: set
+    them with `flt_mol.data.tag_slab`, or with `atoms.set_tags` and `FixAtoms`. The atoms are left
+    as they are, and targets in them are ignored.
+
+    Args:
+        atoms: one structure, or several.
+        checkpoint: file of a checkpoint, folder of a run, name of a shipped model, or a module; a
+            list or tuple of at least two of them is an ensemble.
+        batch_size: structures per call of the model; it changes no energy beyond rounding.
+        device: where models of checkpoints go (cpu if not given); modules stay where they are.
+
+    Returns:
+        The energies; of an ensemble :class:`EnsembleEnergies` with `mean`, `spread`, `members`.
+
+    Raises:
+        ValueError: something that is not an `ase.Atoms`, naming its place; a `batch_size` below 1;
+            an energy that is not finite; an ensemble of fewer than two, or of models of different
+            energies.
+
+    Warns:
+        UserWarning: once each for all structures: tags that are all 0, or look like layer numbers;
+            no cell; cells too narrow for a model that does not see periodic images; slabs without
+            fixed atoms for a model that moves free ones; atoms less than 0.5 Å apart; many more
+            atoms than in training; elements that a model was never trained on.
+    """
     from ase import Atoms
 
-    batch_size = whole_number("batch_size", batch_size, 1)
-    if not isinstance(atoms, Iterable):
-        raise ValueError(f"atoms is a {type(atoms).__name__}, expected ase.Atoms, or several")
     items = [atoms] if isinstance(atoms, Atoms) else list(atoms)
     for place, item in enumerate(items):
         if not isinstance(item, Atoms):
             raise ValueError(
-                f"structure {place} is a {type(item).__name__}, expected ase.Atoms; "
-                "for files use predict_files"
+                f"structure {place} is a {type(item).__name__}, expected ase.Atoms; for files use "
+                "flt_mol.prediction.predict_files"
             )
-    members = load_members(checkpoint, device)
     notes: dict[str, str] = {}
     structures = (structures_of(item, place, notes) for place, item in enumerate(items))
-    energies, messages = member_energies(members, structures, batch_size)
-    for text in (*messages.values(), *notes.values()):
-        warnings.warn(text, UserWarning, stacklevel=3)
-    return members.result(energies)
-
-
-@overload
-def predict_structures(
-    model: nn.Module | str | Path,
-    structures: Iterable[Structures],
-    batch_size: int = 32,
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> NDArray[np.float64]: ...
-
-
-@overload
-def predict_structures(
-    model: list[Any] | tuple[Any, ...],
-    structures: Iterable[Structures],
-    batch_size: int = 32,
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> EnsembleEnergies: ...
+    members = load_members(checkpoint, device)
+    return predict_structures(members, structures, batch_size, notes=notes)
 
 
 def predict_structures(
@@ -82,76 +126,59 @@ def predict_structures(
     batch_size: int = 32,
     *,
     progress: Callable[[int], None] | None = None,
-) -> NDArray[np.float64] | EnsembleEnergies:
+    notes: Mapping[str, str] | None = None,
+    warned: set[str] | None = None,
+) -> Any:
     """Energies (B,) float64, eV, of all systems of `structures`, in order.
-
-    The model is in eval mode meanwhile and has its own flags back afterwards.
 
     Args:
         model: a module or checkpoint, or a list or tuple of them for an ensemble.
         structures: batches of any number of systems, such as the items of a data set.
         batch_size: systems per call of the model.
         progress: called with the number of structures done after each batch.
+        notes: further warnings to give at the end, kind → text.
+        warned: kinds of warnings not to give again; those given are added.
 
-    Returns, raises, warns: as :func:`flt_mol.predict.predict`.
+    Returns, raises, warns: as :func:`predict`.
     """
-    batch_size = whole_number("batch_size", batch_size, 1)
     members = load_members(model)
-    energies, messages = member_energies(members, structures, batch_size, progress)
-    for text in messages.values():
-        warnings.warn(text, UserWarning, stacklevel=2)
-    result: NDArray[np.float64] | EnsembleEnergies = members.result(energies)
-    return result
-
-
-def member_energies(
-    members: Members,
-    structures: Iterable[Structures],
-    batch_size: int,
-    progress: Callable[[int], None] | None = None,
-) -> tuple[NDArray[np.float64], dict[str, str]]:
-    """Energies (K, B) float64, eV, by each member, and what to warn of, kind → text.
-
-    Raises:
-        ValueError: a `batch_size` that is no whole number from 1 on; an energy that is not finite,
-            naming the sid.
-    """
-    batch_size = whole_number("batch_size", batch_size, 1)
-    energies = [np.empty((len(members), 0), dtype=np.float64)]
-    seen = Seen.of(members)
+    energies = [np.empty((len(members.models), 0))]
+    seen = _Seen(members)
     with ExitStack() as stack:
-        for model in members.models:
-            stack.enter_context(evaluating(model))
+        for member in members.models:
+            stack.enter_context(evaluating(member))
         stack.enter_context(torch.inference_mode())
-        for batch in _batches(structures, batch_size):
-            energies.append(np.stack([_finite(model, name, batch) for name, model in members]))
+        for batch in batches(structures, batch_size):
+            parts = zip(members.models, members.labels, strict=True)
+            energies.append(np.stack([_finite(*part, batch) for part in parts]))
             seen.add(batch)
             if progress is not None:
                 progress(seen.count)
-    return np.concatenate(energies, axis=1), dict(seen.messages(members))
-
-
-def structures_of(atoms: Atoms, sid: int | str, notes: dict[str, str]) -> Structures:
-    """One structure as a batch of one; notes that are not summed up by :class:`Seen` are kept."""
-    from flt_mol.data import from_ase
-
-    found: dict[str, str] = {}
-    structures = from_ase(_without_targets(atoms), sid=sid, notes=found)
-    for kind, text in found.items():
-        if kind not in SUMMED_UP:
-            notes.setdefault(kind, text)
-    return structures
+    warned = set() if warned is None else warned
+    for kind, text in {**seen.messages(), **(notes or {})}.items():
+        if kind not in warned:
+            warned.add(kind)
+            warnings.warn(text, UserWarning, stacklevel=3)
+    found = EnsembleEnergies(np.concatenate(energies, axis=1))
+    return found if members.ensemble else found.members[0]
 
 
 def _finite(model: nn.Module, name: str, batch: Structures) -> NDArray[np.float64]:
-    values = predict_batch(model, batch)
+    values = energies_of(model(batch.to(model_device(model))), batch)
     for sid, value in zip(batch.sid, values, strict=True):
-        if not np.isfinite(value):
+        if not math.isfinite(value):
             raise ValueError(f"the model gives {value} eV for structure {sid} ({name})")
     return values
 
 
-def _batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Structures]:
+def batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Structures]:
+    """The systems of `structures` in batches of at least `batch_size`; the last one may be smaller.
+
+    Raises:
+        ValueError: a `batch_size` that is not a whole number from 1 on.
+    """
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number from 1 on, got {batch_size!r}")
     parts: list[Structures] = []
     for structure in structures:
         parts.append(structure)
@@ -162,14 +189,177 @@ def _batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Stru
         yield Structures.cat(parts)
 
 
-def _without_targets(atoms: Atoms) -> Atoms:
-    """A copy: what a prediction does not look at cannot be bad."""
-    atoms = atoms.copy()
-    pairs = atoms.info.get("key_value_pairs")
-    if isinstance(pairs, dict):
-        atoms.info["key_value_pairs"] = pairs = dict(pairs)
-    for name in _TARGETS:
-        for fields in (atoms.info, atoms.arrays, pairs):
-            if isinstance(fields, dict):
-                fields.pop(name, None)
-    return atoms
+def energy_array(values: Any, name: str = "energies") -> NDArray[np.float64]:
+    """`values` as a (B,) float64 array, eV.
+
+    Args:
+        values: tensor (on any device), array or sequence of numbers, of shape (B,), (B, 1) or (),
+            which is one system.
+        name: what the values are, for the error.
+
+    Raises:
+        ValueError: values that are not real numbers, or another shape. (1, B) is refused: against
+            (B,) or (B, 1) it would broadcast to (B, B).
+
+    Example:
+        >>> energy_array([[1.0], [2.0]])
+        array([1., 2.])
+    """
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu")
+        values = (values.double() if values.is_floating_point() else values).numpy()
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{name} must be real numbers in eV, got {array.dtype} values")
+    if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
+        raise ValueError(
+            f"{name} have shape {array.shape}, expected (B,) or (B, 1): one energy per system"
+        )
+    return array.astype(np.float64).reshape(-1)
+
+
+def energies_of(output: Any, batch: Structures) -> NDArray[np.float64]:
+    """Energies (B,) float64, eV, out of a model's output for a batch.
+
+    Raises:
+        ValueError: not one energy per system.
+    """
+    found = output["energy"] if isinstance(output, Mapping) else output
+    values = energy_array(found, "predictions")
+    if len(values) != len(batch):
+        raise ValueError(f"the model gave {len(values)} energies for {len(batch)} systems")
+    return values
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """`model` in eval mode; afterwards each of its submodules has its own flag again."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    flags = [module.training for module in modules]
+    try:
+        if isinstance(model, nn.Module):
+            model.eval()
+        yield
+    finally:
+        for module, flag in zip(modules, flags, strict=True):
+            module.training = flag
+
+
+def model_device(model: Any) -> torch.device:
+    """The device of a module's first tensor; the CPU for functions and modules without tensors."""
+    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def structures_of(atoms: Atoms, sid: int | str, notes: dict[str, str]) -> Structures:
+    """One structure as a batch of one, targets ignored; notes of the reader are collected."""
+    from flt_mol.data import from_ase
+
+    found: dict[str, str] = {}
+    structures = from_ase(atoms, sid=sid, ignore_energy=True, notes=found)
+    for kind, text in found.items():
+        if kind not in ("tags", "cell"):  # summed up over all structures
+            notes.setdefault(kind, text)
+    return structures
+
+
+def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
+    """Symbols of the elements that `model` was never trained on, by atomic number.
+
+    Args:
+        model: a module with a buffer `elements_seen` (119,) bool; without it nothing is known, and
+            the list is empty.
+        elements: atomic numbers, 1 to 118.
+    """
+    from ase.data import chemical_symbols
+
+    seen = getattr(model, "elements_seen", None)
+    known = [] if seen is None else seen.detach().to("cpu").tolist()
+    return [chemical_symbols[z] for z in sorted(set(elements)) if known and not known[z]]
+
+
+def unseen_message(symbols: Iterable[str]) -> str:
+    """The warning about elements that were never trained on, naming them."""
+    return (
+        f"elements never trained on: {', '.join(symbols)}. Energies of structures with them are "
+        "extrapolated and may be far off; train on data that has them, or leave them out"
+    )
+
+
+class _Seen:
+    """Counts the systems of each kind that deserves a warning."""
+
+    def __init__(self, members: Members) -> None:
+        self.models = members.models
+        self.count = 0
+        self.found: dict[str, list[int | str]] = {}
+        self.elements: set[int] = set()
+        known = [getattr(model, "trained_on", None) or {} for model in self.models]
+        self.largest = min((x["most_atoms"] for x in known if x.get("most_atoms")), default=1e9)
+
+    def add(self, batch: Structures) -> None:
+        batch = batch.to("cpu")
+        for kind, mask in _unusual(batch, self.largest).items():
+            sids = [batch.sid[b] for b in torch.nonzero(mask).flatten().tolist()]
+            if sids:
+                self.found.setdefault(kind, []).extend(sids)
+        self.count += len(batch)
+        self.elements.update(batch.atomic_numbers.tolist())
+
+    def messages(self) -> dict[str, str]:
+        configs = [getattr(model, "config", None) for model in self.models]
+        if all(getattr(model, "sees_images", True) for model in self.models):
+            self.found.pop("narrow", None)
+        if all(getattr(config, "feedback", None) != "positions" for config in configs):
+            self.found.pop("fixed", None)
+        texts = {}
+        for kind, sids in self.found.items():
+            named = ", ".join(map(str, sids[:3])) + (", …" if len(sids) > 3 else "")
+            which = f"{len(sids)} of {self.count} structures ({named})"
+            texts[kind] = _MESSAGES[kind].format(which=which, largest=self.largest)
+        unseen = [symbol for x in self.models for symbol in check_elements(x, self.elements)]
+        if unseen:
+            texts["elements"] = unseen_message(dict.fromkeys(unseen))
+        return texts
+
+
+def _unusual(batch: Structures, largest: float) -> dict[str, Tensor]:
+    """(B,) bool for each kind of warning."""
+
+    def with_atom(mask: Tensor) -> Tensor:
+        found = torch.zeros(len(batch), dtype=torch.bool)
+        found[batch.system[mask]] = True
+        return found
+
+    tagged = with_atom(batch.tags != 0)
+    periodic = batch.cell.double() * batch.pbc[..., None]
+    heights = 1 / torch.linalg.vector_norm(torch.linalg.pinv(periodic), dim=-2)  # inf where open
+    try:
+        close = neighbor_pairs(batch.positions, batch.cell, batch.pbc, batch.ptr, 0.5).index_i
+    except ValueError:  # a model that accepted such numbers has its reasons
+        close = torch.zeros(0, dtype=torch.int64)
+    return {
+        "tags": ~tagged & (batch.natoms > 0),
+        "cell": ~batch.cell.flatten(1).any(dim=1),
+        "fixed": with_atom(batch.tags == 0) & tagged & ~with_atom(batch.fixed),
+        "narrow": heights.amin(dim=1) < 4,  # the narrowest slabs of the shipped data are wider
+        "close": with_atom(close),  # the shortest bond, that of H2, is 0.74 Å
+        "large": batch.natoms > 2 * largest,
+    }
+
+
+_MESSAGES = {
+    "tags": "all tags are 0 in {which}: the model takes every atom for one below the surface. Set "
+    "tags (0 below the surface, 1 surface, 2 adsorbate), in ASE with atoms.set_tags(...) or "
+    "flt_mol.data.tag_slab(atoms), in the command with --tag-slab; .traj and .extxyz keep them",
+    "cell": "no cell in {which}: taken as not periodic. .traj and .extxyz keep the cell and pbc",
+    "fixed": "no atom is fixed in {which}: this model moves free atoms, the slab's lower layers "
+    "too. Fix those that the training data has fixed, in ASE with FixAtoms or "
+    "flt_mol.data.tag_slab(atoms, fix=True)",
+    "narrow": "cells narrower than 4 Å in {which}: this model does not see periodic images, so a "
+    "supercell would get another energy per atom; repeat them, as in the training data",
+    "close": "atoms less than 0.5 Å apart, periodic images included, in {which}: an atom may be "
+    "there twice, as at both ends of the cell, or lengths not in Å; the energies mean nothing",
+    "large": "more than twice as many atoms as the largest training system, which had {largest:g}, "
+    "in {which}: errors grow with size there",
+}

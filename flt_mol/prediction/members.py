@@ -1,200 +1,89 @@
-"""Which models predict: one, or the members of an ensemble."""
+"""The models that predict together, and the rule by which their training data were tagged."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from flt_mol.data.recipes import recipe
+from flt_mol.data.tags import Surface, parse_rule
+from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.structures import Structures
 
-if TYPE_CHECKING:
-    from flt_mol.data.slabs.surface import Surface
-    from flt_mol.models.energy import EnergyModel
-
-__all__ = ["EnsembleEnergies", "Members", "load_members", "load_model"]
-
-_SAME = {"energy_relaxed": "y_relaxed", "energy_init": "y_init"}
-
-
-@dataclass(frozen=True, eq=False)
-class EnsembleEnergies:
-    """What the K members of an ensemble say of B structures.
-
-    Args:
-        members: (K, B) float64, eV, in the order in which the members were given.
-
-    Example:
-        >>> EnsembleEnergies(np.array([[-1.0, 2.0], [-3.0, 2.0]])).mean
-        array([-2.,  2.])
-    """
-
-    members: NDArray[np.float64]
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        """(B,) float64, eV."""
-        return np.asarray(self.members.mean(axis=0))
-
-    @property
-    def spread(self) -> NDArray[np.float64]:
-        """(B,) float64, eV: the standard deviation of the members, with K − 1 (ddof = 1).
-
-        It is how far they disagree, no error bar: what all of them get wrong does not show.
-        """
-        return np.asarray(self.members.std(axis=0, ddof=1))
-
-    def __len__(self) -> int:
-        """Number of structures B."""
-        return int(self.members.shape[1])
-
-    def __repr__(self) -> str:
-        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
+__all__ = ["Members", "load_members", "surface_rule", "tag_rules"]
 
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The models that predict together.
-
-    Args:
-        models: K modules.
-        labels: how messages name them.
-        ensemble: whether they were given as an ensemble.
-        sources: what was given for each, a checkpoint or the module.
-    """
+    """K models that predict together, how messages name them, and whether they are an ensemble."""
 
     models: tuple[nn.Module, ...]
     labels: tuple[str, ...]
     ensemble: bool
-    sources: tuple[Any, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.models)
-
-    def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
-        return zip(self.labels, self.models, strict=True)
-
-    @cached_property
-    def surface(self) -> Surface | None:
-        """The `surface` of `flt_mol.data.tag_slab` that fits them all, where that is known."""
-        from flt_mol.training.tag_rules import surface_rule
-
-        try:
-            return surface_rule(self.sources)
-        except ValueError:  # different ones, or a file that is gone by now
-            return None
-
-    @property
-    def move_atoms(self) -> bool:
-        """Whether some of them read energies from atoms that they moved."""
-        configs = (getattr(model, "config", None) for model in self.models)
-        return any(getattr(config, "feedback", None) == "positions" for config in configs)
 
     def check(self, structures: Structures) -> None:
-        """Refuse systems that a member refuses, without calling it.
-
-        Raises:
-            ValueError: the first system that is too large, by its sid.
-        """
-        from flt_mol.models.energy import EnergyModel
-        from flt_mol.models.limits import check_systems
-
+        """Raise ValueError for the first system that a member refuses, without calling it."""
         for model in self.models:
-            if isinstance(model, EnergyModel):
-                check_systems(model.config, structures)
-
-    def result(self, energies: NDArray[np.float64]) -> Any:
-        """(K, B) as what callers get: (B,) of one model, else :class:`EnsembleEnergies`."""
-        return EnsembleEnergies(energies) if self.ensemble else energies[0]
-
-
-def load_model(name_or_path: str | Path) -> EnergyModel:
-    """The trained model of a checkpoint, a run's folder, or a shipped model, in eval mode on CPU.
-
-    Args:
-        name_or_path: a file, a folder that `flt-mol train` wrote, or a name in `models/`.
-
-    Raises:
-        ValueError: no such checkpoint, or one that is damaged or of another kind.
-    """
-    from flt_mol.training.checkpoints import load_model as load
-
-    return load(name_or_path)
+            if callable(check := getattr(model, "check", None)):
+                check(structures)
 
 
 def load_members(checkpoint: Any, device: str | torch.device | None = None) -> Members:
-    """The model of a checkpoint, or those of several; each file is loaded once.
+    """The model of a checkpoint, or those of several.
 
     Args:
-        checkpoint: a checkpoint or module, or a list or tuple of them.
-        device: where models of checkpoints go, CPU if not given.
+        checkpoint: file of a checkpoint, folder of a run, name of a shipped model, or a module; a
+            list or tuple of at least two of them is an ensemble.
+        device: where models of checkpoints go (cpu if not given); modules stay where they are.
 
     Raises:
-        ValueError: an ensemble of fewer than two; of checkpoints that were trained on
-            different energies; a device for modules, which are left where they are.
+        ValueError: no such checkpoint; an ensemble of fewer than two, or of models that were
+            trained on different energies; a device for a module.
 
     Warns:
-        UserWarning: a member that is there twice, by another path or in another file, too.
+        UserWarning: members with the same weights.
     """
+    if isinstance(checkpoint, Members):
+        return checkpoint
     ensemble = isinstance(checkpoint, list | tuple)
-    given = list(checkpoint) if ensemble else [checkpoint]
+    given = tuple(checkpoint) if ensemble else (checkpoint,)
     if ensemble and len(given) < 2:
-        raise ValueError(
-            f"an ensemble has at least two members, got {len(given)}; give one checkpoint by "
-            "itself, not in a list"
-        )
-    for one in given:
-        if not isinstance(one, str | Path | nn.Module):
-            raise ValueError(
-                f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped "
-                "model, a module, or a list of these"
-            )
-    labels = tuple(_label(one, place) for place, one in enumerate(given))
+        raise ValueError(f"an ensemble has at least two members, got {len(given)}")
     if ensemble:
-        _refuse_different_targets(given, labels)
-    models = _load_each_once(given, labels, device)
-    return Members(models, labels, ensemble, tuple(given))
+        _refuse_different_targets(given)
+    models = tuple(_load(one, device) for one in given)
+    labels = tuple(
+        f"member {place}" if isinstance(one, nn.Module) else str(one)
+        for place, one in enumerate(given)
+    )
+    repeated = [x for i, x in enumerate(labels) if any(_same(models[i], m) for m in models[:i])]
+    if repeated:
+        text = f"{', '.join(repeated)}: twice in the ensemble, so its standard deviation is too low"
+        warnings.warn(text, UserWarning, stacklevel=3)
+    return Members(models, labels, ensemble)
 
 
-def _label(one: Any, place: int) -> str:
-    return f"member {place}" if isinstance(one, nn.Module) else str(one)
-
-
-def _load_each_once(
-    given: Sequence[Any], labels: Sequence[str], device: str | torch.device | None
-) -> tuple[nn.Module, ...]:
-    loaded: dict[Any, nn.Module] = {}
-    models = []
-    twice = []
-    for one, label in zip(given, labels, strict=True):
-        key = _key(one) if len(given) > 1 else label
-        if key in loaded:
-            twice.append(label)
-        else:
-            loaded[key] = _load(one, device)
-        models.append(loaded[key])
-    for place, model in enumerate(models):
-        others = [x for x in models[:place] if x is not model and _same_weights(x, model)]
-        if others and labels[place] not in twice and not isinstance(given[place], nn.Module):
-            twice.append(labels[place])
-    if twice:
-        text = (
-            f"{', '.join(twice)}: there twice in the ensemble, with the same weights, so that its "
-            "spread is too small"
+def _load(one: Any, device: str | torch.device | None) -> nn.Module:
+    if isinstance(one, str | Path):
+        return load_model(one, map_location=device or "cpu")
+    if not isinstance(one, nn.Module):
+        raise ValueError(
+            f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped model, "
+            "a module, or a list of these"
         )
-        warnings.warn(text, UserWarning, stacklevel=5)
-    return tuple(models)
+    if device is not None:
+        raise ValueError("device is for checkpoints; move a module yourself: model.to(device)")
+    return one
 
 
-def _same_weights(one: nn.Module, other: nn.Module) -> bool:
+def _same(one: nn.Module, other: nn.Module) -> bool:
     ours, theirs = one.state_dict(), other.state_dict()
     return ours.keys() == theirs.keys() and all(
         value.device == theirs[name].device and torch.equal(value, theirs[name])
@@ -202,48 +91,74 @@ def _same_weights(one: nn.Module, other: nn.Module) -> bool:
     )
 
 
-def _key(one: Any) -> Any:
-    if isinstance(one, nn.Module):
-        return id(one)
-    from flt_mol.training.checkpoints import find_checkpoint
-
-    return find_checkpoint(one).resolve()
-
-
-def _load(one: Any, device: str | torch.device | None) -> nn.Module:
-    if isinstance(one, nn.Module):
-        if device is not None:
-            raise ValueError("device is for checkpoints; move a module yourself: model.to(device)")
-        return one
-    if device is None:
-        return load_model(one)
-    from flt_mol.training.checkpoints import load_model as load
-
-    return load(one, map_location=device)
-
-
-def _refuse_different_targets(given: Sequence[Any], labels: Sequence[str]) -> None:
-    """A mean of energies before and after relaxation, say, is no energy of anything."""
+def _refuse_different_targets(given: Sequence[Any]) -> None:
+    """A mean of energies before and after relaxation, say, is the energy of nothing."""
+    same = {"energy_relaxed": "y_relaxed", "energy_init": "y_init"}
     targets: dict[str, str] = {}
-    for one, label in zip(given, labels, strict=True):
-        target = None if isinstance(one, nn.Module) else _target(one)
-        if target is not None:
-            targets.setdefault(target, label)
+    for one in given:
+        if isinstance(one, str | Path) and (data := _settings(one).get("data")):
+            name = str(data.get("energy") or "y_relaxed")
+            targets.setdefault(same.get(name, name), str(one))
     if len(targets) > 1:
-        told = ", ".join(f"{target} ({label})" for target, label in targets.items())
+        found = ", ".join(f"{target} ({label})" for target, label in targets.items())
         raise ValueError(
-            f"the members were trained on different energies: {told}; take members of one kind. "
-            "Where only the names differ, load them yourself and give the modules"
+            f"the members were trained on different energies: {found}; where only the names "
+            "differ, load the models yourself and give the modules"
         )
 
 
-def _target(checkpoint: Any) -> str | None:
-    """The name of the energies that it was trained on, where the file tells."""
-    from flt_mol.training.checkpoints import find_checkpoint, read_checkpoint
-
+def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
     config = read_checkpoint(find_checkpoint(checkpoint)).get("config")
-    data = config.get("data") if isinstance(config, Mapping) else None
-    if not isinstance(data, Mapping):
-        return None
-    name = str(data.get("energy") or "y_relaxed")
-    return _SAME.get(name, name)
+    return config if isinstance(config, Mapping) else {}
+
+
+def surface_rule(checkpoint: Any) -> Surface | None:
+    """The `surface` of :func:`flt_mol.data.tag_slab` that fits a model, None if it is not known.
+
+    It is ``data.tag_rule`` of the run; else ``tag_rule`` in the `dataset.yaml` of its training
+    data; else, of a fine-tuned model, the rule of the checkpoint that it started from.
+
+    Args:
+        checkpoint: file of a checkpoint, folder of a run, or name of a shipped model; a list or
+            tuple of them for an ensemble.
+
+    Raises:
+        ValueError: no such checkpoint; members of an ensemble with different rules.
+
+    Example:
+        >>> surface_rule("emt_small")
+        'half'
+    """
+    rules = tag_rules(checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])
+    if len({rule for rule, _ in rules.values()}) > 1:
+        found = ", ".join(f"{rule} ({name})" for name, (rule, _) in rules.items())
+        raise ValueError(
+            f"the members were trained on tags by different rules: {found}; choose one with "
+            "surface=… (--surface)"
+        )
+    return next((rule for rule, _ in rules.values()), None)
+
+
+def tag_rules(checkpoints: Sequence[Any]) -> dict[str, tuple[Surface, str]]:
+    """{checkpoint: its rule, and the data set or checkpoint that has it}, where it is known.
+
+    Raises:
+        ValueError: no such checkpoint, or a rule that is not usable.
+    """
+    rules = {str(x): _rule(_settings(x), str(x)) for x in checkpoints if isinstance(x, str | Path)}
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def _rule(config: Mapping[str, Any], checkpoint: str) -> tuple[Surface, str] | None:
+    data, inherited = config.get("data") or {}, config.get("inherited_tag_rule")
+    if (own := data.get("tag_rule")) is not None:
+        return parse_rule(own, f"{checkpoint}: data.tag_rule"), "its training files"
+    if data.get("name") and data.get("train", "train") not in (data.get("paths") or {}):
+        with suppress(ValueError, OSError):  # trained elsewhere, on data that is not here
+            found = recipe(data["name"])
+            if (rule := found.metadata.get("tag_rule")) is not None:
+                return parse_rule(rule, str(found.folder)), found.name
+    if isinstance(inherited, Mapping):
+        rule = parse_rule(inherited.get("surface"), f"{checkpoint}: inherited_tag_rule")
+        return rule, str(inherited.get("from"))
+    return None

@@ -1,23 +1,35 @@
-"""The table of predicted energies, and its files."""
+"""Energies of structures in files, and the files that they are written to."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
+import numpy as np
+
+from flt_mol.data import StructuresDataset, open_dataset, to_ase
 from flt_mol.files import temporary_path
-from flt_mol.outputs import writing
+from flt_mol.prediction.energies import predict_structures
+from flt_mol.prediction.members import load_members
+from flt_mol.structures import Structures
 
-if TYPE_CHECKING:
-    from flt_mol.prediction.files import StructureFiles
-
-__all__ = ["SUFFIXES", "Prediction", "write_predictions"]
+__all__ = [
+    "SUFFIXES",
+    "Prediction",
+    "StructureFiles",
+    "predict_files",
+    "skipped_message",
+    "write_predictions",
+]
 
 SUFFIXES = (".csv", ".json", ".extxyz")
+_SHOWN = 5
+_SUMMED_UP = ("tags", "cell")  # notes of the reader that prediction gives once for all files
 
 
 @dataclass(frozen=True)
@@ -25,7 +37,7 @@ class Prediction:
     """The energy of one structure of a file.
 
     Args:
-        name: the structure's sid, as stored; of files without sids, file name and frame.
+        name: the structure's sid; of files without sids, file name and frame.
         energy: eV; of an ensemble, the mean.
         file: the file that it was read from, as given.
         spread: of an ensemble, the standard deviation of its members (ddof = 1), eV; else None.
@@ -37,63 +49,252 @@ class Prediction:
     spread: float | None = None
 
 
+class StructureFiles:
+    """The structures of several files, in order: LMDB, and whatever ASE reads.
+
+    Targets, if there are any, are ignored.
+
+    Args:
+        files: one path or several; a file may hold many frames.
+        skip_bad: skip invalid records, with a warning that counts and names them.
+        prepare: applied to each structure when it is read, such as tagging a slab; a ValueError of
+            it makes an invalid record.
+        check: of structures, as of :func:`flt_mol.data.open_dataset`.
+        layer_numbers: as of :func:`flt_mol.data.open_dataset`.
+
+    Raises:
+        ValueError: files that cannot be read, naming each of them with the reason.
+
+    Warns:
+        UserWarning: skipped records, and what reading the files warns of.
+    """
+
+    def __init__(
+        self,
+        files: str | Path | Sequence[str | Path],
+        *,
+        skip_bad: bool = False,
+        prepare: Callable[[Structures], Structures] | None = None,
+        check: Callable[[Structures], None] | None = None,
+        layer_numbers: bool = False,
+    ) -> None:
+        self.paths = [files] if isinstance(files, str | Path) else list(files)
+        self.prepare, self.skip_bad = prepare, skip_bad
+        self.unprepared: dict[str, None] = {}
+        self.datasets: list[StructuresDataset] = []
+        failures = []
+        for path in self.paths:
+            try:
+                self.datasets.append(
+                    _open(
+                        path,
+                        on_error="skip" if skip_bad else "raise",
+                        check=check,
+                        layer_numbers=layer_numbers,
+                    )
+                )
+            except (OSError, ValueError) as error:
+                named = str(path) in str(error)
+                failures.append(f"  {error}" if named else f"  {path}: {error}")
+        if failures:
+            heading = f"cannot use {len(failures)} of {len(self.paths)} files:"
+            raise ValueError("\n".join([heading, *failures]))
+        for dataset in self.datasets:
+            if dataset.skipped:
+                warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
+
+    def __len__(self) -> int:
+        return sum(len(dataset) for dataset in self.datasets)
+
+    def structures(self, size: int) -> Iterator[tuple[str, Structures]]:
+        """Each file's path, as given, with one structure of it; `size` are read together."""
+        for path, dataset in zip(self.paths, self.datasets, strict=True):
+            for start in range(0, len(dataset), size):
+                batch = dataset.batch(range(start, min(start + size, len(dataset))))
+                for b in range(len(batch)):
+                    yield from ((str(path), one) for one in self._prepared(batch[b]))
+
+    def frames(self) -> Iterator[tuple[Structures, Any]]:
+        """Each structure as it is predicted, with its positions as they are stored, (N, 3) or None.
+
+        Structures are float32, and moved to the origin where they lie far away.
+        """
+        for dataset in self.datasets:
+            for index in range(len(dataset)):
+                for one in self._prepared(dataset[index]):
+                    yield one, dataset.record(index).get("pos")
+
+    def _prepared(self, one: Structures) -> list[Structures]:
+        if self.prepare is None:
+            return [one]
+        try:
+            return [self.prepare(one)]
+        except ValueError as error:
+            if not self.skip_bad:
+                raise
+            self.unprepared[str(error)] = None
+            return []
+
+
+def predict_files(
+    model: Any,
+    files: str | Path | Sequence[str | Path] | StructureFiles,
+    batch_size: int = 32,
+    *,
+    skip_bad: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Prediction]:
+    """Energies of all structures of `files`, in order: LMDB, and whatever ASE reads.
+
+    Targets, if there are any, are ignored.
+
+    Args:
+        model: a module, file of a checkpoint, or name of a shipped model; a list or tuple of them
+            for an ensemble, whose predictions are the mean and have a `spread`.
+        files: one path or several; a file may hold many frames. Or what they were opened as.
+        batch_size: structures per call of the model, across files.
+        skip_bad: skip invalid records, with a warning that counts and names them.
+        progress: called with (structures done, structures in all) after each batch.
+
+    Raises:
+        ValueError: a `batch_size` below 1; files that cannot be read, naming each of them with the
+            reason, and invalid records in them, before anything is predicted; an energy that is
+            not finite.
+
+    Warns:
+        UserWarning: as :func:`flt_mol.predict`.
+    """
+    members = load_members(model)
+    opened = files
+    if not isinstance(opened, StructureFiles):
+        opened = StructureFiles(opened, skip_bad=skip_bad, check=members.check)
+    for dataset in opened.datasets:
+        dataset.read_through()
+    names: list[tuple[str, str]] = []
+
+    def structures() -> Iterator[Structures]:
+        for path, one in opened.structures(batch_size):
+            names.append((str(one.sid[0]), path))
+            yield one
+
+    report = None if progress is None else lambda done: progress(done, len(opened))
+    found = predict_structures(members, structures(), batch_size, progress=report)
+    if opened.unprepared:
+        head = f"skipped {len(opened.unprepared)} structures"
+        warnings.warn(_listed(head, list(opened.unprepared)), UserWarning, stacklevel=2)
+    mean = found.mean if members.ensemble else found
+    spread = found.spread.tolist() if members.ensemble else [None] * len(names)
+    return [
+        Prediction(name, energy, path, spread=deviation)
+        for (name, path), energy, deviation in zip(names, mean.tolist(), spread, strict=True)
+    ]
+
+
+def skipped_message(dataset: StructuresDataset) -> str:
+    """How many records of a data set were skipped as invalid, and the first five with the reason.
+
+    Args:
+        dataset: with `path`, `skipped` and a length.
+    """
+    count = len(dataset.skipped)
+    head = f"{dataset.path}: skipped {count} of {count + len(dataset)} records as invalid"
+    return _listed(head, dataset.skipped)
+
+
 def write_predictions(
     predictions: Iterable[Prediction], path: str | Path, files: StructureFiles | None = None
 ) -> Path:
     """Write `.csv` or `.json` (sid, energy, spread, file; eV), or `.extxyz` (the structures).
 
-    Columns of `.csv` are the names of the objects in the list of `.json`; `spread` is there for
-    ensembles only. `.extxyz`: see :func:`flt_mol.predict.write_extxyz`. The file appears whole, or
-    not at all; numbers read back as the same float64.
+    `spread` is there for ensembles only. Numbers read back as the same float64. In `.extxyz`
+    the energies are `energy_predicted` and `energy_predicted_spread` in ``atoms.info``: not
+    `energy`, which ASE takes for the total energy of these positions, nor `y_relaxed`, a target.
+    The file appears whole, or not at all.
 
     Args:
-        predictions: as of :func:`flt_mol.predict.predict_files`.
+        predictions: as of :func:`predict_files`.
         path: the file.
         files: for `.extxyz`, the structures that were predicted; if not given, the files that
             `predictions` name are read again.
 
     Raises:
-        ValueError: another suffix.
-        OSError: what the system said, naming `path`.
+        ValueError: another suffix; predictions that do not belong to the structures.
     """
-    path = Path(path)
-    predictions = list(predictions)
+    path, predictions = Path(path), list(predictions)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         names = " or ".join(SUFFIXES)
         raise ValueError(f"cannot write predictions to {path}: use a name ending in {names}")
-    if suffix == ".extxyz":
-        from flt_mol.prediction.frames import write_extxyz
-
-        return write_extxyz(predictions, path, files)
     columns = ["sid", "energy", "spread", "file"]
     if all(p.spread is None for p in predictions):
         columns.remove("spread")
+    rows = [{**vars(p), "sid": p.name} for p in predictions]
+    rows = [{name: row[name] for name in columns} for row in rows]
     with (
-        writing(path),
         temporary_path(path) as temporary,
-        # A file's name may hold bytes that are no UTF-8.
+        # A file's name may hold bytes that are not UTF-8.
         temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as f,
     ):
-        if suffix == ".json":
-            json.dump([_row(p, columns) for p in predictions], f, indent=1, allow_nan=False)
+        if suffix == ".extxyz":
+            opened = files or StructureFiles(list(dict.fromkeys(p.file for p in predictions)))
+            _write_extxyz(predictions, f, opened)
+        elif suffix == ".json":
+            json.dump(rows, f, indent=1, allow_nan=False)
             f.write("\n")
         else:
             writer = csv.DictWriter(f, columns, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(_exact(_row(p, columns)) for p in predictions)
+            writer.writerows(rows)
     return path
 
 
-def _row(prediction: Prediction, columns: Iterable[str]) -> dict[str, Any]:
-    values = {
-        "sid": prediction.name,
-        "energy": prediction.energy,
-        "spread": prediction.spread,
-        "file": prediction.file,
-    }
-    return {name: values[name] for name in columns}
+def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFiles) -> None:
+    from ase.io.extxyz import write_extxyz
+
+    rest = iter(predictions)
+    for structure, positions in files.frames():
+        prediction = next(rest, None)
+        sid = structure.sid[0]
+        if prediction is None or prediction.name != str(sid):
+            other = "none" if prediction is None else f"that of {prediction.name}"
+            raise ValueError(f"sid {sid}: the prediction in its place is {other}")
+        atoms: Any = to_ase(structure)
+        if positions is not None:
+            atoms.positions = np.asarray(positions, dtype=np.float64)
+        atoms.info = {"sid": sid, **_plain_info(structure), "energy_predicted": prediction.energy}
+        if prediction.spread is not None:
+            atoms.info["energy_predicted_spread"] = prediction.spread
+        write_extxyz(f, [atoms], write_results=False)
+    if (surplus := next(rest, None)) is not None:
+        raise ValueError(f"no structure is left for the prediction of {surplus.name}")
 
 
-def _exact(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: repr(v) if isinstance(v, float) else v for name, v in row.items()}
+def _plain_info(structure: Structures) -> dict[str, Any]:
+    """What extxyz can hold, and ASE does not take for results of a calculator."""
+    from ase.calculators.calculator import all_properties
+
+    kept = {}
+    for name, (value,) in structure.info.items():
+        plain = value if isinstance(value, list) else [value]
+        fits = all(isinstance(x, str | int | float) for x in plain) and len({*map(type, plain)}) < 2
+        if fits and name not in (*all_properties, "calculator", "Lattice", "Properties", "pbc"):
+            kept[name] = value
+    return kept
+
+
+def _listed(head: str, texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+    return "\n  ".join([f"{head}:", *texts[:_SHOWN], *more])
+
+
+def _open(path: str | Path, **options: Any) -> StructuresDataset:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = open_dataset(path, ignore_energy=True, **options)
+    seen = dataset.notes.seen
+    summed_up = bool(seen) and seen <= set(_SUMMED_UP)
+    for warning in caught:
+        if not (summed_up and str(warning.message).startswith(f"{dataset.path}: ")):
+            warnings.warn(warning.message, warning.category, stacklevel=4)
+    seen.update(_SUMMED_UP)
+    return dataset

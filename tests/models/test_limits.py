@@ -13,11 +13,11 @@ from conftest import KINDS, SPECTRAL, small_model
 
 from flt_mol.cli import main
 from flt_mol.data import open_dataset, to_ase
-from flt_mol.data.loading.statistics import target_statistics
+from flt_mol.data.loader import target_statistics
 from flt_mol.models import EnergyConfig
 from flt_mol.models.limits import check_systems
 from flt_mol.prediction.energies import predict_structures
-from flt_mol.prediction.files import StructureFiles, predict_files
+from flt_mol.prediction.table import StructureFiles, predict_files
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 from flt_mol.training import run_data

@@ -10,7 +10,7 @@ from slabs import PLATINUM, ByHand, platinum
 
 from flt_mol import predict
 from flt_mol.cli import main
-from flt_mol.predict import surface_rule
+from flt_mol.prediction import surface_rule
 from flt_mol.training.checkpoints import find_checkpoint
 
 

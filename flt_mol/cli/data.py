@@ -1,0 +1,301 @@
+"""The commands `flt-mol data inspect | convert | split | download | verify`."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flt_mol.cli.console import SkipBad, Variadic, check_output, progress_bars, say, say_files
+
+app = typer.Typer()
+
+_SHOWN = 20  # skipped records
+
+Source = Annotated[
+    str,
+    typer.Argument(help="LMDB file or folder, anything ASE reads, or a data set (with --split)."),
+]
+Split = Annotated[str | None, typer.Option(help="Split, when SOURCE is a data set.")]
+Splits = Annotated[
+    list[str] | None, typer.Option("--split", help="May be repeated (default: all).")
+]
+Energy = Annotated[
+    str,
+    typer.Option(
+        metavar="KEY",
+        help="Name of the stored target, eV; 'calculator' for the energy that ASE files hold.",
+    ),
+]
+EnergyInitial = Annotated[
+    str, typer.Option(metavar="KEY", help="Name of the energy before relaxation, eV.")
+]
+PositionsRelaxed = Annotated[
+    str, typer.Option(metavar="KEY", help="Name of the relaxed positions, Å.")
+]
+Forces = Annotated[bool, typer.Option("--forces", help="Keep stored forces.")]
+NAMES = ("y_relaxed", "y_init", "pos_relaxed")
+
+
+@app.command()
+def inspect(
+    source: Source,
+    split: Split = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON, with a count.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Look at N records, spread evenly (default: all)."),
+    ] = None,
+    energy: Energy = NAMES[0],
+    energy_initial: EnergyInitial = NAMES[1],
+    positions_relaxed: PositionsRelaxed = NAMES[2],
+) -> None:
+    """What a file or folder of records holds."""
+    from flt_mol.data import inspection
+
+    names = (energy, energy_initial, positions_relaxed)
+    try:
+        dataset = _open(source, split, names)
+    except ValueError:  # perhaps of one record: the others can be looked at all the same
+        dataset = _open(source, split, names, skip_bad=True)
+    with progress_bars() as bars:
+        progress = partial(bars, "inspecting")
+        summary = inspection.inspect(dataset, limit=limit, progress=progress)
+    say(json.dumps(summary, indent=2, allow_nan=False) if as_json else inspection.render(summary))
+    looked_at = summary["looked_at"]
+    if looked_at and summary["counts"]["problems"] == looked_at:
+        first = summary["problems"][0]
+        raise ValueError(f"all {looked_at} records looked at are invalid; the first: {first}")
+
+
+@app.command()
+def convert(
+    source: Source,
+    output: Annotated[
+        Path, typer.Argument(help="File; its suffix says what is written: see above.")
+    ],
+    split: Split = None,
+    forces: Forces = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUTPUT if it exists.")
+    ] = False,
+    references: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE|KEY|none",
+            help="SOURCE is a relaxation's trajectory, or a folder of them: first frame initial, "
+            "last frame relaxed; reference energies (eV) are in a .csv or .json TABLE of sid and "
+            "energy, or under KEY in each file, or 'none' for adsorption energies.",
+        ),
+    ] = None,
+    fmax: Annotated[
+        float, typer.Option(help="eV/Å; warn of trajectories that end above it.")
+    ] = 0.05,
+    energy: Energy = NAMES[0],
+    energy_initial: EnergyInitial = NAMES[1],
+    positions_relaxed: PositionsRelaxed = NAMES[2],
+    skip_bad: SkipBad = False,
+) -> None:
+    """Records to a flat file (.safetensors), .aselmdb or .extxyz.
+
+    What was written is compared with its source. Stored graphs are not kept.
+    """
+    from flt_mol.data import convert as convert_data
+    from flt_mol.data import from_trajectories
+
+    _check_parent(output)
+    names = (energy, energy_initial, positions_relaxed)
+    if references is None:
+        dataset = _open(source, split, names, skip_bad=skip_bad)
+        _warn_without_targets(dataset)
+    else:
+        if split is not None or names != NAMES:
+            raise ValueError(
+                "--references takes energies and positions from the trajectories: "
+                "leave out --split, --energy, --energy-initial, --positions-relaxed"
+            )
+        on_error: Any = "skip" if skip_bad else "raise"
+        dataset = from_trajectories(source, references=references, fmax=fmax, on_error=on_error)
+    with progress_bars() as bars:
+        result = convert_data(
+            dataset,
+            output,
+            on_error="skip" if skip_bad else "raise",
+            forces=forces,
+            overwrite=overwrite,
+            progress=partial(bars, "converting"),
+        )
+    say(
+        f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
+        f"system, {result.seconds:.1f} s"
+    )
+    if result.left_out:
+        say(f"fields not kept: {', '.join(result.left_out)}")
+    _say_skipped(result.skipped)
+    say_files([result.output])
+
+
+@app.command(cls=Variadic)
+def split(
+    source: Source,
+    output: Annotated[Path, typer.Argument(help="Folder, new or empty.")],
+    part: Annotated[
+        str | None, typer.Option("--split", help="Split, when SOURCE is a data set.")
+    ] = None,
+    shares: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHARE...",
+            help="Fractions, as train=0.9, or numbers of systems, as val_id=500; one may be 'rest' "
+            "(default: train=0.8 val_id=0.1 test=0.1).",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
+    group_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Keep together what has the same FIELD; composition, adsorbate and slab are "
+            "computed from elements and tags where they are not stored.",
+        ),
+    ] = None,
+    forces: Forces = False,
+    energy: Energy = NAMES[0],
+    energy_initial: EnergyInitial = NAMES[1],
+    positions_relaxed: PositionsRelaxed = NAMES[2],
+    skip_bad: SkipBad = False,
+) -> None:
+    """Divide records at random into files in a new folder, which `flt-mol train` takes."""
+    from flt_mol.data import split as split_data
+
+    wanted = [_share(text) for text in shares or ("train=0.8", "val_id=0.1", "test=0.1")]
+    if len(dict(wanted)) < len(wanted):
+        raise ValueError("--shares names a split more than once; give each split one share")
+    _check_parent(output)
+    dataset = _open(source, part, (energy, energy_initial, positions_relaxed), skip_bad=skip_bad)
+    _warn_without_targets(dataset)
+    with progress_bars() as bars:
+        result = split_data(
+            dataset,
+            output,
+            dict(wanted),
+            seed=seed,
+            group_by=group_by,
+            on_error="skip" if skip_bad else "raise",
+            forces=forces,
+            progress=partial(bars, "splitting"),
+        )
+    for name, found in result.splits.items():
+        say(f"{name}: {found.systems:,} systems, {found.bytes:,} bytes")
+    _say_skipped(result.skipped)
+    say_files(sorted(path for path in result.folder.iterdir() if path.is_file()))
+
+
+@app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="Of a data set, e.g. oc20-is2re.")],
+    splits: Splits = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Default: $FLT_MOL_DATA/NAME.")
+    ] = None,
+    mirror: Annotated[
+        str | None, typer.Option(metavar="URL", help="Folder of another server.")
+    ] = None,
+    remove_archive: Annotated[
+        bool, typer.Option("--remove-archive", help="Once all is unpacked (default: keep it).")
+    ] = False,
+) -> None:
+    """Get a published data set: fetch, check and unpack the splits; resumes where it stopped."""
+    from flt_mol.data.remote import download as fetch
+
+    with progress_bars(lines=True) as progress:
+        result = fetch(
+            name,
+            splits,
+            to=to,
+            keep_archive=not remove_archive,
+            base_url=mirror,
+            progress=progress,
+        )
+    for split, file in result.files.items():
+        say(f"{split}: {'unpacked' if split in result.unpacked else 'was there'}, {file}")
+    if to is not None:
+        say(f"to use it by its name: export FLT_MOL_DATA={result.folder}")
+
+
+@app.command()
+def verify(
+    name: Annotated[str, typer.Argument(help="Of a data set, or a folder with dataset.yaml.")],
+    splits: Splits = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Compare a data set's files with its recipe: bytes, hash, count."""
+    from flt_mol.data.recipes import recipe
+    from flt_mol.data.remote import verify as compare
+
+    found = recipe(name)
+    with progress_bars(lines=True) as progress:
+        rows = compare(found, splits, progress=progress)
+    if as_json:
+        fields = ("split", "file", "status", "expected", "found", "message")
+        content = [{x: getattr(row, x) for x in fields} for row in rows]
+        say(
+            json.dumps(
+                content, indent=2, default=lambda x: dict(x) if hasattr(x, "keys") else str(x)
+            )
+        )
+    else:
+        width = max(len(row.split) for row in rows)
+        for row in rows:
+            say(f"{row.split:<{width}}  {row.status}{f': {row.message}' if row.message else ''}")
+    wrong = [row for row in rows if not row.ok]
+    if wrong:
+        text = f"{len(wrong)} of {len(rows)} splits are not as they should be"
+        missing = [row.split for row in wrong if row.status == "missing"]
+        raise ValueError(f"{text}; {found.how_to_get(missing)}" if missing else text)
+
+
+def _share(text: str) -> tuple[str, float | int | None]:
+    name, _, share = text.partition("=")
+    if not name or not re.fullmatch(r"rest|\d+|\d*\.\d+(e-?\d+)?", share):
+        raise ValueError(
+            f"--shares: '{text}' is not NAME=SHARE, as in train=0.8, train=1000 or train=rest"
+        )
+    return name, None if share == "rest" else int(share) if share.isdigit() else float(share)
+
+
+def _open(source: str, split: str | None, names: Sequence[str], skip_bad: bool = False) -> Any:
+    from flt_mol.data.recipes import open_source
+
+    return open_source(
+        source,
+        split,
+        on_error="skip" if skip_bad else "raise",
+        energy=names[0],
+        energy_initial=names[1],
+        positions_relaxed=names[2],
+    )
+
+
+def _warn_without_targets(dataset: Any) -> None:
+    """Whoever writes records without targets most likely did not name them."""
+    text = dataset.without_targets()
+    if text is not None:
+        warnings.warn(f"{dataset.path}: {text}", UserWarning, stacklevel=2)
+
+
+def _check_parent(output: Path) -> None:
+    check_output(output.absolute().parent, "OUTPUT")
+
+
+def _say_skipped(messages: Sequence[str]) -> None:
+    if messages:
+        more = [f"… and {len(messages) - _SHOWN} more"] if len(messages) > _SHOWN else []
+        head = f"invalid records skipped: {len(messages)}"
+        say("\n  ".join([head, *messages[:_SHOWN], *more]))

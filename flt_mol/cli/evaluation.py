@@ -1,0 +1,142 @@
+"""The command `flt-mol evaluate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flt_mol.cli.console import (
+    CHECKPOINT,
+    BatchSize,
+    Device,
+    SkipBad,
+    check_output,
+    progress_bars,
+    say,
+    say_files,
+    show_then,
+)
+
+app = typer.Typer()
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[str | None, typer.Argument(help=CHECKPOINT)] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead of a checkpoint: .csv or .json with sid, energy and perhaps split.",
+        ),
+    ] = None,
+    targets: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of --predictions: .csv with sid, target or y_relaxed or energy, and perhaps "
+            "split (default: their own column target).",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Name in datasets/, a folder with dataset.yaml, or a file or folder of records "
+            "(default: the data of the checkpoint's training, or what that held out)."
+        ),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="Split of the data set; may be repeated (default: all val)."),
+    ] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Only the systems that training held out, by sid.")
+    ] = False,
+    energy: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Name of the stored target (default: as in training)."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For results (default: evaluation in the run's folder; FOLDER-evaluation beside "
+            "that of an export; of --predictions none is written).",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
+    batch_size: BatchSize = 64,
+    device: Device = "cpu",
+    skip_bad: SkipBad = False,
+) -> None:
+    """Errors of a checkpoint, or of predictions in a file, on each split.
+
+    Energy MAE, EwT (error below 0.02 eV), RMSE and median error with bootstrap intervals. Writes
+    results.json, predictions.csv, parity.png and report.html.
+    """
+    if (checkpoint is None) == (predictions is None):
+        raise ValueError("give either a checkpoint, or --predictions FILE")
+    if checkpoint is not None:
+        if targets is not None:
+            raise ValueError("--targets goes with --predictions, not with a checkpoint")
+        from flt_mol.evaluation.checkpoint import evaluate_checkpoint, evaluation_folder
+
+        output = output or evaluation_folder(checkpoint)
+        check_output(output, "--output FOLDER")
+        with progress_bars() as progress:
+            summary, results = evaluate_checkpoint(
+                checkpoint,
+                data,
+                split or (),
+                held_out=held_out,
+                energy=energy,
+                skip_bad=skip_bad,
+                batch_size=batch_size,
+                device=device,
+                progress=progress,
+            )
+    else:
+        assert predictions is not None
+        if data is not None or energy is not None or held_out:
+            raise ValueError("--data, --energy and --held-out go with a checkpoint")
+        from flt_mol.evaluation import score_files, summarise
+        from flt_mol.evaluation.summary import constant_maes
+
+        if output is not None:
+            check_output(output, "--output FOLDER")
+        results = score_files(predictions, targets, split)
+        named = {"predictions": str(predictions)}
+        named |= {} if targets is None else {"targets": str(targets)}
+        summary = summarise(results, {"own median": constant_maes(results)}, **named)
+    _show_and_write(summary, results, output, as_json, not no_report)
+
+
+def _show_and_write(
+    summary: dict[str, Any], results: Any, folder: Path | None, as_json: bool, page: bool
+) -> None:
+    from flt_mol.evaluation import report
+    from flt_mol.evaluation.plots import parity
+
+    text = "\n".join([report.table(summary), *report.notes(summary)["held_out"]])
+
+    def write() -> None:
+        if folder is None:
+            return
+        if (folder / "results.json").exists() and not as_json:
+            say(f"flt-mol: results in {folder} are replaced", sys.stderr)
+        files = [
+            report.write_json(summary, folder / "results.json"),
+            report.write_csv(results, folder / "predictions.csv"),
+            parity(results, folder / "parity.png"),
+        ]
+        if page:
+            files.append(report.write_html(summary, results, folder / "report.html"))
+        if not as_json:
+            say_files(files)
+
+    show_then(json.dumps(summary, indent=1) if as_json else text, write)

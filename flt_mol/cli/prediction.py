@@ -1,0 +1,212 @@
+"""The command `flt-mol predict`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flt_mol.cli.console import (
+    BatchSize,
+    Checkpoint,
+    Device,
+    SkipBad,
+    Variadic,
+    check_output,
+    progress_bars,
+    say,
+    say_files,
+    show_then,
+)
+
+if TYPE_CHECKING:
+    from flt_mol.prediction.table import Prediction
+    from flt_mol.structures import Structures
+
+app = typer.Typer()
+
+_SHOWN = 8  # kinds of tagged structures
+
+
+@app.command(cls=Variadic)
+def predict(
+    checkpoint: Checkpoint,
+    files: Annotated[
+        list[Path], typer.Argument(help="Of structures: LMDB, and whatever ASE reads.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write, replaced if it exists: .csv, .json, or .extxyz for the structures "
+            "with energy_predicted, eV; a summary is printed (default: print energies).",
+        ),
+    ] = None,
+    ensemble: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHECKPOINT...",
+            help="Further members: energies are the mean, with the standard deviation, eV.",
+        ),
+    ] = None,
+    tag_slab: Annotated[
+        bool,
+        typer.Option(
+            "--tag-slab",
+            help="Tag structures whose tags are all 0, as POSCAR and cif leave them, or the "
+            "numbers of layers, as ase.build sets them.",
+        ),
+    ] = False,
+    adsorbate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="With --tag-slab: a formula (CO), atoms counted from 0 (12,13), or none "
+            "(default: H, C, N and O on top of the slab).",
+        ),
+    ] = None,
+    surface: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="With --tag-slab: oc20, half of the layers, as emt_adsorption has it, or a number "
+            "of layers (default: the rule of the model's training data, or oc20 if not known).",
+        ),
+    ] = None,
+    batch_size: BatchSize = 64,
+    device: Device = "cpu",
+    skip_bad: SkipBad = False,
+) -> None:
+    """Energies (eV) of all structures in files."""
+    from flt_mol.prediction.members import load_members
+    from flt_mol.prediction.table import (
+        SUFFIXES,
+        StructureFiles,
+        predict_files,
+        write_predictions,
+    )
+
+    if output is not None:
+        check_output(output, "-o FILE", SUFFIXES)
+        if any(file.resolve() == output.resolve() for file in files):
+            raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
+    several = [checkpoint, *(ensemble or ())]
+    tagger = None
+    if tag_slab:
+        tagger = _Tagger(several, adsorbate, surface)
+    elif adsorbate is not None or surface is not None:
+        raise ValueError("--adsorbate and --surface say how to tag: give --tag-slab, too")
+    members = load_members(several if ensemble else checkpoint, device)
+    opened = StructureFiles(
+        files, skip_bad=skip_bad, prepare=tagger, check=members.check, layer_numbers=tag_slab
+    )
+    with progress_bars() as bars:
+        progress = partial(bars, "predicting")
+        predictions = predict_files(members, opened, batch_size, progress=progress)
+    if tagger is not None:
+        tagger.explain()
+    shown = [] if tagger is None else tagger.shown
+    energies = "\n".join(_lines(predictions, shown))
+
+    def write() -> None:
+        if output is None:
+            return
+        try:
+            write_predictions(predictions, output, opened)
+        except (OSError, ValueError):  # a full disk must not lose hours of work
+            say(energies)
+            raise
+        say_files([output])
+
+    show_then(energies if output is None else "\n".join(_summary(predictions, shown)), write)
+
+
+class _Tagger:
+    """Tags slabs by the rule given, or that of the checkpoints' training data."""
+
+    def __init__(self, checkpoints: list[str], adsorbate: str | None, surface: str | None) -> None:
+        from flt_mol.data.tags import parse_rule
+        from flt_mol.prediction.members import surface_rule, tag_rules
+
+        indices = [] if adsorbate is None else adsorbate.split(",")
+        numbers = bool(indices) and all(x.strip().isdecimal() for x in indices)
+        self.adsorbate: Any = [int(x) for x in indices] if numbers else adsorbate
+        self.rules = tag_rules(checkpoints)
+        self.given = surface is not None
+        rule = parse_rule(surface, "--surface") if self.given else surface_rule(checkpoints)
+        self.surface = rule or "oc20"
+        self.untagged, self.shown = 0, list[str]()
+
+    def __call__(self, structures: Structures) -> Structures:
+        from ase.formula import Formula
+        from ase.symbols import Symbols
+
+        from flt_mol.data.tags import tag_structures
+
+        tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
+        self.untagged += not structures.tags.any()
+        below, surface, adsorbate = (int((tagged.tags == tag).sum()) for tag in range(3))
+        symbols = str(Symbols(tagged.atomic_numbers[tagged.tags == 2].numpy()))
+        formula = Formula(symbols).format("hill") if adsorbate else "none"
+        self.shown.append(f"below {below}, surface {surface}, adsorbate {formula}")
+        return tagged
+
+    def explain(self) -> None:
+        """Print which rule was taken, or warn that it is not that of the model."""
+        others = [x for x in self.rules.values() if x[0] != self.surface] or [*self.rules.values()]
+        rule, source = others[0] if others else (None, "")
+        used = f"tagged by the rule '{self.surface}'"
+        if not self.untagged:
+            return
+        if not self.given and rule is None:
+            text = f"{used}: that of the model's training data is not known; give it with --surface"
+            warnings.warn(text, UserWarning, stacklevel=2)
+        elif not self.given:
+            say(f"flt-mol: {used}, that of {source}, which the model was trained on", sys.stderr)
+        elif rule not in (None, self.surface):
+            warnings.warn(
+                f"{used}, and the model was trained on {source}, tagged by the rule '{rule}': "
+                "energies may be far off; without --surface that rule is taken",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _lines(predictions: Sequence[Prediction], notes: list[str]) -> list[str]:
+    """A line for each structure."""
+    width = max((len(p.name) for p in predictions), default=0)
+    lines = []
+    for place, p in enumerate(predictions):
+        deviation = "" if p.spread is None else f" ± {p.spread:.6f}"
+        note = f"  {notes[place]}" if notes else ""
+        lines.append(f"{p.name:<{width}}  {p.energy:12.6f}{deviation} eV{note}")
+    return lines
+
+
+def _summary(predictions: Sequence[Prediction], notes: list[str]) -> list[str]:
+    """What is printed where the energies themselves go to a file."""
+    from statistics import median
+
+    energies = [p.energy for p in predictions]
+    lines = []
+    if len(energies) == 1:
+        lines.append(f"1 structure: {energies[0]:.3f} eV")
+    elif energies:
+        text = f"{min(energies):.3f} to {max(energies):.3f} eV, median {median(energies):.3f}"
+        lines.append(f"{len(energies):,} structures: {text}")
+    if deviations := [p.spread for p in predictions if p.spread is not None]:
+        text = f"median {median(deviations):.3f} eV, up to {max(deviations):.3f}"
+        lines.append(f"standard deviation of the members: {text}")
+    kinds = Counter(notes).most_common()
+    lines += [f"  {count} × {kind}" for kind, count in kinds[:_SHOWN]]
+    if len(kinds) > _SHOWN:
+        lines.append(f"  and {len(kinds) - _SHOWN} more kinds")
+    return lines

@@ -1,0 +1,101 @@
+"""The commands `flt-mol train` and `flt-mol export`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flt_mol.cli.console import CHECKPOINT, Checkpoint, check_output, say, say_files
+from flt_mol.files import shipped_folder
+
+app = typer.Typer()
+
+
+def _runs() -> str:
+    try:
+        return ", ".join(sorted(x.stem for x in shipped_folder("configs").glob("*.yaml")))
+    except FileNotFoundError:  # a broken installation, reported by what needs the files
+        return "none"
+
+
+@app.command(
+    epilog=f"Runs in configs/: {_runs()}. --print-config prints all keys with their values, "
+    "docs/settings.md says what each is."
+)
+def train(
+    run: Annotated[str, typer.Argument(help="Name in configs/, or path to a .yaml file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="E.g. training.epochs=5 model=emt_small output=runs/mine."
+        ),
+    ] = None,
+    finetune: Annotated[
+        str | None,
+        typer.Option(metavar="CHECKPOINT", help=f"Start from its weights: {CHECKPOINT.lower()}"),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as yaml, and train nothing.")
+    ] = False,
+) -> None:
+    """Train the model of a run; writes checkpoints, logs and plots."""
+    with _terminable():
+        from rich.console import Console
+
+        from flt_mol.training.config import load_run_config, run_name, run_yaml
+        from flt_mol.training.run import closing_lines, train
+
+        start = [] if finetune is None else [f"finetune.checkpoint={finetune}"]
+        config = load_run_config(run, [*start, *(overrides or ())])
+        if print_config:
+            say(run_yaml(config).rstrip())
+            return
+        console = Console()
+        result = train(config, name=run_name(run), console=console)
+        if result.was_finished or not result.files:  # another process of this run writes
+            return
+        for line in closing_lines(config, result.best):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say_files(result.files)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends in an orderly way, with the status that it has by custom."""
+    owner = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != owner:  # a process that loads data has nothing to put in order
+            os._exit(128 + number)
+        # While Lightning trains it has put its own handler around this one, and stops at the end of
+        # the batch: an exception amid a logger's queue could lock the program up.
+        if signal.getsignal(number) is stop:
+            raise SystemExit(128 + number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # outside the main thread signals are not ours
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@app.command()
+def export(
+    checkpoint: Checkpoint,
+    folder: Annotated[Path, typer.Argument(help="Made if missing; a README.md in it is kept.")],
+) -> None:
+    """A checkpoint as a folder in Hugging Face's layout, which evaluate and predict read."""
+    from flt_mol.models.checkpoint import export_checkpoint
+
+    check_output(folder, "FOLDER")
+    say_files(export_checkpoint(checkpoint, folder))
