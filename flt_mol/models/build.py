@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._shortest_vectors import MOST_CANDIDATES
 from flt_mol.functional.groups import without_autocast
 from flt_mol.functional.images import log_sum_over_images
-from flt_mol.functional.lattice import TooManyVectorsError, check_vectors
+from flt_mol.functional.lattice import UnfitSystemError
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
-from flt_mol.functional.virtual_cells import UnfitSystemError
+from flt_mol.functional.reciprocal import check_vectors
 from flt_mol.models.config import EnergyConfig, ImageConfig, PairConfig, RPEConfig
 from flt_mol.nn import (
     FREQUENCIES,
@@ -36,7 +34,6 @@ from flt_mol.nn import (
     SpectralGeometry,
 )
 from flt_mol.nn.radial import log_smooth_cutoff
-from flt_mol.nn.spectral import padding_of
 from flt_mol.structures import Structures
 
 __all__ = ["Geometry", "build_encoder", "build_rpe", "check_systems"]
@@ -273,22 +270,11 @@ def check_systems(config: EnergyConfig, structures: Structures) -> None:
             structures.positions,
             structures.ptr,
             k_max=spectral.k_max,
-            padding=padding_of(spectral.padding, spectral.sigma_max),
+            padding=4 * spectral.sigma_max if spectral.padding is None else spectral.padding,
             max_vectors=spectral.max_vectors,
         )
     except UnfitSystemError as error:
-        raise ValueError(_unfit_message(error, structures.sid)) from None
-
-
-def _unfit_message(error: UnfitSystemError, sid: Sequence[int | str]) -> str:
-    name = f"sid {sid[error.system]}"
-    if not isinstance(error, TooManyVectorsError):
-        return f"{name}: {error}"
-    return (
-        f"{name}: too large for this model: what is left of it without vacuum, {error.size}, has "
-        f"{error.count:.1e} reciprocal vectors, at most {MOST_CANDIDATES:.1e} are looked at; "
-        "skip it (--skip-bad), or train with model.spectral.max_vectors"
-    )
+        raise ValueError(f"sid {structures.sid[error.system]}: {error.reason}") from None
 
 
 def _check_finite(structures: Structures, positions: Tensor) -> None:
@@ -308,7 +294,7 @@ def _waves(
     try:
         return None if first is None else first.geometry(*where)
     except UnfitSystemError as error:
-        raise ValueError(_unfit_message(error, structures.sid)) from None
+        raise ValueError(f"sid {structures.sid[error.system]}: {error.reason}") from None
 
 
 def _images(
