@@ -119,7 +119,10 @@ def encoder(mode):
 
 def energy_model(mode):
     def build(seed):
-        rpe = RPEConfig(num_terms=3, num_frequencies=5)
+        rpe = RPEConfig(
+            spectrum={"name": "gaussian", "num_terms": 3},
+            frequencies={"name": "gaussian", "num_frequencies": 5},
+        )
         config = EnergyConfig(C, H, 2, 1, 16, 16, attention=mode, rpe=rpe, seed=seed)
         model = from_seed(seed, EnergyModel, config)
         return PackedLayer(model, lambda m, rows: m(rows.structures)["energy"][rows.system, None])
