@@ -117,7 +117,8 @@ def check_supercell(
     `extensive`, E(n cells) − E(no atoms) = n (E(one cell) − E(no atoms)); else they stay.
     """
     layer, rows = fitted(layer, rows)
-    before, errors = rows.rounded(), []
+    before, errors = rows.rounded(), [0.0]
+    before.lattice()
     first = evaluated(layer, before)
     for counts in repeats:
         after, source = before.repeated(counts)
