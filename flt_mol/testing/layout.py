@@ -65,7 +65,7 @@ def check_empty_and_single_atom(layer: Layer, rows: Any, *, tolerance: float = 1
         for n in (1, 0)
     )
     if rows.cell is not None and largest.cell is not None:
-        lattice = {"cell": 0 * largest.cell, "pbc": torch.zeros_like(largest.pbc)}
+        lattice = {"cell": torch.zeros_like(largest.cell), "pbc": torch.zeros_like(largest.pbc)}
         single, empty = replace(single, **lattice), replace(empty, **lattice)
     if evaluated(layer, empty).numel():
         raise AssertionError("a system without rows has outputs")
