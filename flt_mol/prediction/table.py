@@ -96,6 +96,8 @@ class StructureFiles:
             except (OSError, ValueError) as error:
                 named = str(path) in str(error)
                 failures.append(f"  {error}" if named else f"  {path}: {error}")
+        if len(failures) == len(self.paths) == 1:
+            raise ValueError(failures[0].strip())
         if failures:
             heading = f"cannot use {len(failures)} of {len(self.paths)} files:"
             raise ValueError("\n".join([heading, *failures]))
