@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flt_mol.data import open_dataset
+    from flt_mol.models.checkpoint import load_model
     from flt_mol.prediction.calculator import FLTCalculator
     from flt_mol.prediction.energies import predict
     from flt_mol.structures import Structures
-    from flt_mol.training.checkpoints import load_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 _MODULES = {
     "FLTCalculator": "prediction.calculator",
     "Structures": "structures",
-    "load_model": "training.checkpoints",
+    "load_model": "models.checkpoint",
     "open_dataset": "data",
     "predict": "prediction.energies",
 }

@@ -48,14 +48,13 @@ def train(
     with _terminable():
         from rich.console import Console
 
-        from flt_mol.training.config import load_run_config
-        from flt_mol.training.run import closing_lines, settings_yaml, train
-        from flt_mol.training.run_files import run_name
+        from flt_mol.training.config import load_run_config, run_name, run_yaml
+        from flt_mol.training.run import closing_lines, train
 
         start = [] if finetune is None else [f"finetune.checkpoint={finetune}"]
         config = load_run_config(run, [*start, *(overrides or ())])
         if print_config:
-            say(settings_yaml(config).rstrip())
+            say(run_yaml(config).rstrip())
             return
         console = Console()
         result = train(config, name=run_name(run), console=console)
@@ -96,7 +95,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Made if missing; a README.md in it is kept.")],
 ) -> None:
     """A checkpoint as a folder in Hugging Face's layout, which evaluate and predict read."""
-    from flt_mol.training.pretrained import export_checkpoint
+    from flt_mol.models.checkpoint import export_checkpoint
 
     check_output(folder, "FOLDER")
     say_files(export_checkpoint(checkpoint, folder))

@@ -1,8 +1,8 @@
 """Frequencies and weights → position features Φ, Ψ with E[Φ_i·Ψ_j] = f(r_i − r_j).
 
 With ξ_1…ξ_R ~ p and ρ_t = g(ξ_t)/p(ξ_t), the mean of ρ_t cos 2πξ_t·x over t has expectation
-f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ. Since cos(a − b) = cos a cos b + sin a sin b, this is a product of
-something that knows r_i and something that knows r_j: attention needs no N × N mask.
+f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ. Since cos(a − b) = cos a cos b + sin a sin b, it is a product of
+features of r_i and of r_j: attention needs no N × N mask.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ _LEAST_SQUARE = 1e-12
 
 
 class PositionFeatures(NamedTuple):
-    """Φ = T ∘ a for queries and Ψ = T ∘ b + T⊥ ∘ c for keys, unmultiplied.
+    """Φ = T ∘ a for queries and Ψ = T ∘ b + T⊥ ∘ c for keys, not multiplied out.
 
-    T is shared by all heads unless each has frequencies of its own. T⊥ = [sin, −cos] is T = [cos,
-    sin] a quarter of a turn later; it is there for directional masks only, see `position_features`.
+    T⊥ = [sin, −cos] is T = [cos, sin] a quarter turn later; only directional masks need it.
 
     Attributes:
-        basis: T (N, 2R), cosines first, then sines of the same phases; or (N, H, 2R).
+        basis: T (N, 2R), shared by all heads, cosines first; or (N, H, 2R).
         query_weight: a (H, 2R), or (1, 2R) where it is the same for all heads.
         key_weight: b (H, 2R).
         key_turn: c (H, 2R), or None where it is 0.
@@ -71,7 +70,7 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
     """2πξ·r, at least float32 whatever the autocast dtype.
 
     Args:
-        positions: r (…, ℓ), Å.
+        positions: r (…, ℓ), Å. Centre each system first: a float32 phase of 10⁴ Å is off by 1e-3.
         frequencies: ξ (R, ℓ), cycles/Å, or (H, R, ℓ).
 
     Returns:
@@ -88,8 +87,7 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
     if xi.dim() == 3:
         r = r.unsqueeze(-2)
     with without_autocast(r):
-        # Not a matmul: TF32, which many training scripts allow, would cost phases three digits.
-        # One dimension after the other, so that no (…, R, ℓ) is formed.
+        # Not a matmul: TF32 would cost phases three digits. No (…, R, ℓ) is formed either.
         turns = r[..., 0, None] * xi[..., 0]
         for axis in range(1, xi.shape[-1]):
             turns = turns + r[..., axis, None] * xi[..., axis]
@@ -99,63 +97,32 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
 def fourier_basis(positions: Tensor, frequencies: Tensor) -> Tensor:
     """T(r) = [cos 2πξ_1·r … cos 2πξ_R·r, sin 2πξ_1·r … sin 2πξ_R·r].
 
-    Args:
-        positions: r (N, ℓ), Å. Centre each system first: a float32 phase of 10⁴ Å is wrong by 1e-3.
-        frequencies: ξ (R, ℓ), cycles/Å, shared by all heads, or (H, R, ℓ).
+    Args, Raises: as for `phases`, with positions (N, ℓ).
 
     Returns:
-        (N, 2R), or (N, H, 2R); at least float32 whatever the autocast dtype.
-
-    Raises:
-        ValueError: positions and frequencies of different dimension ℓ, or of other shapes.
+        (N, 2R), or (N, H, 2R).
 
     Example:
         >>> fourier_basis(torch.tensor([[0.0], [0.5]]), torch.tensor([[1.0]])).round()
         tensor([[ 1.,  0.],
                 [-1., -0.]])
     """
-    if frequencies.dim() not in (2, 3):
-        raise ValueError(
-            f"frequencies have shape {tuple(frequencies.shape)}, expected (R, ℓ) or (H, R, ℓ)"
-        )
-    if positions.dim() != 2 or positions.shape[-1] != frequencies.shape[-1]:
-        raise ValueError(
-            f"positions have shape {tuple(positions.shape)}, expected (N, {frequencies.shape[-1]})"
-        )
     phase = phases(positions, frequencies)
-    return torch.cat([phase.cos(), phase.sin()], dim=-1)
+    return torch.cat([phase.cos(), phase.sin()], -1)
 
 
 def position_features(basis: Tensor, ratio: Tensor, split: str = "one_sided") -> PositionFeatures:
     r"""Φ, Ψ with Φ_i·Ψ_j = (1/R) Σ_t Re[ρ_t e^{2πiξ_t·(r_i − r_j)}].
 
-    For real ρ these are the waves ρ_t cos 2πξ_t·(r_i − r_j). The phase of a complex ρ = b + ic goes
-    into Ψ alone, as `PositionFeatures` says: in Ψ, cosines become b cos + c sin and sines
-    b sin − c cos. The size of ρ is shared by Φ and Ψ in one of three ways:
+    For real ρ these are waves ρ_t cos 2πξ_t·(r_i − r_j). A complex ρ = b + ic has its phase in Ψ,
+    where cosines become b cos + c sin and sines b sin − c cos. The size of ρ is shared so:
 
-    - ``one_sided``: Φ = T/√R, Ψ = T ∘ ρ/√R. The gradient to ρ is bounded for every ρ.
-    - ``symmetric``: Φ = T ∘ √(\|ρ\|/R), Ψ = T ∘ ρ/√(\|ρ\| R). The paper's, and of least variance in
-      softmax features, but its gradient grows as \|ρ\|^{-1/2} where one ρ → 0.
-    - ``balanced``: Φ = T s/√R, Ψ = T ∘ ρ/(s√R), with s⁴ = mean_t \|ρ_t\|² of the head.
-      ‖Φ_i‖ = ‖Ψ_j‖, so that the noise of softmax features goes away with the mask, where
-      ``one_sided`` leaves that of ‖Φ_i‖² = 1. One small ρ has a bounded gradient; where all are
-      small together it grows as \|ρ\|^{-1/2}.
-
-    Mean size of the gradient to ρ through softmax features of attention (R = 16), where one ρ is
-    small while the others are ±1, and where all are:
-
-    | | one, 1 | 1e-4 | 1e-8 | all, 1 | 1e-4 | 1e-8 |
-    |---|---|---|---|---|---|---|
-    | one_sided | 0.29 | 0.29 | 0.29 | 0.28 | 0.20 | 0.20 |
-    | symmetric | 0.18 | 17 | 1650 | 0.17 | 6.9 | 690 |
-    | balanced | 0.28 | 0.30 | 0.30 | 0.28 | 14 | 138 |
-
-    ``one_sided`` is the default because it trains everywhere: tails of a spectrum have tiny ρ all
-    the time, and a head that switches its mask off can switch it on again. What it costs is noise:
-    the relative rms error of 64 softmax features of exp(Φ·Ψ), ρ normal with standard deviation
-    3 / 1 / 0.1 / 0.01, is 7.6 / 0.35 / 0.17 / 0.17, against 2.2 / 0.34 / 0.06 / 0.02 for
-    ``balanced`` and 2.0 / 0.28 / 0.05 / 0.02 for ``symmetric``. Maps with learned weights on
-    positions have no such noise.
+    - ``one_sided``: Φ = T/√R, Ψ = T ∘ ρ/√R. The gradient to ρ is bounded for every ρ: it trains
+      everywhere, at the price of noise in softmax features of small masks, since ‖Φ_i‖² = 1.
+    - ``symmetric``: Φ = T ∘ √(\|ρ\|/R), Ψ = T ∘ ρ/√(\|ρ\| R), the paper's: least variance in
+      softmax features, but a gradient that grows as \|ρ\|^{-1/2} where one ρ → 0.
+    - ``balanced``: Φ = T s/√R, Ψ = T ∘ ρ/(s√R), s⁴ = mean_t \|ρ_t\|² of the head: ‖Φ_i‖ = ‖Ψ_j‖,
+      and the gradient grows only where all ρ of a head → 0 together.
 
     In all of them ‖Φ_i‖² and ‖Ψ_j‖² depend on the head alone since cos² + sin² = 1.
 
@@ -167,23 +134,17 @@ def position_features(basis: Tensor, ratio: Tensor, split: str = "one_sided") ->
     Raises:
         ValueError: unknown split, or shapes that do not belong together.
     """
-    num_heads, num_frequencies = ratio.shape
-    if basis.shape[-1] != 2 * num_frequencies:
+    heads, count = ratio.shape
+    if basis.shape[-1] != 2 * count or (basis.dim() == 3 and basis.shape[1] != heads):
         raise ValueError(
-            f"basis has {basis.shape[-1]} columns, expected {2 * num_frequencies} for "
-            f"{num_frequencies} frequencies"
+            f"basis has shape {tuple(basis.shape)}, expected (N, {2 * count}) or "
+            f"(N, {heads}, {2 * count}) for a ratio of {heads} heads and {count} frequencies"
         )
-    if basis.dim() == 3 and basis.shape[1] != num_heads:
-        raise ValueError(f"basis is for {basis.shape[1]} heads, the ratio for {num_heads}")
     query, key = _shared(ratio, split)
-    scale = num_frequencies**-0.5
-    weight, turn = (key.real, key.imag) if key.is_complex() else (key, None)
-    return PositionFeatures(
-        basis,
-        _twice(query * scale),
-        _twice(weight * scale),
-        None if turn is None else _twice(turn * scale),
-    )
+    # Once for cosines and once for sines.
+    weights = torch.cat([query, query], -1), torch.cat([key, key], -1)
+    a, b = (weight * count**-0.5 for weight in weights)
+    return PositionFeatures(basis, a, b.real, b.imag if b.is_complex() else None)
 
 
 def _shared(ratio: Tensor, split: str) -> tuple[Tensor, Tensor]:
@@ -200,8 +161,3 @@ def _shared(ratio: Tensor, split: str) -> tuple[Tensor, Tensor]:
         scale = (mean + _LEAST_SQUARE).sqrt().sqrt()
         return scale.expand(ratio.shape), ratio / scale
     raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
-
-
-def _twice(weight: Tensor) -> Tensor:
-    """(…, R) → (…, 2R), once for cosines and once for sines."""
-    return torch.cat([weight, weight], -1)

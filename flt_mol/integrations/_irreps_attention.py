@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.numerics import seeded_generator
 from flt_mol.integrations._irreps import IrrepsLinear
 from flt_mol.integrations._irreps_layout import (
     by_head,

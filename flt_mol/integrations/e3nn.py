@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import seeded_generator
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.numerics import seeded_generator
 from flt_mol.integrations._irreps import IrrepsLinear, IrrepsNorm
 from flt_mol.integrations._irreps_attention import IrrepsAttention
 from flt_mol.integrations._irreps_filter import IrrepsPairFilter

@@ -6,14 +6,16 @@ from flt_mol.models.config import (
     PairConfig,
     RPEConfig,
     SpectralConfig,
+    named_config,
 )
 from flt_mol.models.energy import EnergyModel
-from flt_mol.models.named import named_config
+from flt_mol.models.normalizer import Normalizer
 
 __all__ = [
     "EnergyConfig",
     "EnergyModel",
     "ImageConfig",
+    "Normalizer",
     "PairConfig",
     "RPEConfig",
     "SpectralConfig",

@@ -1,25 +1,55 @@
-"""From an EnergyConfig to the parts of a model."""
+"""From an EnergyConfig to the parts of a model; random numbers are drawn in the order of calls."""
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 
-from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig, SpectralConfig
+from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
 from flt_mol.nn.attention import FLTAttention
-from flt_mol.nn.frequencies import GaussianFrequencies
+from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.local_filter import LocalBasis, LocalFilter
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
-from flt_mol.nn.spectrum import GaussianSpectrum
+from flt_mol.nn.spectrum import SPECTRA
 from flt_mol.nn.transformer import FLTBlock, FLTEncoder
+
+__all__ = ["build_encoder", "build_local_basis", "build_local_filter", "build_rpe"]
 
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:
-    """The stack of blocks; random numbers are drawn in order of the blocks."""
-    rpe = None if config.rpe is None else _rpe(config, config.rpe, generator)
+    """The stack of blocks, with the RPE that they share."""
+    rpe = None if config.rpe is None else build_rpe(config, config.rpe, generator)
     width = 0 if rpe is None else rpe.num_features
     blocks = [_block(config, index, width, generator) for index in range(config.num_layers)]
     return FLTEncoder(blocks, rpe, config.recycles)
+
+
+def build_rpe(config: EnergyConfig, rpe: RPEConfig, generator: torch.Generator) -> FourierRPE:
+    """The relative positional encoding of a model.
+
+    Raises:
+        ValueError: arguments of a family that cannot work.
+    """
+    known = {"num_heads": config.num_heads, "generator": generator}
+    try:
+        spectrum = _of_family(SPECTRA, rpe.spectrum, known)
+        known["num_terms"] = rpe.spectrum.get("num_terms")
+        if not rpe.frequencies.get("learned_sigma", False):
+            known["redraw_every"] = config.redraw_every
+        frequencies = _of_family(FREQUENCIES, rpe.frequencies, known)
+        return FourierRPE(spectrum, frequencies, split=rpe.split)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model.rpe: {error}") from error
+
+
+def _of_family(registry: Any, spec: dict[str, Any], known: dict[str, Any]) -> Any:
+    family = registry[spec["name"]]
+    takes = inspect.signature(family).parameters
+    arguments = {key: value for key, value in known.items() if key in takes}
+    return family(**arguments, **{key: value for key, value in spec.items() if key != "name"})
 
 
 def build_local_basis(config: EnergyConfig, generator: torch.Generator) -> LocalBasis | None:
@@ -32,17 +62,17 @@ def build_local_basis(config: EnergyConfig, generator: torch.Generator) -> Local
 
 
 def build_local_filter(
-    config: PairConfig, embed_dim: int, vectors: int, generator: torch.Generator
+    pairs: PairConfig, embed_dim: int, vectors: int, generator: torch.Generator
 ) -> LocalFilter:
     """One local filter on the shared basis, with so many vector channels."""
     return LocalFilter(
         embed_dim,
-        config.num_basis,
+        pairs.num_basis,
         vectors,
-        config.vector_basis if vectors else 0,
+        pairs.vector_basis if vectors else 0,
         generator,
-        num_filters=config.num_filters,
-        vector_dropout=config.vector_dropout,
+        num_filters=pairs.num_filters,
+        vector_dropout=pairs.vector_dropout,
     )
 
 
@@ -51,13 +81,12 @@ def _block(
 ) -> FLTBlock:
     attention = spectral = local = None
     pairs, left = config.pairs, config.num_layers - index
-    if _among_last(config.far_blocks, left):
-        if config.attention != "none":
-            attention = _attention(config, position_dim, generator)
-        if config.spectral is not None:
-            spectral = _spectral(config, config.spectral, generator)
+    if config.far_blocks is None or left <= config.far_blocks:
+        attention = _attention(config, position_dim, generator)
+        spectral = _spectral(config, generator)
     if pairs is not None and pairs.filter:
-        vectors = pairs.filter_vectors if _among_last(pairs.vector_blocks, left) else 0
+        has_vectors = pairs.vector_blocks is None or left <= pairs.vector_blocks
+        vectors = pairs.filter_vectors if has_vectors else 0
         local = build_local_filter(pairs, config.embed_dim, vectors, generator)
     if config.far_scale != 1:
         with torch.no_grad():
@@ -74,26 +103,11 @@ def _block(
     )
 
 
-def _among_last(some: int | None, left: int) -> bool:
-    return some is None or left <= some
-
-
-def _spectral(
-    config: EnergyConfig, spectral: SpectralConfig, generator: torch.Generator
-) -> SpectralFilter:
-    return SpectralFilter(
-        config.embed_dim,
-        spectral.num_heads,
-        k_max=spectral.k_max,
-        sigma_max=spectral.sigma_max,
-        num_basis=spectral.num_basis,
-        padding=spectral.padding,
-        max_vectors=spectral.max_vectors,
-        generator=generator,
-    )
-
-
-def _attention(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTAttention:
+def _attention(
+    config: EnergyConfig, position_dim: int, generator: torch.Generator
+) -> FLTAttention | None:
+    if config.attention == "none":
+        return None
     return FLTAttention(
         config.embed_dim,
         config.num_heads,
@@ -107,20 +121,9 @@ def _attention(config: EnergyConfig, position_dim: int, generator: torch.Generat
     )
 
 
-def _rpe(config: EnergyConfig, rpe: RPEConfig, generator: torch.Generator) -> FourierRPE:
-    spectrum = GaussianSpectrum(
-        config.num_heads,
-        rpe.num_terms,
-        form=rpe.form,
-        sigma_min=rpe.sigma_min,
-        sigma_max=rpe.sigma_max,
-        generator=generator,
-    )
-    frequencies = GaussianFrequencies(
-        rpe.num_frequencies,
-        sigma=(rpe.frequency_sigma_min, rpe.frequency_sigma_max),
-        learned_sigma=rpe.learned_sigma,
-        redraw_every=None if rpe.learned_sigma else config.redraw_every,
-        generator=generator,
-    )
-    return FourierRPE(spectrum, frequencies, split=rpe.split)
+def _spectral(config: EnergyConfig, generator: torch.Generator) -> SpectralFilter | None:
+    if config.spectral is None:
+        return None
+    settings = config.spectral.model_dump()
+    heads = settings.pop("num_heads")
+    return SpectralFilter(config.embed_dim, heads, **settings, generator=generator)

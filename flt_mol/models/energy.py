@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import sum_per_system
 from flt_mol.models.build import build_encoder
-from flt_mol.models.checks import check_model
-from flt_mol.models.config import (
-    EnergyConfig,
-    ImageConfig,
-    PairConfig,
-    RPEConfig,
-    SpectralConfig,
-)
-from flt_mol.models.geometry import Geometry
+from flt_mol.models.config import EnergyConfig
+from flt_mol.models.geometry import Geometry, check_systems
 from flt_mol.models.normalizer import Normalizer
-from flt_mol.models.passes import Passes
-from flt_mol.models.stored import CONFIG_KEY, add_config, drop_config, stored_config
-from flt_mol.nn._pair_checks import check_elements
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
 from flt_mol.nn.heads import DisplacementHead, EnergyHead
 from flt_mol.nn.transformer import BlockGeometry
 from flt_mol.structures import Structures
 
-__all__ = [
-    "CONFIG_KEY",
-    "EnergyConfig",
-    "EnergyModel",
-    "ImageConfig",
-    "PairConfig",
-    "RPEConfig",
-    "SpectralConfig",
-]
+__all__ = ["CONFIG_KEY", "EnergyModel", "config_of"]
+
+CONFIG_KEY = "config_json"
+"""Of the configuration in a state dict: JSON as a tensor of bytes, so that weights are enough."""
 
 
 class EnergyModel(nn.Module):
     """Adsorption energy of each system, in eV; and, where asked for, what else its atoms do.
 
     Embedding of elements, tags and surroundings → blocks (`nn.FLTBlock`) → Σ over atoms, weighted
-    per tag → mean + std · ŷ. With `recycles` the blocks are applied again to their own output, and
-    every pass is read out (Choromanski, Li et al. 2024, appendix: four passes); with
+    per tag → mean + std · ŷ. With `recycles` > 1 the blocks are applied again to their own output,
+    and every recycle is read out (Choromanski, Li et al. 2024, appendix: four); with
     ``feedback="positions"`` free atoms are moved by the displacement predicted so far, and pairs
-    and waves follow. Fixed atoms never move.
+    and plane waves follow. Fixed atoms never move.
 
     **What energies do not depend on**: the order of atoms, and translations, always. Rotations
     (`rotation_invariant`) and the choice of periodic images (`sees_images`), unless positions
@@ -56,21 +43,14 @@ class EnergyModel(nn.Module):
     directions and vacuum keep to what `nn.SpectralFilter` says.
 
     Args:
-        config: hyper-parameters.
+        config: hyper-parameters, copied.
 
     Raises:
-        ValueError: settings that cannot work, as of `flt_mol.models.checks.check_model`.
+        ValueError: arguments of the RPE's families that cannot work.
 
     Attributes:
-        cutoff: Å, of the neighbour pairs it needs; batches that carry such pairs
-            (`Structures.with_pairs`) spare it the search. None for models without.
-        sees_images: whether periodic images of atoms count; if not, `predict` warns of cells that
-            are narrower than any slab.
-        rotation_invariant: whether energies are.
         trained_on: what a checkpoint says of the training systems, if it does: "systems", how many;
             "energy_median", eV; "most_atoms" of one system.
-        supercell_consistent: whether a repeated cell repeats the energy, less the normaliser's mean
-            (readouts "tags" and "sum"), or keeps it ("mean").
 
     Example:
         >>> model = EnergyModel(EnergyConfig(embed_dim=16, num_layers=1))
@@ -83,29 +63,36 @@ class EnergyModel(nn.Module):
 
     def __init__(self, config: EnergyConfig | None = None) -> None:
         super().__init__()
-        config = EnergyConfig() if config is None else config
-        check_model(config)
-        self.config = config = deepcopy(config)  # the caller may go on changing theirs
+        if not isinstance(config, EnergyConfig | None):
+            raise ValueError(
+                f"expected an EnergyConfig, got a {type(config).__name__}: named_config takes a "
+                "name, EnergyConfig.model_validate a mapping"
+            )
+        self.config = config = EnergyConfig() if config is None else deepcopy(config)
         generator = torch.Generator().manual_seed(config.seed)
         self.embedding = AtomEmbedding(config.embed_dim)
         self.encoder = build_encoder(config, generator)
         self.geometry = Geometry(config, generator)
-        energies = [name for name in config.outputs if name != "displacement"]
+        self._energies = [name for name in config.outputs if name != "displacement"]
         self.head = EnergyHead(
-            config.embed_dim, len(energies), readout=config.readout, norm=config.head_norm
+            config.embed_dim, len(self._energies), readout=config.readout, norm=config.head_norm
         )
-        self.displacement_head = _displacement_head(config, generator)
+        self.displacement_head = None
+        if "displacement" in config.outputs and config.pairs is not None:
+            self.displacement_head = DisplacementHead(
+                config.embed_dim, config.pairs.num_basis, generator=generator
+            )
         self.normalizer = Normalizer()
-        self.normalizer_initial = Normalizer() if "energy_initial" in energies else None
+        self.normalizer_initial = Normalizer() if "energy_initial" in self._energies else None
         self.register_buffer("elements_seen", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.bool))
         self.trained_on: dict[str, float] = {}
-        self.register_state_dict_post_hook(add_config)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(drop_config)  # type: ignore[no-untyped-call]
-        self.float()  # whatever torch's default dtype is
+        self.register_state_dict_post_hook(_add_config)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_drop_config)  # type: ignore[no-untyped-call]
+        self.float()  # with any default dtype of torch
 
     @property
     def cutoff(self) -> float | None:
-        """Å, of the neighbour pairs it needs; None where it needs none."""
+        """Å, of the neighbour pairs it needs (`Structures.with_pairs`); None without."""
         return self.config.cutoff
 
     @property
@@ -116,7 +103,7 @@ class EnergyModel(nn.Module):
 
     @property
     def rotation_invariant(self) -> bool:
-        """Whether turning a system and its cell leaves energies alone.
+        """Whether rotating a system and its cell leaves energies alone.
 
         To rounding; with a spectral filter not quite for molecules and clusters without distinct
         principal axes (`nn.SpectralFilter`): 1e-5 eV for CH4, up to 3e-3 eV for an octahedron of
@@ -130,11 +117,17 @@ class EnergyModel(nn.Module):
 
         But for what a system without atoms has, the mean that the normaliser adds.
         """
-        corrected = self.config.pairs is not None and self.config.pairs.correction
-        plain = self.config.attention != "auto" or self.config.images is not None
-        spectral = self.config.spectral
-        budget = spectral is not None and spectral.max_vectors is not None
-        return self.config.rpe is None and plain and not corrected and not budget
+        config = self.config
+        corrected = config.pairs is not None and config.pairs.correction
+        plain = config.attention != "auto" or config.images is not None
+        capped = config.spectral is not None and config.spectral.max_vectors is not None
+        return config.rpe is None and plain and not corrected and not capped
+
+    @property
+    def normalizers(self) -> dict[str, Normalizer]:
+        """Of each energy among the outputs, by its name."""
+        found = {"energy": self.normalizer, "energy_initial": self.normalizer_initial}
+        return {name: part for name, part in found.items() if part is not None}
 
     def forward(self, structures: Structures, *, embeddings: bool = False) -> dict[str, Tensor]:
         """What the model says of B systems with N atoms.
@@ -146,29 +139,40 @@ class EnergyModel(nn.Module):
         Returns:
             ``"energy"`` (B,) float32, eV. Where the model has these outputs ``"energy_initial"``
             (B,) float32, eV, the adsorption energy before relaxation, and ``"displacement"``
-            (N, 3) float32, Å, relaxed − initial. Where there are K > 1 passes also
-            ``"energy_passes"`` (K, B), ``"energy_initial_passes"``, ``"displacement_passes"``
+            (N, 3) float32, Å, relaxed − initial. Where there are K > 1 recycles also
+            ``"energy_recycles"`` (K, B), ``"energy_initial_recycles"``, ``"displacement_recycles"``
             (K, N, 3), of which the last is the one above. With `embeddings`
             ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
 
         Raises:
             ValueError: something that is not `Structures`; an atom whose number is not 1 to 118 or
                 whose tag not 0 to 2; cells that are singular along periodic axes, positions that
-                are not finite, or a system too large for the spectral filters
-                (`models.limits.check_systems` tells before); by its sid.
+                are not finite, or a system too large for the spectral filters (`check` tells
+                before); by its sid.
         """
         if not isinstance(structures, Structures):
             raise ValueError(
                 f"expected Structures, got a {type(structures).__name__}: convert ASE's atoms with "
                 "flt_mol.data.from_ase, PyG's graphs with from_pyg"
             )
-        passes = self._passes(structures)
-        out = passes.outputs()
+        found: dict[str, list[Tensor]] = {name: [] for name in self.config.outputs}
+        start = self._embedded(structures)
+        x, geometry = self.geometry(structures, structures.positions, self.encoder, start)
+        surroundings = x
+        for index in range(self.config.recycles):
+            if index and self.config.feedback == "positions":
+                now, geometry = self._moved(structures, found["displacement"][-1].detach(), start)
+                # Features are kept; what is new is what the surroundings add to them.
+                x, surroundings = x + (now - surroundings), now
+            x = self.encoder.once(x, structures.ptr, geometry)
+            self._read(x, structures, geometry, found)
+        out = {name: recycles[-1] for name, recycles in found.items()}
+        if self.config.recycles > 1:
+            out |= {f"{name}_recycles": torch.stack(parts) for name, parts in found.items()}
         if embeddings:
-            atoms = passes.features
-            out["atom_embeddings"] = atoms
+            out["atom_embeddings"] = x
             out["system_embeddings"] = sum_per_system(
-                atoms.to(torch.promote_types(atoms.dtype, torch.float32)), structures.ptr
+                x.to(torch.promote_types(x.dtype, torch.float32)), structures.ptr
             )
         return out
 
@@ -187,66 +191,23 @@ class EnergyModel(nn.Module):
                 "this model looks at cells or neighbour pairs, or has more outputs than the "
                 "energy: call model(structures)"
             )
-        x = self.embedding(atomic_numbers, tags)
-        # Positions keep their precision whatever that of the weights: they are centred first.
-        x = self.encoder(x, positions, ptr)
+        x = self.encoder(self.embedding(atomic_numbers, tags), positions, ptr)
         energy: Tensor = self.normalizer.denormalize(self.head(x, tags, ptr))
         return energy
 
-    def _passes(self, structures: Structures) -> Passes:
-        """Run the stack; collect what every pass reads out."""
-        passes = Passes(self.config.outputs, self.normalizer, self.normalizer_initial)
-        start = self._embedded(structures)
-        x, geometry = self.geometry(structures, structures.positions, self.encoder, start)
-        surroundings = x
-        for index in range(self.config.recycles):
-            if index and self.config.feedback == "positions":
-                now, geometry = self._moved(structures, passes.moved(structures.positions), start)
-                # Features go on; what is new is what the surroundings add to them.
-                x, surroundings = x + (now - surroundings), now
-            x = self.encoder.once(x, structures.ptr, geometry)
-            step = None
-            if self.displacement_head is not None:
-                step = self.displacement_head(x, geometry.local, structures.fixed)
-            passes.read(self.head(x, structures.tags, structures.ptr), step, self.config.feedback)
-        passes.features = x
-        return passes
+    def check(self, structures: Structures) -> None:
+        """Refuse systems that are too large for this model, without calling it.
 
-    def _moved(
-        self, structures: Structures, positions: Tensor, start: Tensor
-    ) -> tuple[Tensor, BlockGeometry]:
-        """First features and geometry of positions (N, 3) that a pass of this model predicted."""
-        try:
-            found: tuple[Tensor, BlockGeometry] = self.geometry(
-                structures, positions, self.encoder, start
-            )
-        except ValueError as error:
-            farthest = (positions.detach() - structures.positions).abs().max()
-            raise ValueError(
-                f"{error} (not as given, but where an earlier pass of the model moves atoms to, "
-                f"by up to {float(farthest):.3g} Å: its weights are unfit, or grew too large)"
-            ) from None
-        return found
+        A data set's `check` (:func:`flt_mol.data.open_dataset`) that keeps long jobs from ending at
+        the one system that is a thousand Å wide. Only spectral filters have such a limit.
 
-    def _embedded(self, structures: Structures) -> Tensor:
-        try:
-            x: Tensor = self.embedding(structures.atomic_numbers, structures.tags)
-        except AtomError as error:
-            b = int(structures.system[error.row])
-            row = error.row - int(structures.ptr[b])
-            raise ValueError(
-                f"sid {structures.sid[b]}: atom {row} (counted from 0) has {error.reason}"
-            ) from None
-        return x
-
-    @property
-    def normalizers(self) -> dict[str, Normalizer]:
-        """Of each energy among the outputs, by its name."""
-        found = {"energy": self.normalizer, "energy_initial": self.normalizer_initial}
-        return {name: part for name, part in found.items() if part is not None}
+        Raises:
+            ValueError: the first system that is too large, by its sid.
+        """
+        check_systems(self.config, structures)
 
     def prepare(self, structures: Structures) -> None:
-        """Take mean and spread of the targets, and the elements seen, from the training data.
+        """Take mean and standard deviation of the targets, and the elements seen, from data.
 
         Raises:
             ValueError: a target is missing.
@@ -264,25 +225,82 @@ class EnergyModel(nn.Module):
         Raises:
             ValueError: atomic numbers that are not 1 to 118.
         """
-        numbers = torch.as_tensor(
-            atomic_numbers if isinstance(atomic_numbers, Tensor) else list(atomic_numbers)
-        )
-        if not numbers.numel():
-            return
-        check_elements(numbers)
-        self.elements_seen[numbers.to(self.elements_seen.device, torch.int64)] = True
+        given = atomic_numbers if isinstance(atomic_numbers, Tensor) else list(atomic_numbers)
+        numbers = torch.as_tensor(given, dtype=torch.int64)
+        wrong = numbers[(numbers < 1) | (numbers > MAX_ATOMIC_NUMBER)]
+        if len(wrong):
+            raise ValueError(f"atomic number {int(wrong[0])}, expected 1 to {MAX_ATOMIC_NUMBER}")
+        self.elements_seen[numbers.to(self.elements_seen.device)] = True
 
-    @staticmethod
-    def config_of(state_dict: Mapping[str, Tensor]) -> EnergyConfig:
-        """The configuration that a state dict of this class carries.
+    def _read(
+        self,
+        x: Tensor,
+        structures: Structures,
+        geometry: BlockGeometry,
+        found: dict[str, list[Tensor]],
+    ) -> None:
+        """Append one recycle's outputs, in eV and Å.
 
-        Raises:
-            ValueError: it carries none.
+        With ``feedback="positions"`` displacements are steps from where the atoms were, which add
+        up; the loss of a recycle is to teach its own step, so those before are held constant.
         """
-        return stored_config(state_dict)
+        head = self.head(x, structures.tags, structures.ptr)
+        columns = head.unsqueeze(-1) if head.dim() == 1 else head
+        for name, column in zip(self._energies, columns.unbind(-1), strict=True):
+            found[name].append(self.normalizers[name].denormalize(column))
+        if self.displacement_head is not None:
+            step = self.displacement_head(x, geometry.local, structures.fixed)
+            if self.config.feedback == "positions" and found["displacement"]:
+                step = step + found["displacement"][-1].detach()
+            found["displacement"].append(step)
+
+    def _moved(
+        self, structures: Structures, displacement: Tensor, start: Tensor
+    ) -> tuple[Tensor, BlockGeometry]:
+        """First features and geometry of the positions that a recycle predicted."""
+        before = structures.positions
+        positions = (before + displacement.to(torch.promote_types(before.dtype, torch.float32))).to(
+            before.dtype
+        )
+        try:
+            found: tuple[Tensor, BlockGeometry] = self.geometry(
+                structures, positions, self.encoder, start
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"{error} (where a recycle of the model moves atoms to, by up to "
+                f"{float(displacement.abs().max()):.3g} Å)"
+            ) from None
+        return found
+
+    def _embedded(self, structures: Structures) -> Tensor:
+        try:
+            x: Tensor = self.embedding(structures.atomic_numbers, structures.tags)
+        except AtomError as error:
+            b = int(structures.system[error.row])
+            row = error.row - int(structures.ptr[b])
+            raise ValueError(
+                f"sid {structures.sid[b]}: atom {row} (counted from 0) has {error.reason}"
+            ) from None
+        return x
 
 
-def _displacement_head(config: EnergyConfig, generator: torch.Generator) -> DisplacementHead | None:
-    if "displacement" not in config.outputs or config.pairs is None:
-        return None
-    return DisplacementHead(config.embed_dim, config.pairs.num_basis, generator=generator)
+def config_of(weights: Mapping[str, Tensor]) -> EnergyConfig:
+    """The configuration that a state dict of an EnergyModel carries.
+
+    Raises:
+        ValueError: it carries none, or one that cannot work.
+    """
+    if CONFIG_KEY not in weights:
+        raise ValueError(f"these weights carry no model configuration ('{CONFIG_KEY}')")
+    text = bytes(weights[CONFIG_KEY].to(torch.uint8).tolist()).decode()
+    return EnergyConfig.model_validate(json.loads(text))
+
+
+def _add_config(model: Any, weights: Any, prefix: str, metadata: Any) -> None:
+    text = json.dumps(model.config.model_dump(), sort_keys=True).encode()
+    weights[f"{prefix}{CONFIG_KEY}"] = torch.tensor(list(text), dtype=torch.uint8)
+
+
+def _drop_config(model: Any, weights: Any, prefix: str, *rest: Any) -> None:
+    weights.pop(f"{prefix}{CONFIG_KEY}", None)

@@ -1,25 +1,27 @@
-"""Where atoms are, as a model's blocks want to be told: made once a pass."""
+"""Where atoms are, as a model's blocks need it: made once a recycle."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import without_autocast
+from flt_mol.functional._shortest_vectors import MOST_CANDIDATES
 from flt_mol.functional.images import log_sum_over_images
+from flt_mol.functional.lattice import TooManyVectorsError, check_vectors
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
+from flt_mol.functional.numerics import without_autocast
 from flt_mol.functional.virtual_cells import UnfitSystemError
 from flt_mol.models.build import build_local_basis, build_local_filter
 from flt_mol.models.config import EnergyConfig, ImageConfig
-from flt_mol.models.limits import unfit_message
 from flt_mol.nn.gaussian_bias import GaussianBias
 from flt_mol.nn.image_keys import ImageKeys, PairWeights
 from flt_mol.nn.local import PairCorrection
 from flt_mol.nn.local_filter import LocalGeometry
 from flt_mol.nn.radial import log_smooth_cutoff
-from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
+from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry, padding_of
 from flt_mol.nn.spectrum import GaussianSpectrum
 from flt_mol.nn.transformer import BlockGeometry, FLTEncoder
 from flt_mol.structures import Structures
@@ -128,6 +130,48 @@ class Geometry(nn.Module):
         return x, PairWeights(groups.index_i, groups.index_j, drawn)
 
 
+def check_systems(config: EnergyConfig, structures: Structures) -> None:
+    """Refuse systems that are too large for a model's spectral filters, without building it.
+
+    Raises:
+        ValueError: the first system that is too large, by its sid.
+
+    Example:
+        >>> from flt_mol.models.config import SpectralConfig
+        >>> chain = [[x, x, x] for x in range(0, 400, 5)]  # across the cell, so no vacuum
+        >>> wide = Structures.single([29] * 80, chain, cell=400 * torch.eye(3), pbc=True)
+        >>> check_systems(EnergyConfig(rpe=None, spectral=SpectralConfig()), wide)
+        Traceback (most recent call last):
+        ValueError: sid 0: too large for this model: what is left of it without vacuum, ...
+    """
+    spectral = config.spectral
+    if spectral is None:
+        return
+    try:
+        check_vectors(
+            structures.cell,
+            structures.pbc,
+            structures.positions,
+            structures.ptr,
+            k_max=spectral.k_max,
+            padding=padding_of(spectral.padding, spectral.sigma_max),
+            max_vectors=spectral.max_vectors,
+        )
+    except UnfitSystemError as error:
+        raise ValueError(_unfit_message(error, structures.sid)) from None
+
+
+def _unfit_message(error: UnfitSystemError, sid: Sequence[int | str]) -> str:
+    name = f"sid {sid[error.system]}"
+    if not isinstance(error, TooManyVectorsError):
+        return f"{name}: {error}"
+    return (
+        f"{name}: too large for this model: what is left of it without vacuum, {error.size}, has "
+        f"{error.count:.1e} reciprocal vectors, at most {MOST_CANDIDATES:.1e} are looked at; "
+        "skip it (--skip-bad), or train with model.spectral.max_vectors"
+    )
+
+
 def _check_finite(structures: Structures, positions: Tensor) -> None:
     if torch.compiler.is_compiling() or bool(positions.isfinite().all()):
         return
@@ -145,7 +189,7 @@ def _waves(
     try:
         return None if first is None else first.geometry(*where)
     except UnfitSystemError as error:
-        raise ValueError(unfit_message(error, structures.sid)) from None
+        raise ValueError(_unfit_message(error, structures.sid)) from None
 
 
 def _images(

@@ -1,14 +1,26 @@
-"""Mean and spread of the target, kept inside the model so that energies come out in eV."""
+"""Mean and standard deviation of a target, in the model so that energies come out in eV."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.moments import Moments
+__all__ = ["Moments", "Normalizer"]
+
+
+class Moments(Protocol):
+    """Mean and population standard deviation of targets that were counted before."""
+
+    @property
+    def mean(self) -> float:
+        """In eV."""
+
+    @property
+    def std(self) -> float:
+        """In eV."""
 
 
 class Normalizer(nn.Module):
@@ -29,45 +41,30 @@ class Normalizer(nn.Module):
         self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
         self.register_buffer("std", torch.ones((), dtype=torch.float32))
 
-    def fit(self, targets: Tensor | Iterable[Tensor] | Moments) -> None:
-        """Set mean and (population) standard deviation of `targets`, eV.
+    def fit(self, targets: Tensor | Moments) -> None:
+        """Take mean and population standard deviation of targets, eV, or as given.
 
-        One target or equal targets have no spread: std falls back to 1 with a warning.
-
-        Args:
-            targets: a tensor; any number of tensors, which are never held all at once; or what
-                was found before, as by :func:`flt_mol.data.loading.statistics.target_statistics`.
+        One target, or equal ones, deviate by 0: std falls back to 1 with a warning.
 
         Raises:
-            ValueError: no targets, one that is not finite, or mean or spread beyond float32.
+            ValueError: no targets, or mean or standard deviation not finite in float32.
         """
-        moments = targets if isinstance(targets, Moments) else _moments(targets)
-        if moments.count == 0:
-            raise ValueError("the normaliser needs at least one target")
-        if max(abs(moments.mean), moments.std) > torch.finfo(torch.float32).max:
+        if isinstance(targets, Tensor):
+            values = targets.double()
+            mean, std = float(values.mean()), float(values.std(correction=0))
+        else:
+            mean, std = targets.mean, targets.std
+        if not max(abs(mean), std) <= torch.finfo(torch.float32).max:
             raise ValueError(
-                f"the normaliser met targets with mean {moments.mean:g} and spread "
-                f"{moments.std:g} eV: that is no energy; look for the largest, and leave it out"
+                f"targets have mean {mean:g} and standard deviation {std:g} eV, expected finite "
+                "numbers of at least one system"
             )
-        std = moments.std
         if std < 1e-6:
-            warnings.warn(
-                "all targets are equal (or there is only one): the normaliser's std is set to 1",
-                stacklevel=2,
-            )
+            warnings.warn("all targets are equal: the normaliser's std is set to 1", stacklevel=2)
             std = 1.0
-        self.mean.fill_(moments.mean)
+        self.mean.fill_(mean)
         self.std.fill_(std)
 
     def denormalize(self, y: Tensor) -> Tensor:
         """ŷ without unit to y in eV."""
         return self.mean + self.std * y
-
-
-def _moments(targets: Tensor | Iterable[Tensor]) -> Moments:
-    moments = Moments()
-    for part in [targets] if isinstance(targets, Tensor) else targets:
-        if not bool(part.isfinite().all()):
-            raise ValueError("the normaliser met a target that is not finite")
-        moments += Moments.of(part)
-    return moments

@@ -151,13 +151,13 @@ class RandomFeatures(FeatureMap, Redrawn):
 
     def refresh(self) -> None:
         """Count a training step where one begins, and with it the next W where that is due."""
-        self._count_step()
+        self.begin_step()
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
-        projection = self._drawn("content_projection")
+        projection = self.content_projection
         features = self._features(x, projection, self._position_logits(at, key), key)
-        self._watch(features)
+        self.watch(features)
         return features
 
     def _features(
@@ -171,7 +171,7 @@ class RandomFeatures(FeatureMap, Redrawn):
     ) -> Tensor | SharedLogits | None:
         if self.position_projection is None or at is None:
             return None
-        return _projected(at, self._drawn("position_projection"), key)
+        return _projected(at, self.position_projection, key)
 
 
 class SoftmaxFeatures(RandomFeatures):
@@ -191,7 +191,7 @@ class SoftmaxFeatures(RandomFeatures):
         self, at: PositionFeatures | None, *, key: bool
     ) -> tuple[Tensor, Tensor | SharedLogits | None]:
         """W (H, M, D) and the position logits, which `forward` brings together."""
-        return self._drawn("content_projection"), self._position_logits(at, key)
+        return self.content_projection, self._position_logits(at, key)
 
     def _features(
         self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool

@@ -100,5 +100,5 @@ class Place(NamedTuple):
         if rpe is None:
             raise ValueError("position_features are missing: this layer has no rpe of its own")
         positions = self.packed_positions(rpe, num_rows)
-        features: PositionFeatures = rpe(positions, self.layout.ptr, origin=origin, redraw=redraw)
+        features: PositionFeatures = rpe(positions, self.layout.ptr, origin=origin)
         return features

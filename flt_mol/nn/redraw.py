@@ -2,60 +2,41 @@
 
 from __future__ import annotations
 
-import operator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.numerics import outside, placed, seeded_generator
 
-_COUNTERS = ("redraw_seed", "draw_count", "step_count")
+_COUNTERS = ("redraw_seed", "step_count")
 
 
 class Redrawn(nn.Module):
-    """A module with random buffers: what eval uses, and what is saved.
+    """A module with random buffers: what evaluation uses, and what is saved.
 
-    **The buffers** change when `redraw` is called or a checkpoint is loaded, and never else. So
-    eval before and after training differ by what was learned alone.
+    **The buffers** change when `redraw` is called or a checkpoint is loaded, and never else: eval
+    before and after training differs by what was learned alone.
 
-    **With** ``redraw_every=n`` training uses the buffers in its steps 0 … n − 1, and in steps
-    n i … n (i + 1) − 1 draw i, i = 1, 2, …, which follows from two saved numbers: a seed and the
-    count of steps. It is no buffer: it is made where it is needed, again after loading, copying
-    or a change of dtype or device. A new process goes on with the same draws, and replicas that
-    started equal and make the same steps stay equal without talking to each other. An explicit
-    `redraw` does not change draws i ≥ 1.
+    **With** ``redraw_every=n`` training uses the buffers in steps 0 … n − 1, and draw i in steps
+    n i … n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps: a
+    resumed run and equal replicas have the same draws.
 
-    **A step** begins with the first training forward, and then with the first one after gradients
-    have come back to the module. All forwards between two backward passes are one step and share
-    one draw: layers or recycles that share the module, several losses or batches in one backward,
-    forwards under `torch.no_grad`. With gradient accumulation each forward and backward round is a
-    step, whenever the optimiser steps. A forward whose backward never runs (a skipped batch, an
-    exception) does not end its step, nor does a backward with ``create_graph=True``, as for forces
-    in a loss, since the graph it makes is still to be used. A module in a part of the network that
-    gradients never reach stays in step 0.
+    **A step** begins with the first training forward after gradients have come back to the module.
+    All forwards between two backward passes share one draw: recycles, several losses, forwards
+    under `torch.no_grad`. Gradient accumulation begins a step with each backward. A backward with
+    ``create_graph=True`` ends no step, nor does recomputation under activation checkpointing begin
+    one. A module that gradients never reach stays in step 0. Eval counts nothing.
 
-    The recomputation of activation checkpointing, reentrant or not, uses the present draw and
-    counts as nothing, so its gradients are those without checkpointing: as long as the backward
-    of a checkpointed forward runs before the first forward of another step, and no explicit
-    `redraw` is made in between. Later is an error, where it is noticed: with
-    ``use_reentrant=False``. A graph that is not checkpointed holds the draws it was made with.
-
-    In eval and under `torch.inference_mode` nothing is counted. With ``redraw_every=None`` nothing
-    ever is, and there are no hooks and no counters. `torch.compile` breaks the graph where steps
-    are counted, and transforms of `torch.func` refuse to count: ``fullgraph=True`` and they need
-    ``redraw_every=None`` (or eval), and calls of `redraw` between steps where they are wanted.
-
-    Subclasses define `_draw` and call `_init_redraw` once that is possible. Their forward begins
-    with `_count_step`, reads draws by `_drawn` and gives its results to `_watch`.
+    Subclasses define `_draw` and call `_init_redraw` once that is possible. Where `redraw_every` is
+    set, their forward calls `begin_step` first and `watch` last; between the two the buffers, read
+    as attributes, are those of the step.
 
     Attributes:
         redraw_every: n, or None.
-        redraw_seed, draw_count, step_count: int64 buffers (), only with ``redraw_every=n``: what
-            later draws follow from, how many explicit ones there were, and how many steps have
-            begun. A checkpoint without them loads, and they stay as they are; a checkpoint with
-            them loads where they do not exist.
+        redraw_seed, step_count: int64 buffers (), with ``redraw_every=n`` only: what draws follow
+            from, and how many steps have begun. Checkpoints with and without them load.
 
     Example:
         >>> class Noise(Redrawn):
@@ -67,9 +48,9 @@ class Redrawn(nn.Module):
         ...         return {"noise": torch.randn((), generator=generator)}
         ...
         ...     def forward(self, x):
-        ...         self._count_step()
-        ...         out = x * self._drawn("noise")
-        ...         self._watch(out)
+        ...         self.begin_step()
+        ...         out = x * self.noise
+        ...         self.watch(out)
         ...         return out
         >>> module, x = Noise(), torch.ones((), requires_grad=True)
         >>> first, second = module(x), module(x)
@@ -81,193 +62,116 @@ class Redrawn(nn.Module):
 
     redraw_every: int | None = None
     redraw_seed: Tensor
-    draw_count: Tensor
     step_count: Tensor
 
-    # The number of steps begun, None until it is read, and whether the last of them goes on.
-    _steps: int | None = None
+    _names: tuple[str, ...] = ()
+    # `step_count` as a number, None until it is read, and whether that step is in progress.
+    _step: int | None = None
     _in_step: bool = False
-    # i, and draw i.
-    _renewed: tuple[int, dict[str, Tensor]] | None = None
-    # The latest backward pass that recomputed a forward; and one, with the step, that reached a
-    # graph of another step than the present one.
-    _recomputed_in: int = -1
-    _other_step: tuple[int, int] = (0, -2)
+    # The number, dtype and device of the draw that the attributes show; None: the buffers.
+    _shown: tuple[int, torch.dtype, torch.device] | None = None
 
     def _init_redraw(self, redraw_every: int | None, generator: torch.Generator | None) -> None:
-        """Make the buffers and, where other draws follow, the numbers that decide them.
-
-        Args:
-            redraw_every: n ≥ 1, or None.
-            generator: on CPU, of the buffers and of the seed; None takes a seed from torch's
-                global one.
+        """Register the buffers, drawn from `generator` (on CPU; None: torch's global one).
 
         Raises:
-            ValueError: `redraw_every` that is no whole number, or below 1.
+            ValueError: `redraw_every` below 1.
         """
-        redraw_every = _checked(redraw_every)
+        if redraw_every is not None and redraw_every < 1:
+            raise ValueError(f"redraw_every is {redraw_every}, expected a number ≥ 1, or None")
         generator = seeded_generator(generator)
         for name, value in self._draw(generator).items():
             self.register_buffer(name, placed(value))
+            self._names += (name,)
         self.redraw_every = redraw_every
         if redraw_every is not None:
-            _prepare_graphs()
+            for function in (_begin, _watch):  # ready before a graph is built
+                outside(function)
             seed = torch.randint(2**62, (), generator=generator, dtype=torch.int64, device="cpu")
-            for name, value in zip(_COUNTERS, (seed, 0 * seed, 0 * seed), strict=True):
+            for name, value in zip(_COUNTERS, (seed, 0 * seed), strict=True):
                 self.register_buffer(name, value.to(torch.get_default_device()))
 
     def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:
         """All random buffers by their names, new from `generator`."""
         raise NotImplementedError(f"{type(self).__name__} draws nothing: define _draw")
 
-    def _seeded(self, number: int) -> torch.Generator:
-        """The generator of the draw of this number: odd ones are explicit, even ones training's."""
-        return torch.Generator("cpu").manual_seed((int(self.redraw_seed) + number) % 2**63)
-
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw the buffers anew, in any mode: new tensors, graphs made before keep the old ones.
+        """Draw the buffers again, in any mode; graphs made before keep the old ones.
 
         Args:
-            generator: on CPU. Without one the draw follows from the saved seed and the number of
-                explicit draws or, with ``redraw_every=None``, from torch's global generator.
+            generator: on CPU; None takes a seed from torch's global one.
         """
-        with torch.inference_mode(False), torch.no_grad():
-            if generator is None and self.redraw_every is not None:
-                self.draw_count.add_(1)
-                generator = self._seeded(2 * int(self.draw_count) + 1)
+        with torch.inference_mode(False):
             for name, value in self._draw(seeded_generator(generator)).items():
-                setattr(self, name, value.to(getattr(self, name)))
+                self._buffers[name] = value.to(self._saved(name))
 
-    def _count_step(self) -> None:
-        """Begin a step if this is a training forward and none is going on."""
+    def begin_step(self) -> None:
+        """Begin a step if this is a training forward and none is in progress; show its draw."""
         if self.redraw_every is not None and self.training:
-            outside(_count)(self)
+            outside(_begin)(self, self.redraw_every)
 
-    def _drawn(self, name: str) -> Tensor:
-        """What buffer `name` stands for now: itself, or the draw that training is at."""
-        value: Tensor
-        if self.redraw_every is None or not self.training:
-            value = getattr(self, name)
-        else:
-            value = outside(_present)(self, name, self.redraw_every)
-        return value
-
-    def _watch(self, *results: Tensor, always: bool = False) -> None:
-        """End the step once gradients come back to one of these.
-
-        Where none of them requires gradients they never do. With `always` the last one then does,
-        so that what is made of it is noticed.
-        """
+    def watch(self, *results: Tensor) -> None:
+        """End the step once gradients come back to one of these."""
         if self.redraw_every is not None and self.training:
-            outside(_hook)(self, results, always)
+            outside(_watch)(self, results)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: not the draw that follows from the rest."""
-        return {**self.__dict__, "_renewed": None}
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; the attributes show the buffers again."""
+        self._show_saved()
+        return super().train(mode)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """What is unpickled may be compiled before anything else."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self.redraw_every is not None:
-            _prepare_graphs()
+    def _saved(self, name: str) -> Tensor:
+        saved = self._buffers[name]
+        assert saved is not None
+        return saved
+
+    def _show_saved(self) -> None:
+        for name in self._names:
+            self.__dict__.pop(name, None)
+        self._shown = None
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **settings: Any
     ) -> None:
-        if prefix + "forward_count" in state_dict:  # its name when every forward was a step
-            state_dict[prefix + "step_count"] = state_dict.pop(prefix + "forward_count")
         for name in _COUNTERS:
-            own = self._buffers.get(name)
-            if own is None:
-                state_dict.pop(prefix + name, None)
+            if name in self._buffers:
+                state_dict.setdefault(prefix + name, self._saved(name))
             else:
-                state_dict.setdefault(prefix + name, own)
+                state_dict.pop(prefix + name, None)
         super()._load_from_state_dict(state_dict, prefix, *args, **settings)
-        self._steps, self._in_step, self._renewed = None, False, None
+        self._step, self._in_step = None, False
+        self._show_saved()
 
 
-def _prepare_graphs() -> None:
-    """Have them ready before a graph is built: a graph cannot make them."""
-    for function in (_count, _present, _hook):
-        outside(function)
-
-
-def _checked(redraw_every: int | None) -> int | None:
-    if redraw_every is None:
-        return None
-    try:
-        whole = operator.index(redraw_every)
-    except TypeError:
-        whole = 0
-    if whole < 1:
-        raise ValueError(
-            f"redraw_every is {redraw_every}: give the number of training steps with one draw, "
-            "1 or more, or None for a draw that stays"
-        )
-    return whole
-
-
-def _count(module: Redrawn) -> None:
-    task = torch._C._current_graph_task_id()
-    if task != -1:  # autograd is running: this forward is a recomputation
-        module._recomputed_in = task
-        _refuse_other_draw(module)
-    elif not (module._in_step or torch.is_inference_mode_enabled()):
+def _begin(module: Redrawn, redraw_every: int) -> None:
+    step = int(module.step_count) if module._step is None else module._step
+    # Where autograd is running, this forward is a recomputation.
+    if not module._in_step and torch._C._current_graph_task_id() == -1:
         module._in_step = True
-        module.step_count.add_(1)
-        module._steps = None
+        step += 1
+        module.step_count.fill_(step)
+    module._step = step
+    index = max(step - 1, 0) // redraw_every
+    saved = module._saved(module._names[0])
+    shown = (index, saved.dtype, saved.device)
+    if module._shown == shown:
+        return
+    module._show_saved()
+    if index:
+        seed = (int(module.redraw_seed) + 2 * index) % 2**63
+        with torch.inference_mode(False):
+            draws = module._draw(torch.Generator("cpu").manual_seed(seed))
+            # An attribute of the instance hides the buffer, which stays what is saved.
+            module.__dict__.update({k: v.to(module._saved(k)) for k, v in draws.items()})
+    module._shown = shown
 
 
-def _steps(module: Redrawn) -> int:
-    """How many steps have begun, read from the buffer once a step."""
-    if module._steps is None:
-        module._steps = int(module.step_count)
-    return module._steps
-
-
-def _present(module: Redrawn, name: str, redraw_every: int) -> Tensor:
-    saved: Tensor = getattr(module, name)
-    index = max(_steps(module) - 1, 0) // redraw_every
-    if index == 0:
-        return saved
-    number, draws = module._renewed or (0, {})
-    value = draws.get(name)
-    if (
-        value is None
-        or number != index
-        or (value.dtype, value.device) != (saved.dtype, saved.device)
-    ):
-        with torch.inference_mode(False), torch.no_grad():
-            fresh = module._draw(module._seeded(2 * index))
-            draws = {key: new.to(getattr(module, key)) for key, new in fresh.items()}
-        module._renewed = index, draws
-    return draws[name]
-
-
-def _hook(module: Redrawn, results: tuple[Tensor, ...], always: bool) -> None:
-    if always and torch.is_grad_enabled() and not any(x.requires_grad for x in results):
-        results[-1].requires_grad_()
+def _watch(module: Redrawn, results: tuple[Tensor, ...]) -> None:
     for result in results:
         if result.requires_grad:
-            result.register_hook(partial(_arrived, module, _steps(module)))
+            result.register_hook(partial(_arrived, module, module._step or 0))
 
 
-def _arrived(module: Redrawn, steps: int, gradient: Tensor) -> None:
-    """Gradients have come back to a result of that step."""
-    if steps != _steps(module):
-        module._other_step = steps, torch._C._current_graph_task_id()
-        _refuse_other_draw(module)
-    elif not torch.is_grad_enabled():  # it is where create_graph is set
+def _arrived(module: Redrawn, step: int, gradient: Tensor) -> None:
+    if step == module._step and not torch.is_grad_enabled():  # it is with create_graph
         module._in_step = False
-
-
-def _refuse_other_draw(module: Redrawn) -> None:
-    """Refuse to recompute in one step what was computed in another, with another draw."""
-    steps, task = module._other_step
-    every = module.redraw_every or 1
-    if task == module._recomputed_in and (steps - 1) // every != (_steps(module) - 1) // every:
-        raise RuntimeError(
-            f"a checkpointed forward of training step {steps - 1} is recomputed in step "
-            f"{_steps(module) - 1}, which has another draw: run its backward before the next "
-            "step's first forward, or do without checkpointing, or with redraw_every=None"
-        )

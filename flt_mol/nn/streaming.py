@@ -120,7 +120,7 @@ def _where(
         origin = state.origin.to(positions.dtype)
         origin = torch.where((length == 0)[:, None], positions, origin)
         ptr = torch.arange(length.shape[0] + 1, device=length.device)
-        features = layer.rpe(positions, ptr, origin=origin, redraw=False)
+        features = layer.rpe(positions, ptr, origin=origin)
         state = state._replace(origin=origin)
     check_features(features, length.shape[0], layer.num_heads, layer.position_dim)
     return features, state.origin

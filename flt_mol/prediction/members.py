@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from flt_mol.data.catalog import recipe
-from flt_mol.data.slabs.surface import Surface, parse_rule
+from flt_mol.data.recipes import recipe
+from flt_mol.data.tags import Surface, parse_rule
+from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.structures import Structures
-from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
 
 __all__ = ["Members", "load_members", "surface_rule", "tag_rules"]
 

@@ -39,7 +39,7 @@ def check_displacement_equivariance(
 
     Args:
         model: Structures → ``{"displacement": (N, 3)}``, Å, and, where there are several passes,
-            ``"displacement_passes"`` (K, N, 3). Modules are put in eval mode meanwhile.
+            ``"displacement_recycles"`` (K, N, 3). Modules are put in eval mode meanwhile.
         structures: the systems.
         tolerance: of the difference, relative to the largest component of any displacement.
         distance: Å.
@@ -90,7 +90,7 @@ def _displacements(model: Model, structures: Structures) -> Tensor:
         raise AssertionError(
             f"displacements have shape {tuple(whole.shape)} for {structures.num_atoms} atoms"
         )
-    passes = out.get("displacement_passes")
+    passes = out.get("displacement_recycles")
     return whole[None] if passes is None else torch.cat([passes, whole[None]])
 
 

@@ -7,14 +7,14 @@ import random
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from flt_mol.models.energy import EnergyConfig, PairConfig, RPEConfig, SpectralConfig
+from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig, SpectralConfig
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 from flt_mol.training.resume import RESUME, steps_done
 from flt_mol.training.run import train
@@ -97,7 +97,7 @@ def short_run(folder: Path, systems: int = 40, **training: Any) -> RunConfig:
     from ase.io import write
 
     from flt_mol.data import open_dataset, to_ase
-    from flt_mol.data.catalog import recipe
+    from flt_mol.data.recipes import recipe
 
     paths: dict[str, Path] = {}
     for split, count in (("train", systems), ("val_id", systems // 4)):
@@ -137,7 +137,8 @@ def _run(config: RunConfig, output: Path, limit: float | None = None) -> tuple[f
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(replace(config, output=str(output)), sender))
+    config = config.model_copy(update={"output": str(output)})
+    process = context.Process(target=_work, args=(config, sender))
     process.start()
     receiver.recv()
     begun = time.perf_counter()

@@ -22,8 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.models.energy import EnergyModel
-from flt_mol.training.checkpoints import save_checkpoint
 from flt_mol.training.folders import LAST
 from flt_mol.training.task import EnergyTask
 

@@ -1,314 +1,486 @@
-"""The typed schema of a run and how it is put together: yaml, named models, overrides."""
+"""The settings of a run: their bounds, and how yaml, named models and overrides make them up."""
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from flt_mol.data.catalog import known_name
+from flt_mol.data.tags import parse_rule
 from flt_mol.files import shipped_folder
-from flt_mol.models.energy import EnergyConfig
-from flt_mol.training.checks import check_run
-from flt_mol.training.defaults import check_appended, check_defaults, files_of
-from flt_mol.training.explaining import explain, unknown
-from flt_mol.training.file_shape import check_shape
-from flt_mol.training.finetune_config import FinetuneConfig
-from flt_mol.training.finetune_settings import START, compose_from, find_start, starting_model
-from flt_mol.training.losses import LossConfig
-from flt_mol.training.overrides import PATHS, check_overrides, split_paths
-from flt_mol.training.parts import null_part, set_parts, split_parts
-from flt_mol.training.run_files import find_run, read_run
+from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
+from flt_mol.models.config import (
+    EnergyConfig,
+    Seed,
+    Settings,
+    explain,
+    named_config,
+    shipped_name,
+)
+from flt_mol.nn.feature_map import FEATURE_MAPS
+
+__all__ = [
+    "DataConfig",
+    "FinetuneConfig",
+    "LossConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "find_run",
+    "load_run_config",
+    "run_name",
+    "run_yaml",
+]
+
+Count = Annotated[int, Field(ge=1)]
+Unsigned = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Inside = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+Logger = Literal["csv", "tensorboard", "wandb"]
 
 
-@dataclass
-class DataConfig:
-    """Which data set and which of its splits.
+def _rule(value: str | None) -> str | None:
+    if value is not None:
+        parse_rule(value, "data.tag_rule")
+    return value
 
-    Attributes:
-        name: of a folder in `datasets/`, or a path to such a folder, relative as `paths`.
-        train: split to train on.
-        validation: split whose MAE picks the best checkpoint.
-        evaluation: splits reported at the end and by `flt-mol evaluate`.
-        paths: split → path of a file, overrides or stands for the data set's own; relative paths
-            are taken from the configuration file's folder.
-        validation_fraction: share of the training split that is held out, at random by
-            `training.seed`, and takes the place of `validation`, in `flt-mol evaluate`, too; None
-            trains on all of it.
-        skip_bad: whether training leaves bad records out, with a warning, or refuses them; bad are
-            also those that lack a target which the model's outputs or the training settings need.
-        energy: name under which the target is stored, as of :func:`flt_mol.data.open_dataset`.
-        energy_initial: name of the energy before relaxation, for models that predict it.
-        positions_relaxed: name of the relaxed positions, for models that predict displacements.
-        tag_rule: by which rule the training structures are tagged: "oc20", "half" or a number of
-            layers, as of :func:`flt_mol.data.tag_slab`. Nothing is tagged by it in training: the
-            checkpoints know it, and `flt-mol predict --tag-slab` tags by it. None takes that of the
-            data set, or of what the run is tuned from.
-    """
 
-    name: str | None = None
+TagRule = Annotated[
+    str | None,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    AfterValidator(_rule),
+]
+
+
+class DataConfig(Settings):
+    """Which data set and which of its splits."""
+
+    name: Text | None = None
+    """Of a folder in `datasets/`, or a path to such a folder, relative as `paths`."""
     train: str = "train"
+    """Split to train on."""
     validation: str = "val_id"
-    evaluation: list[str] = field(
-        default_factory=lambda: ["val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"]
-    )
-    paths: dict[str, str] = field(default_factory=dict)
-    validation_fraction: float | None = None
+    """Split whose MAE picks the best checkpoint."""
+    evaluation: list[str] = Field(default=["val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"])
+    """Splits reported at the end and by `flt-mol evaluate`."""
+    paths: dict[str, Text] = Field(default={})
+    """Split → path of a file, overrides or stands for the data set's own; relative paths are taken
+    from the run file's folder, on the command line from the working directory."""
+    validation_fraction: Inside | None = None
+    """Share of the training split that is held out, at random by `training.seed`, and takes the
+    place of `validation`, in `flt-mol evaluate`, too; null trains on all of it."""
     skip_bad: bool = False
+    """Whether training skips invalid records, with a warning, or refuses them; invalid are also
+    those that lack a target which the model's outputs or the training settings need."""
     energy: str = "y_relaxed"
+    """Name under which the target is stored, as of `flt_mol.data.open_dataset`."""
     energy_initial: str = "y_init"
+    """Name of the energy before relaxation, for models that predict it."""
     positions_relaxed: str = "pos_relaxed"
-    tag_rule: str | None = None
+    """Name of the relaxed positions, for models that predict displacements."""
+    tag_rule: TagRule = None
+    """By which rule the training structures are tagged: "oc20", "half" or a number of layers, as of
+    `flt_mol.data.tag_slab`. Nothing is tagged by it in training: the checkpoints know it, and
+    `flt-mol predict --tag-slab` tags by it. null takes that of the data set, or of what the run is
+    tuned from."""
+
+    @model_validator(mode="after")
+    def _one_validation(self) -> Self:
+        if self.validation_fraction is not None and self.validation in self.paths:
+            raise ValueError(
+                f"data.validation_fraction is {self.validation_fraction}, expected null where "
+                f"data.paths.{self.validation} names a file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warn_of_unread(self) -> Self:
+        read = [self.train] if self.validation_fraction else [self.train, self.validation]
+        unread = set(self.paths) - {*read, *self.evaluation}
+        for split in read if self.name is not None else []:
+            near = difflib.get_close_matches(split, unread - self.paths.keys() or unread, n=1)
+            if near and split not in self.paths:
+                warnings.warn(
+                    f"data.paths.{near[0]} is not read: '{split}' of {self.name} is; did you mean "
+                    f"data.paths.{split}?",
+                    stacklevel=1,
+                )
+        return self
 
 
-@dataclass
-class TrainingConfig:
-    """How the weights are found: optimiser, warm-up, decay; what training systems are shown as.
+class TrainingConfig(Settings):
+    """How the weights are found: optimiser, warm-up, decay; what training systems are shown as."""
 
-    Attributes:
-        epochs: passes over the training split.
-        batch_size: systems a step and process, unless `batch_atoms` is set.
-        batch_atoms: atoms a step and process at most, for systems of very different sizes; None
-            counts systems.
-        learning_rate: at its peak.
-        optimizer: "adamw", or "adam", whose weight decay is an L2 term of the gradient.
-        warmup_fraction: share of all steps with linearly rising rate.
-        warmup_steps: the number of those steps, in place of their share; None takes the share.
-        decay: "linear" or "cosine", down to 0 at the last step, or "inverse-sqrt": √(w / step)
-            after w steps of warm-up.
-        weight_decay: of the optimiser.
-        beta1: of the optimiser.
-        beta2: of the optimiser.
-        eps: of the optimiser.
-        gradient_clip: largest norm of the gradient.
-        accumulate: batches whose gradients are averaged for one step.
-        ema_decay: β of the moving average of the weights, which is what is validated and saved for
-            use; None takes the weights as they are.
-        early_stop: end after so many epochs without a lower MAE on the validation split; None runs
-            all.
-        seed: of the order of systems, of how they are shown, and of all initial weights: what a
-            model draws from `model.seed` it draws from ``model.seed + training.seed``, and the rest
-            from torch's global generator, seeded with ``training.seed``.
-        num_workers: processes that load data; 0 loads in the main process.
-        accelerator: Lightning's: "auto", "cpu", "gpu", "mps".
-        precision: Lightning's: "32-true", "bf16-mixed", or "16-mixed" on GPUs.
-        devices: processes that train together on this machine, each on a device of its own and with
-            batches of its own; see docs/train.md.
-        nodes: machines that train together; torchrun starts their processes.
-        max_steps: stop after this many steps; None runs all epochs.
-        rotation: training systems are turned and mirrored at random: "none", about "z" (slabs),
-            or "full".
-        shift_images: whether training systems are shown with random periodic images along a, b.
-        noise: Å along each axis, standard deviation by which free atoms of training systems are
-            moved; displacements are predicted from there. Their energy before relaxation is then
-            unknown, and neighbour pairs are searched in every step.
-        interpolation: probability that a training system starts at a random point between initial
-            and relaxed structure; otherwise as `noise`.
-        save_minutes: minutes after which the point that a killed run goes on from is written anew,
-            besides at ends of epochs.
-        loggers: of "csv", "tensorboard", "wandb" (if installed; offline unless you are logged in).
-    """
-
-    epochs: int = 60
-    batch_size: int = 48
-    batch_atoms: int | None = None
-    learning_rate: float = 2e-3
-    optimizer: str = "adamw"
-    warmup_fraction: float = 0.06
-    warmup_steps: int | None = None
-    decay: str = "linear"
-    weight_decay: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-6
-    gradient_clip: float = 5.0
-    accumulate: int = 1
-    ema_decay: float | None = None
-    early_stop: int | None = None
-    seed: int = 0
-    num_workers: int = 0
-    accelerator: str = "auto"
-    precision: str = "32-true"
-    devices: int = 1
-    nodes: int = 1
-    max_steps: int | None = None
-    rotation: str = "none"
+    epochs: Count = 60
+    """Passes over the training split."""
+    batch_size: Count = 48
+    """Systems a step and process, unless `batch_atoms` is set."""
+    batch_atoms: Count | None = None
+    """Atoms a step and process at most, for systems of very different sizes; null counts
+    systems."""
+    learning_rate: Positive = 2e-3
+    """At its peak."""
+    optimizer: Literal["adamw", "adam"] = "adamw"
+    """Weight decay of "adam" is an L2 term of the gradient."""
+    warmup_fraction: Share = 0.06
+    """Share of all steps with linearly rising rate."""
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """The number of those steps, in place of their share; null takes the share."""
+    decay: Literal["linear", "cosine", "inverse-sqrt"] = "linear"
+    """Down to 0 at the last step, but "inverse-sqrt": √(w / step) after w steps of warm-up."""
+    weight_decay: Unsigned = 1e-3
+    """Of the optimiser."""
+    beta1: BelowOne = 0.9
+    """Of the optimiser."""
+    beta2: BelowOne = 0.98
+    """Of the optimiser."""
+    eps: Positive = 1e-6
+    """Of the optimiser."""
+    gradient_clip: Positive | None = 5.0
+    """Largest norm of the gradient; null does not clip."""
+    accumulate: Count = 1
+    """Batches whose gradients are averaged for one step."""
+    ema_decay: Inside | None = None
+    """β of the moving average of the weights, which is what is validated and saved for use; null
+    takes the weights as they are."""
+    early_stop: Count | None = None
+    """End after so many epochs without a lower MAE on the validation split; null runs all."""
+    seed: Seed = 0
+    """Of the order of systems, of how they are shown, and of all initial weights: what a model
+    draws from `model.seed` it draws from `model.seed + training.seed`, and the rest from torch's
+    global generator, seeded with `training.seed`."""
+    num_workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that load data; 0 loads in the main process."""
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    """Lightning's."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Lightning's; "16-mixed" is for GPUs."""
+    devices: Count = 1
+    """Processes that train together on this machine, each on a device of its own and with batches
+    of its own; see docs/train.md."""
+    nodes: Count = 1
+    """Machines that train together; torchrun starts their processes."""
+    max_steps: Count | None = None
+    """Stop after this many steps; null runs all epochs."""
+    rotation: Literal["none", "z", "full"] = "none"
+    """Training systems are rotated and mirrored at random: about z (slabs), or in full."""
     shift_images: bool = False
-    noise: float = 0.0
-    interpolation: float = 0.0
-    save_minutes: float = 10.0
-    loggers: list[str] = field(default_factory=lambda: ["csv", "tensorboard"])
+    """Whether training systems are shown with random periodic images along a, b."""
+    noise: Unsigned = 0.0
+    """Å along each axis, standard deviation by which free atoms of training systems are moved;
+    displacements are predicted from there. Their energy before relaxation is then unknown, and
+    neighbour pairs are searched in every step."""
+    interpolation: Share = 0.0
+    """Probability that a training system starts at a random point between initial and relaxed
+    structure; otherwise as `noise`."""
+    save_minutes: Unsigned = 10.0
+    """Minutes after which the point that a killed run resumes from is written, besides at ends of
+    epochs."""
+    loggers: list[Logger] = Field(default=["csv", "tensorboard"])
+    """"wandb" has to be installed, and is offline unless you are logged in."""
 
 
-@dataclass
-class RunConfig:
-    """One run: a data set, a model, training numbers, what is lowered.
+class LossConfig(Settings):
+    r"""Weights of the parts of the loss.
 
-    Attributes:
-        data: see DataConfig.
-        model: see EnergyConfig.
-        training: see TrainingConfig.
-        loss: see LossConfig.
-        finetune: see FinetuneConfig.
-        output: folder for checkpoints, logs and plots; None makes `runs/NAME`, numbered when taken.
+    loss = Σ_k ω_k [ |E_k − y| / s + w_init |E⁰_k − y⁰| / s₀ + w_disp(p) ‖d_k − d‖₂ ] / Σ_k ω_k,
+    averaged over systems, and for displacements over free atoms. Energies are divided by the
+    standard deviation s of their normaliser; displacements are in Å. k counts recycles, p from 0 to
+    1 is how much of the training is done.
+
+    References:
+        Godwin et al., ICLR 2022 (Noisy Nodes), arXiv:2106.07971: displacements as an auxiliary
+        task. Shi et al., arXiv:2203.04810 (3D-Graphormer): its weight falls during training.
     """
 
-    data: DataConfig = field(default_factory=DataConfig)
-    model: EnergyConfig = field(default_factory=EnergyConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-    output: str | None = None
+    energy_initial_weight: Unsigned | None = None
+    """w_init; null is 1 for a model with the output "energy_initial"."""
+    displacement_weight: Unsigned | None = None
+    """w_disp at the start, per Å; null is 1 for a model with the output "displacement" (the
+    auxiliary IS2RS task)."""
+    displacement_decay: Literal["none", "linear", "cosine"] = "none"
+    """How it goes to `displacement_final_weight`."""
+    displacement_final_weight: Unsigned = 0.0
+    """w_disp at the last step, where it decays."""
+    recycle_weights: list[Unsigned] | None = None
+    """ω_k, one for each recycle of the model, relative to each other; null is 1 for the last and
+    0.5 for each earlier one."""
+
+    @model_validator(mode="after")
+    def _decays(self) -> Self:
+        if self.displacement_final_weight and self.displacement_decay == "none":
+            raise ValueError(
+                f"loss.displacement_final_weight is {self.displacement_final_weight}, expected 0 "
+                "where loss.displacement_decay is none"
+            )
+        return self
+
+
+class FinetuneConfig(Settings):
+    """A run that starts from the weights of another."""
+
+    checkpoint: Text | None = None
+    """A file, the folder of a run or an export, or a shipped model, relative as `data.paths`; null
+    trains from the beginning. The model's settings are then the checkpoint's, unless the run's own
+    file or the command line changes some."""
+    freeze: list[Text] = Field(default=[])
+    """Patterns of names of parameters that stay as they are, as "embedding.*" or
+    "encoder.blocks.[01].*"; dropout acts on frozen parts as on others."""
+    normalizer: Literal["refit", "keep"] = "refit"
+    """"refit" shifts energies by a constant, the median of what the checkpoint is off by on the
+    training systems, which other references need; "keep" does not. The scale, and what the head
+    says in it, stay."""
+
+    @model_validator(mode="after")
+    def _has_weights_to_freeze(self) -> Self:
+        if self.freeze and self.checkpoint is None:
+            raise ValueError(f"finetune.freeze is {self.freeze}, expected a finetune.checkpoint")
+        return self
+
+
+class RunConfig(Settings):
+    """One run: a data set, a model, training settings, what is minimised."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    """See DataConfig."""
+    model: EnergyConfig = Field(default_factory=EnergyConfig)
+    """See EnergyConfig; in a file also {name: NAME, …} of a named model, or NAME."""
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    """See TrainingConfig."""
+    loss: LossConfig = Field(default_factory=LossConfig)
+    """See LossConfig."""
+    finetune: FinetuneConfig = Field(default_factory=FinetuneConfig)
+    """See FinetuneConfig."""
+    output: Text | None = None
+    """Folder for checkpoints, logs and plots; null makes `runs/NAME`, numbered when taken."""
+
+    @model_validator(mode="after")
+    def _outputs_are_trained(self) -> Self:
+        """Weights that nothing trains would keep processes waiting for their gradients."""
+        for name in ("energy_initial", "displacement"):
+            weight = getattr(self.loss, f"{name}_weight")
+            if weight and name not in self.model.outputs:
+                raise _unfit(f"loss.{name}_weight", weight, f"null, or {name} in model.outputs")
+            last = self.loss.displacement_final_weight if name == "displacement" else 0
+            if name in self.model.outputs and weight == 0 and last == 0:
+                raise _unfit(f"loss.{name}_weight", weight, f"no {name} in model.outputs, or null")
+        if self.model.attention == "exact" and FEATURE_MAPS[self.model.feature_map].learned:
+            wanted = "softmax where model.attention is exact, which trains no features"
+            raise _unfit("model.feature_map", self.model.feature_map, wanted)
+        return self
+
+    @model_validator(mode="after")
+    def _recycles_are_weighted(self) -> Self:
+        weights = self.loss.recycle_weights
+        if weights is not None and (len(weights) != self.model.recycles or not weights[-1] > 0):
+            wanted = f"null or {self.model.recycles} (model.recycles), the last one above 0"
+            raise _unfit("loss.recycle_weights", weights, wanted)
+        return self
+
+    @model_validator(mode="after")
+    def _targets_hold_where_atoms_are(self) -> Self:
+        moves = {"noise": self.training.noise, "interpolation": self.training.interpolation}
+        for key, value in moves.items():
+            if value and self.data.energy == self.data.energy_initial:
+                raise _unfit(f"training.{key}", value, "0 for an energy of the initial structure")
+            always = value > 0 if key == "noise" else value == 1
+            if always and "energy_initial" in self.model.outputs:
+                wanted = "less, or no energy_initial in model.outputs, known where atoms were"
+                raise _unfit(f"training.{key}", value, wanted)
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_add_up(self) -> Self:
+        if not -(2**63) <= self.model.seed + self.training.seed < 2**63:
+            wanted = "a sum with model.seed of 64 bits"
+            raise _unfit("training.seed", self.training.seed, wanted)
+        return self
+
+
+def _unfit(key: str, value: Any, wanted: str) -> ValueError:
+    return ValueError(f"{key} is {value}, expected {wanted}")
 
 
 def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Compose a run from `configs/NAME.yaml` or a file of one's own, with Hydra overrides.
+    """A run from `configs/NAME.yaml` or a file of one's own, with overrides.
+
+    Settings of a named model (``model: {name: flt-small}``) or of ``finetune.checkpoint`` come
+    first, then the file's, then the overrides. Relative paths in the file are taken from its
+    folder, those of overrides from the working directory.
 
     Args:
         name_or_path: name in `configs/`, or path to a yaml file.
-        overrides: Hydra's, as ``training.epochs=5`` or ``model=emt_performer_small``. Paths in
-            them are taken from the working directory, and need no quotes.
+        overrides: ``KEY=VALUE`` with dots in keys and yaml values, as ``training.epochs=5`` or
+            ``model=emt_small``, which takes the place of the file's model. Paths need no quotes.
 
     Raises:
-        ValueError: unknown run, no yaml, unknown key (the nearest known one is named), wrong type,
+        ValueError: unknown run, not yaml, unknown key (the nearest known one is named), wrong type,
             or a value that cannot work.
     """
     file = find_run(name_or_path)
-    content = read_run(file)
     try:
-        check_shape(content, RunConfig, known_keys())
-        rest, typed = split_paths(overrides)
-        check_overrides(rest)
-        start = find_start(file, typed)
-        model = None if start is None else starting_model(start, rest)
-        _register(model)
-        rest, parts = split_parts(rest)
-        with initialize_config_dir(config_dir=str(file.parent), version_base="1.3"):
-            files = files_of(check_defaults(file.stem), file.parent)
-            for other in files:
-                if other != file:
-                    check_shape(read_run(other), RunConfig, known_keys())
-            check_appended(rest, files)
-            composed = _compose(file.stem, rest, of_checkpoint=model is not None)
-        set_parts(composed, parts)
-        share = _share_is_given(overrides, [file, *files])
-        _refuse_unknown(composed)
-        config = OmegaConf.to_object(composed)
-        assert isinstance(config, RunConfig)
-        if start is None and START not in typed and config.finetune.checkpoint is not None:
-            raise ValueError(f"give {START} in the file itself, or as {START}=PATH")
-        config.finetune.checkpoint = start
-        config.data = absolute(config.data, file.parent)
-        _set_paths(config, typed)
-        if not share and config.data.validation in config.data.paths:
-            config.data.validation_fraction = None
-        check_run(config)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        given = f" with {' '.join(overrides)}" if overrides else ""
-        raise ValueError(f"{file}{given}: {explain(error, known_keys())}") from error
-    return config
+        content = _absolute(_read(file), file.parent)
+        typed: dict[str, Any] = {}
+        for text in overrides:
+            _override(typed, text)
+        typed = _absolute(typed, Path.cwd(), of_file=False)
+        if isinstance(typed.get("model"), dict) and typed["model"].get("name"):
+            content.pop("model", None)
+        content = _merged(content, typed)
+        if isinstance(data := content.get("data"), dict):
+            _prefer_given_file(data, file, overrides)
+        _resolve_model(content, typed)
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        reason = explain(error, RunConfig)
+    except (ValueError, OmegaConfBaseException) as error:
+        reason = str(error).split("\n")[0]
+    given = f" with {' '.join(overrides)}" if overrides else ""
+    raise ValueError(f"{file}{given}: {reason}")
 
 
-def _share_is_given(overrides: Sequence[str], files: Sequence[Path]) -> bool:
-    """Whether `data.validation_fraction` was asked for, and is not just what a shipped run has."""
-    shipped = shipped_folder("configs").resolve()
-    own = [read_run(file).get("data") for file in files if file.parent.resolve() != shipped]
-    return any("validation_fraction" in given for given in [*overrides, *own] if given)
+def find_run(name_or_path: str) -> Path:
+    """The file of a run: by name in `configs/`, or by path.
 
-
-def _compose(name: str, overrides: list[str], of_checkpoint: bool) -> DictConfig:
-    try:
-        if of_checkpoint:
-            return compose_from(name, overrides)
-        return compose(config_name=name, overrides=overrides)
-    except AssertionError:  # omegaconf's, of a setting inside of what is null
-        raise ValueError(null_part(overrides)) from None
-
-
-def absolute(data: DataConfig, base: Path) -> DataConfig:
-    """`data` with relative paths, of files and of a data set's folder, taken from `base`."""
-    paths = {split: str((base / path).resolve()) for split, path in data.paths.items()}
-    name = data.name
-    if name is not None and known_name(name) is None:
-        for folder in (base / name, Path(name)):
-            if folder.is_dir():
-                name = str(folder.resolve())
-                break
-    return replace(data, name=name, paths=paths)
-
-
-def _set_paths(config: RunConfig, typed: Mapping[str, str | None]) -> None:
-    for key, value in typed.items():
-        if key == "output":
-            config.output = value
-        elif key == "data.name":
-            config.data.name = value
-        elif key != START:
-            if not value:
-                raise ValueError(f"{key} is empty, expected a file or folder of records")
-            config.data.paths[key.removeprefix(PATHS)] = value
-    config.data = absolute(config.data, Path.cwd())
-
-
-def _register(model: EnergyConfig | None) -> None:
-    """Tell Hydra the schema, and the data sets and models as groups to choose from.
-
-    Args:
-        model: of a checkpoint, whose settings are then those of a run that names no others.
+    Raises:
+        ValueError: neither, naming the nearest one, or all.
     """
-    store = ConfigStore.instance()
-    store.store(name="run_schema", node=RunConfig if model is None else RunConfig(model=model))
-    for file in sorted(shipped_folder("models").glob("*/model.yaml")):
-        store.store(group="model", name=file.parent.name, node=_read_model(file))
-    for file in sorted(shipped_folder("datasets").glob("*/dataset.yaml")):
-        store.store(group="data", name=file.parent.name, node={"name": file.parent.name})
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path.resolve()
+        raise ValueError(f"no configuration file {path}")
+    shipped = {file.stem: file for file in sorted(shipped_folder("configs").glob("*.yaml"))}
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    near = difflib.get_close_matches(name_or_path, shipped, n=1)
+    there = f"did you mean {near[0]}?" if near else f"there are: {', '.join(shipped)}"
+    raise ValueError(f"no run '{name_or_path}' in configs/: {there}; files end in .yaml")
 
 
-def _read_model(file: Path) -> dict[str, Any]:
-    values = yaml.safe_load(file.read_text())
-    try:
-        EnergyConfig.from_dict(values)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from error
-    return cast(dict[str, Any], values)
-
-
-def known_keys(schema: type = RunConfig) -> list[str]:
-    """All dotted keys of the schema.
+def run_name(name_or_path: str) -> str:
+    """What a run is called: its file, or, where that is a run's config.yaml, that run's folder.
 
     Example:
-        >>> known_keys()[:2]
-        ['data', 'data.name']
+        >>> run_name("emt_small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
+        ('emt_small', 'mine', 'mine')
     """
-    keys: list[str] = []
-    for name, kind in get_type_hints(schema).items():
-        keys.append(name)
-        # Parts that are null by default have settings all the same.
-        for part in get_args(kind) or (kind,):
-            if isinstance(part, type) and is_dataclass(part):
-                keys += [f"{name}.{key}" for key in known_keys(part)]
-    return keys
+    path = Path(name_or_path)
+    if path.name == "config.yaml":
+        return path.resolve().parent.name
+    return path.stem if path.suffix in (".yaml", ".yml") else path.name
 
 
-def _keys(node: Any, path: str = "") -> list[str]:
-    keys: list[str] = []
-    for key, value in node.items():
-        keys.append(f"{path}{key}")
-        if isinstance(value, dict):
-            keys += _keys(value, f"{path}{key}.")
-    return keys
+def run_yaml(config: RunConfig) -> str:
+    """The run as a complete yaml file that `flt-mol train` takes."""
+    settings = config.model_dump()
+    output = settings.pop("output")
+    if output is not None:
+        settings["output"] = str(Path(output).absolute())
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
-def _refuse_unknown(composed: DictConfig) -> None:
-    known = set(known_keys())
-    for key in _keys(OmegaConf.to_container(composed)):
-        if key not in known and not key.startswith(PATHS):
-            raise ValueError(unknown(key, known_keys()))
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+        raise ValueError(f"{line}not valid yaml: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"not readable as yaml: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError("holds no mapping of keys to values; see configs/ for examples")
+    return {str(key): value for key, value in content.items()}
+
+
+def _override(typed: dict[str, Any], text: str) -> None:
+    """Set what ``KEY=VALUE`` says; paths are taken as they are, but for quotes around them."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"'{text}' is no override, expected KEY=VALUE")
+    paths = "data.paths."
+    if key.startswith(paths) or key in ("output", "data.name", "finetune.checkpoint"):
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        parsed: Any = value[1:-1] if quoted else None if value == "null" else value
+    else:
+        try:
+            parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]), resolve=True)
+        except yaml.YAMLError as error:
+            raise ValueError(f"'{text}' is not readable: a list is [a,b], a text quoted") from error
+        parsed = parsed["x"]
+    keys = [*paths.split(".")[:2], key[len(paths) :]] if key.startswith(paths) else key.split(".")
+    for part in reversed(keys):
+        parsed = {part: parsed}
+    if isinstance(parsed.get("model"), str):
+        typed.pop("model", None)
+    typed.update(_merged(typed, _with_names(parsed)))
+
+
+def _with_names(content: dict[str, Any]) -> dict[str, Any]:
+    """A bare string for ``model`` or ``data`` means ``{name: …}``."""
+    for part in ("model", "data"):
+        if isinstance(content.get(part), str):
+            content[part] = {"name": content[part]}
+    return content
+
+
+def _merged(base: Any, over: Any) -> Any:
+    """`over` on `base`, key by key; of two families (``{name: …}``) the later one replaces."""
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return over
+    family = "name" in over and "name" in base and "paths" not in {*base, *over}
+    if family and over["name"] != base["name"]:
+        return over
+    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+
+
+def _absolute(content: dict[str, Any], base: Path, of_file: bool = True) -> dict[str, Any]:
+    """`content` with relative paths taken from `base`."""
+    content = _with_names(content)
+    data, finetune = content.get("data"), content.get("finetune")
+    if isinstance(data, dict):
+        if isinstance(paths := data.get("paths"), dict):
+            data["paths"] = {k: str((base / v).resolve()) if v else v for k, v in paths.items()}
+        if isinstance(name := data.get("name"), str):
+            folders = [folder for folder in (base / name, Path(name)) if folder.is_dir()]
+            known = shipped_name("datasets", name, "dataset.yaml")
+            data["name"] = known or str(folders[0].resolve() if folders else name)
+    start = finetune.get("checkpoint") if isinstance(finetune, dict) else None
+    if isinstance(start, str) and start and (base / start).exists():
+        content["finetune"]["checkpoint"] = str((base / start).resolve())
+    if of_file and isinstance(output := content.get("output"), str) and output:
+        content["output"] = str((base / output).resolve())
+    return content
+
+
+def _prefer_given_file(data: dict[str, Any], file: Path, overrides: Sequence[str]) -> None:
+    """A validation file takes the place of the share that a shipped run holds out."""
+    shipped = file.parent == shipped_folder("configs")
+    asked = any(text.startswith("data.validation_fraction") for text in overrides)
+    if shipped and not asked and data.get("validation", "val_id") in (data.get("paths") or {}):
+        data["validation_fraction"] = None
+
+
+def _resolve_model(content: dict[str, Any], typed: Mapping[str, Any]) -> None:
+    """Put what a checkpoint or a named model has beneath the settings of the model."""
+    model, finetune = content.get("model", {}), content.get("finetune")
+    if not isinstance(model, dict):
+        return  # refused by its type
+    name = model.pop("name", None)
+    start = finetune.get("checkpoint") if isinstance(finetune, dict) else None
+    if start is not None:
+        if name is not None and "name" in typed.get("model", {}):
+            raise ValueError(f"model is {name}, expected none beside finetune.checkpoint={start}")
+        config = checkpoint_config(find_checkpoint(str(start)))
+    else:
+        config = EnergyConfig() if name is None else named_config(str(name))
+    content["model"] = _merged(config.model_dump(), model)

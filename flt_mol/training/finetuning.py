@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from flt_mol.data.slabs.surface import Surface
-from flt_mol.training.config import TrainingConfig, known_keys, load_run_config
-from flt_mol.training.explaining import unknown
+from flt_mol.data.tags import Surface
+from flt_mol.training.config import RunConfig, load_run_config
 from flt_mol.training.run import TrainingResult, closing_lines, train
 
 __all__ = ["finetune"]
@@ -39,7 +37,7 @@ def finetune(
         structures: a file or folder of records with energies, as
             :func:`flt_mol.data.open_dataset` reads them.
         validation: another one, by which the epoch is chosen; None holds some structures out.
-        freeze: see :class:`~flt_mol.training.finetune_config.FinetuneConfig`.
+        freeze: see :class:`~flt_mol.training.config.FinetuneConfig`.
         normalizer: see there, too.
         energy: name of the stored target, eV; "calculator" for the energy that ASE's files hold.
         validation_fraction: share that is held out where there is no `validation`.
@@ -54,22 +52,21 @@ def finetune(
     Raises:
         ValueError: as of :func:`flt_mol.training.run.train`, or an unknown setting.
     """
-    for key in training:
-        if f"training.{key}" not in known_keys():
-            raise ValueError(unknown(f"training.{key}", known_keys()))
     paths = [f"finetune.checkpoint={checkpoint}", f"data.paths.train={structures}"]
     if validation is not None:
         paths.append(f"data.paths.val={validation}")
     config = load_run_config("finetune", paths)
     rule = None if tag_rule is None else str(tag_rule)
-    data = replace(config.data, energy=energy, tag_rule=rule)
+    values = config.model_dump()
+    values["data"] |= {"energy": energy, "tag_rule": rule}
     if validation is None:
-        data = replace(data, validation_fraction=validation_fraction)
-    settings: TrainingConfig = replace(config.training, **training)
-    start = replace(config.finetune, freeze=list(freeze), normalizer=normalizer)
-    model = config.model if outputs is None else replace(config.model, outputs=list(outputs))
-    config = replace(config, data=data, model=model, training=settings, finetune=start)
-    config = replace(config, output=None if output is None else str(output))
+        values["data"]["validation_fraction"] = validation_fraction
+    values["training"] |= training
+    values["finetune"] |= {"freeze": list(freeze), "normalizer": normalizer}
+    if outputs is not None:
+        values["model"]["outputs"] = list(outputs)
+    values["output"] = None if output is None else str(output)
+    config = RunConfig.model_validate(values)
     console = console or Console()
     result = train(config, "finetune", console)
     for line in closing_lines(config, result.best)[1:] if not result.was_finished else ():

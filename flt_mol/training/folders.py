@@ -194,8 +194,7 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def run_yaml(settings: Mapping[str, Any]) -> str:
     """Settings as a yaml file that `flt-mol train` takes."""
-    again = {"defaults": ["run_schema", "_self_"], **settings}
-    return yaml.safe_dump(again, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
 
 
 def _write(settings: Mapping[str, Any], path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from flt_mol.training.checkpoints import checkpoint_config
-from flt_mol.training.config import RunConfig
+from flt_mol.models.checkpoint import checkpoint_config
+from flt_mol.training.config import LossConfig, RunConfig
 from flt_mol.training.losses import AUXILIARY
 from flt_mol.training.run_data import TARGETS, open_split, some_have
 
@@ -30,15 +29,14 @@ def without_idle_outputs(config: RunConfig) -> RunConfig:
     for name in names:
         outputs = [other for other in config.model.outputs if other != name]
         if name == "displacement":
-            loss = replace(
-                config.loss,
-                displacement_weight=None,
-                displacement_decay="none",
-                displacement_final_weight=0.0,
+            loss = LossConfig(
+                energy_initial_weight=config.loss.energy_initial_weight,
+                recycle_weights=config.loss.recycle_weights,
             )
         else:
-            loss = replace(config.loss, energy_initial_weight=None)
-        config = replace(config, model=replace(config.model, outputs=outputs), loss=loss)
+            loss = config.loss.model_copy(update={"energy_initial_weight": None})
+        model = config.model.model_copy(update={"outputs": outputs})
+        config = config.model_copy(update={"model": model, "loss": loss})
     return config
 
 

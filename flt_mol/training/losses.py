@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import missing_for, relaxed_displacement
+from flt_mol.structures import missing_for, relaxed_displacement
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.structures import Structures
+from flt_mol.training.config import LossConfig
 
 DISPLACEMENT_DECAYS = ("none", "linear", "cosine")
 AUXILIARY = ("energy_initial", "displacement")
 EARLIER_PASS = 0.5
-"""Weight of each pass before the last one, whose weight is 1, unless `pass_weights` says more."""
+"""Weight of each pass before the last one, of weight 1, unless `recycle_weights` says more."""
 
 _LACKING = {
     "energy": ("relaxed energy", "y_relaxed", "the energy loss"),
@@ -29,36 +29,6 @@ _MENDS = {
     "energy_initial": ", or take energy_initial out of model.outputs",
     "positions_relaxed": ", or take displacement out of model.outputs",
 }
-
-
-@dataclass
-class LossConfig:
-    r"""Weights of the parts of the loss.
-
-    loss = Σ_k ω_k [ |E_k − y| / s + w_init |E⁰_k − y⁰| / s₀ + w_disp(p) ‖d_k − d‖₂ ] / Σ_k ω_k,
-    averaged over systems, and for displacements over free atoms. Energies are divided by the spread
-    s of their normaliser; displacements are in Å. k counts passes, p from 0 to 1 is how much of the
-    training is done.
-
-    Attributes:
-        energy_initial_weight: w_init; None is 1 for a model with the output "energy_initial".
-        displacement_weight: w_disp at the start, per Å; None is 1 for a model with the output
-            "displacement" (the auxiliary IS2RS task).
-        displacement_decay: "none", or "linear" or "cosine" towards `displacement_final_weight`.
-        displacement_final_weight: w_disp at the last step, where it decays.
-        pass_weights: ω_k, one for each pass of the model, relative to each other; None is 1 for the
-            last pass and 0.5 for each earlier one.
-
-    References:
-        Godwin et al., ICLR 2022 (Noisy Nodes), arXiv:2106.07971: displacements as an auxiliary
-        task. Shi et al., arXiv:2203.04810 (3D-Graphormer): its weight falls during training.
-    """
-
-    energy_initial_weight: float | None = None
-    displacement_weight: float | None = None
-    displacement_decay: str = "none"
-    displacement_final_weight: float = 0.0
-    pass_weights: list[float] | None = None
 
 
 class Part(NamedTuple):
@@ -93,8 +63,8 @@ def training_loss(
 
     Args:
         outputs: of the model: "energy" (B,) eV, and as far as it has them "energy_initial" (B,) eV
-            and "displacement" (N, 3) Å; with several passes also "energy_passes" (K, B), and so on,
-            of which the last is the plain one.
+            and "displacement" (N, 3) Å; with several passes also "energy_recycles" (K, B), and so
+            on, of which the last is the plain one.
         structures: the batch as the model saw it, with its targets.
         progress: share of the training that is done, 0 to 1.
         config: weights.
@@ -211,19 +181,19 @@ def pass_weights(count: int, config: LossConfig) -> list[float]:
         >>> pass_weights(3, LossConfig())
         [0.5, 0.5, 1.0]
     """
-    if config.pass_weights is None:
+    if config.recycle_weights is None:
         return [EARLIER_PASS] * (count - 1) + [1.0]
-    if len(config.pass_weights) != count:
+    if len(config.recycle_weights) != count:
         raise ValueError(
-            f"loss.pass_weights has {len(config.pass_weights)} weights, and the model makes "
+            f"loss.recycle_weights has {len(config.recycle_weights)} weights, and the model makes "
             f"{count} pass{'es' if count > 1 else ''} (model.recycles): give one for each, or null"
         )
-    return list(config.pass_weights)
+    return list(config.recycle_weights)
 
 
 def passes(outputs: Mapping[str, Tensor], name: str) -> Tensor:
     """(K, …): an output on every pass; K = 1 for a model that makes only one."""
-    every = outputs.get(f"{name}_passes")
+    every = outputs.get(f"{name}_recycles")
     return outputs[name][None] if every is None else every
 
 

@@ -19,7 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 import flt_mol
 from flt_mol.files import temporary_path
-from flt_mol.training.checkpoint_file import refuse_damaged
+from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered, largest
 
 __all__ = [

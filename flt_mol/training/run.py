@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from flt_mol.data.loading.statistics import target_statistics, trained_on
+from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
+from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.callbacks import History
-from flt_mol.training.checkpoints import find_checkpoint, load_model, read_checkpoint
-from flt_mol.training.checks import check_accelerator, check_run
-from flt_mol.training.config import RunConfig, absolute
+from flt_mol.training.config import RunConfig
 from flt_mol.training.data_checks import data_digest, warn_far_off
-from flt_mol.training.finetune_settings import absolute_start
 from flt_mol.training.fitting import Batches, fit
-from flt_mol.training.folders import check_run_folder, finished_run, run_folder, run_yaml
+from flt_mol.training.folders import check_run_folder, finished_run, run_folder
 from flt_mol.training.held_out import load_splits, write_sids
 from flt_mol.training.left_out import left_out_note, without_idle_outputs
 from flt_mol.training.processes import followed_folder, shown_folder, world_of
@@ -77,7 +74,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
         SystemExit: with status 143, on SIGTERM.
     """
     console = console or Console()
-    check_run(config)
+    config = RunConfig.model_validate(config.model_dump())
     world = world_of(config.training.devices, config.training.nodes)
     given, config = config, settled(config)
     settings = run_settings(config)
@@ -86,7 +83,6 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     finished = finished_run(config.output, settings)
     if finished is not None:
         return _left_as_it_is(finished, config, console)
-    check_accelerator(config.training.accelerator)
     if world.is_first:
         check_run_folder(config.output, settings)
     training, validation = load_splits(config)
@@ -169,7 +165,7 @@ def _systems(config: RunConfig, training: Any, validation: Any) -> dict[str, Any
     held_out = validation if config.data.validation_fraction is not None else None
     start = config.finetune.checkpoint
     before = None if start is None else read_systems(read_checkpoint(find_checkpoint(start)))
-    return systems_seen(training, held_out, before, asdict(config.data))
+    return systems_seen(training, held_out, before, config.data.model_dump())
 
 
 def _begin(
@@ -189,20 +185,19 @@ def settled(config: RunConfig) -> RunConfig:
     See :func:`~flt_mol.training.left_out.without_idle_outputs`.
     """
     here = Path.cwd()
-    start = absolute_start(config.finetune, here)
-    config = replace(config, data=absolute(config.data, here), finetune=start)
+    paths = {split: str((here / path).resolve()) for split, path in config.data.paths.items()}
+    start = config.finetune.checkpoint
+    if start is not None and (here / start).exists():
+        start = str((here / start).resolve())
+    data = config.data.model_copy(update={"paths": paths})
+    finetune = config.finetune.model_copy(update={"checkpoint": start})
+    config = config.model_copy(update={"data": data, "finetune": finetune})
     return without_idle_outputs(config)
 
 
 def run_settings(config: RunConfig) -> dict[str, Any]:
     """The run as plain data, without its folder: that means nothing to whoever trains it again."""
-    return {k: v for k, v in asdict(config).items() if k != "output"}
-
-
-def settings_yaml(config: RunConfig) -> str:
-    """The run as a yaml file that `flt-mol train` takes."""
-    text = run_yaml(run_settings(config))
-    return text if config.output is None else f"{text}output: {json.dumps(config.output)}\n"
+    return {k: v for k, v in config.model_dump().items() if k != "output"}
 
 
 def _follow(
@@ -244,7 +239,7 @@ def build_model(
     different ``training.seed`` have nothing random in common.
     """
     seed = config.model.seed + config.training.seed
-    model = EnergyModel(replace(config.model, seed=seed))
+    model = EnergyModel(config.model.model_copy(update={"seed": seed}))
     # What is in memory is not worth sending to other processes.
     workers = 0 if isinstance(training, list) else config.training.num_workers
     initial = model.normalizer_initial

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from flt_mol.structures import Structures
-from flt_mol.training.checkpoint_file import is_data
 
 __all__ = [
     "SystemsSeen",
@@ -191,7 +190,7 @@ def read_systems(content: Mapping[str, Any]) -> SystemsSeen:
     """What the content of a checkpoint says, as far as it can be made out.
 
     Args:
-        content: of :func:`~flt_mol.training.checkpoint_file.read_checkpoint`.
+        content: of :func:`~flt_mol.models.checkpoint.read_checkpoint`.
     """
     systems = content.get("systems")
     systems = systems if isinstance(systems, Mapping) else {}
@@ -216,11 +215,11 @@ def _files(
         return tuple(
             TrainedFile(one["data"], frozenset(_whole(one.get("held_out")) or ()))
             for one in parts
-            if is_data(one.get("data"))
+            if isinstance(one.get("data"), Mapping)
         )
     config = content.get("config")
     data: Any = config.get("data") if isinstance(config, Mapping) else None
-    if not is_data(data) or _whole(systems.get("trained_on")) is not None:
+    if not isinstance(data, Mapping) or _whole(systems.get("trained_on")) is not None:
         return ()
     return (TrainedFile(data, frozenset(held_out)),)
 

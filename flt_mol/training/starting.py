@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.data.loading.statistics import TargetStatistics, trained_on
-from flt_mol.prediction.energies import check_elements
+from flt_mol.data.loader import TargetStatistics, trained_on
+from flt_mol.models.checkpoint import checkpoint_config, misfits, read_checkpoint, read_weights
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.nn.radial import PairTypes
-from flt_mol.training.checkpoints import checkpoint_config, misfits, read_checkpoint, read_weights
-from flt_mol.training.finetune_config import FinetuneConfig
+from flt_mol.prediction.energies import check_elements
+from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.freezing import freeze
 from flt_mol.training.shifting import refit
 
@@ -124,7 +124,7 @@ def _load(
 
 
 def _settings_apart(path: Path, ours: EnergyConfig) -> str:
-    theirs, own = _flat(asdict(checkpoint_config(path))), _flat(asdict(ours))
+    theirs, own = _flat(checkpoint_config(path).model_dump()), _flat(ours.model_dump())
     apart = [
         f"\n  {key} is {own.get(key)} here and {theirs.get(key)} in the checkpoint"
         for key in sorted(own.keys() | theirs.keys())

@@ -17,10 +17,9 @@ from flt_mol.models.energy import EnergyModel
 from flt_mol.outputs import counted
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
-from flt_mol.training.checks import DECAYS
-from flt_mol.training.config import TrainingConfig
+from flt_mol.training.config import LossConfig, TrainingConfig
 from flt_mol.training.freezing import trainable
-from flt_mol.training.losses import LossConfig, training_loss
+from flt_mol.training.losses import training_loss
 from flt_mol.training.processes import gathered, shares
 from flt_mol.training.validation import OutputMetrics
 
@@ -253,8 +252,6 @@ def learning_rate_factor(
         >>> [round(factor(step), 2) for step in (0, 9, 55, 100)]
         [0.1, 1.0, 0.5, 0.0]
     """
-    if decay not in DECAYS:
-        raise ValueError(f"training.decay is '{decay}'; known: {', '.join(DECAYS)}")
     warmup = round(total_steps * warmup_fraction) if warmup_steps is None else warmup_steps
     warmup = max(1, warmup)
 

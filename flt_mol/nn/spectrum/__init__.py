@@ -2,19 +2,62 @@
 
 f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ; lengths in Å, frequencies ξ in cycles/Å. Of every family:
 ``family(frequencies)`` is g (H, R), ``family.mask(displacements)`` is f (…, H); both are at least
-float32 and differentiable by all parameters. `SPECTRA` has the families by name.
+float32 and differentiable by all parameters. `SPECTRA` has what makes them by name, of arguments
+that are plain data.
 """
 
-from flt_mol.nn.spectrum._terms import FORMS
-from flt_mol.nn.spectrum.base import ProductSpectrum, Spectrum, SumSpectrum
-from flt_mol.nn.spectrum.cauchy import CauchySpectrum
-from flt_mol.nn.spectrum.gaussian import GaussianSpectrum
-from flt_mol.nn.spectrum.kernels import KernelSpectrum, LaplaceSpectrum, MaternSpectrum
-from flt_mol.nn.spectrum.local import BoxSpectrum, BSplineSpectrum, TentSpectrum
-from flt_mol.nn.spectrum.mixture import DirectionalSpectrum, GaussianMixtureSpectrum
-from flt_mol.nn.spectrum.shells import ShellSpectrum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-SPECTRA: dict[str, type[Spectrum]] = {
+import torch
+
+from flt_mol.functional.numerics import seeded_generator
+from flt_mol.nn.spectrum.base import ProductSpectrum, Spectrum, SumSpectrum
+from flt_mol.nn.spectrum.kernels import (
+    CauchySpectrum,
+    LaplaceSpectrum,
+    MaternSpectrum,
+    ShellSpectrum,
+)
+from flt_mol.nn.spectrum.local import BoxSpectrum, BSplineSpectrum, TentSpectrum
+from flt_mol.nn.spectrum.terms import (
+    DirectionalSpectrum,
+    GaussianMixtureSpectrum,
+    GaussianSpectrum,
+)
+
+
+def sum_of(
+    num_heads: int,
+    spectra: Sequence[Mapping[str, Any]],
+    generator: torch.Generator | None = None,
+) -> SumSpectrum:
+    """A `SumSpectrum` of ``{"name": …, **arguments}`` with names of `SPECTRA`."""
+    return SumSpectrum(*_parts(num_heads, spectra, generator))
+
+
+def product_of(
+    num_heads: int,
+    spectra: Sequence[Mapping[str, Any]],
+    generator: torch.Generator | None = None,
+) -> ProductSpectrum:
+    """A `ProductSpectrum` of ``{"name": …, "dim": …, **arguments}`` with names of `SPECTRA`."""
+    return ProductSpectrum(*_parts(num_heads, spectra, generator))
+
+
+def _parts(
+    num_heads: int, spectra: Sequence[Mapping[str, Any]], generator: torch.Generator | None
+) -> list[Spectrum]:
+    parts, generator = [], seeded_generator(generator)
+    for spec in spectra:
+        arguments = dict(spec)
+        if (name := arguments.pop("name", None)) not in SPECTRA:
+            raise ValueError(f"spectrum {name!r} is unknown, expected one of {', '.join(SPECTRA)}")
+        parts.append(SPECTRA[name](num_heads=num_heads, generator=generator, **arguments))
+    return parts
+
+
+SPECTRA: dict[str, Callable[..., Spectrum]] = {
     "gaussian": GaussianSpectrum,
     "gaussian_mixture": GaussianMixtureSpectrum,
     "directional": DirectionalSpectrum,
@@ -25,10 +68,11 @@ SPECTRA: dict[str, type[Spectrum]] = {
     "tent": TentSpectrum,
     "bspline": BSplineSpectrum,
     "shells": ShellSpectrum,
+    "sum": sum_of,
+    "product": product_of,
 }
 
 __all__ = [
-    "FORMS",
     "SPECTRA",
     "BSplineSpectrum",
     "BoxSpectrum",
@@ -36,7 +80,6 @@ __all__ = [
     "DirectionalSpectrum",
     "GaussianMixtureSpectrum",
     "GaussianSpectrum",
-    "KernelSpectrum",
     "LaplaceSpectrum",
     "MaternSpectrum",
     "ProductSpectrum",

@@ -12,35 +12,17 @@ from torch import Tensor, nn
 class Spectrum(nn.Module):
     r"""A spectrum g per head, and the mask f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ it stands for.
 
-    f is real, so g(−ξ) is the complex conjugate of g(ξ). A real g is an even function and its mask
-    is symmetric, f(−x) = f(x); a family whose masks know a direction (left from right, before from
-    after) has a complex g, and says so by `is_complex`.
-
-    **A family of your own** needs `forward`, and `mask` where f is known in closed form. Spectra of
-    the same heads and dimension can be added, ``first + second``: g and f add up.
+    f is real, so g(−ξ) is the complex conjugate of g(ξ). A real g is even and its mask symmetric,
+    f(−x) = f(x); masks that know a direction (before from after) have a complex g. A family of your
+    own defines `forward`, and `mask` where f is known in closed form.
 
     Attributes:
         num_heads: H.
         dim: ℓ, the dimension of positions.
-        is_complex: whether `forward` gives complex numbers.
 
     Raises:
         ValueError: num_heads or dim below 1.
-
-    Example:
-        >>> class White(Spectrum):  # g = b up to ‖ξ‖ = 1/2, nothing above
-        ...     def __init__(self, num_heads, dim=3):
-        ...         super().__init__(num_heads, dim)
-        ...         self.height = nn.Parameter(torch.ones(num_heads))
-        ...
-        ...     def forward(self, frequencies):  # (R, ℓ) → (H, R)
-        ...         return self.height[:, None] * (frequencies.norm(dim=-1) <= 0.5)
-        >>> White(num_heads=2)(torch.tensor([[0.0, 0.0, 0.3], [0.0, 1.0, 0.0]]))
-        tensor([[1., 0.],
-                [1., 0.]], grad_fn=<MulBackward0>)
     """
-
-    is_complex: bool = False
 
     def __init__(self, num_heads: int, dim: int) -> None:
         super().__init__()
@@ -74,99 +56,56 @@ class SumSpectrum(Spectrum):
 
     Raises:
         ValueError: none at all, or spectra of different H or ℓ.
-
-    Example:
-        >>> from flt_mol.nn.spectrum import BoxSpectrum, GaussianSpectrum
-        >>> total = GaussianSpectrum(num_heads=4, num_terms=8) + BoxSpectrum(4, num_terms=2)
-        >>> total.mask(torch.zeros(5, 3)).shape
-        torch.Size([5, 4])
     """
 
     def __init__(self, *spectra: Spectrum) -> None:
-        _check_heads(spectra)
-        if len(dims := {spectrum.dim for spectrum in spectra}) > 1:
-            raise ValueError(
-                f"spectra over {sorted(dims)} dimensions cannot be added; over different "
-                "coordinates of the same positions they multiply: ProductSpectrum"
-            )
-        super().__init__(spectra[0].num_heads, spectra[0].dim)
+        if len(sizes := {(spectrum.num_heads, spectrum.dim) for spectrum in spectra}) != 1:
+            raise ValueError(f"expected spectra of the same (heads, dim), got {sorted(sizes)}")
+        super().__init__(*sizes.pop())
         self.spectra = nn.ModuleList(spectra)
-        self.is_complex = any(spectrum.is_complex for spectrum in spectra)
 
     def forward(self, frequencies: Tensor) -> Tensor:
         """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
-        spectra: list[Tensor] = [spectrum(frequencies) for spectrum in self.spectra]
-        return reduce(torch.add, spectra)
+        terms: list[Tensor] = [spectrum(frequencies) for spectrum in self.spectra]
+        return reduce(torch.add, terms)
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (…, ℓ), Å → (…, H)."""
-        masks = [cast(Spectrum, spectrum).mask(displacements) for spectrum in self.spectra]
-        return reduce(torch.add, masks)
+        spectra = cast(list[Spectrum], list(self.spectra))
+        return reduce(torch.add, [spectrum.mask(displacements) for spectrum in spectra])
 
 
 class ProductSpectrum(Spectrum):
-    r"""The product of spectra over disjoint groups of coordinates.
+    r"""The product of spectra over disjoint groups of coordinates, x = (x₁, x₂, …).
 
-    With x = (x₁, x₂, …), the first spectrum taking the first ℓ₁ coordinates and so on:
-    f(x) = Π_i f_i(x_i) and g(ξ) = Π_i g_i(ξ_i), in ℓ = Σ_i ℓ_i dimensions. So a mask may depend on
-    height above a surface and on the distance in the surface in different ways.
-
-    It is not the product of masks of the *same* coordinates: that one's spectrum is a convolution,
-    which has a closed form for Gaussians only.
+    f(x) = Π_i f_i(x_i) and g(ξ) = Π_i g_i(ξ_i), in ℓ = Σ_i ℓ_i dimensions: so a mask may depend on
+    height above a surface and on the distance in the surface in different ways. It is not the
+    product of masks of the *same* coordinates, whose spectrum is a convolution.
 
     Args:
-        spectra: one or more, all with the same H; coordinates are handed out in this order.
+        spectra: one or more, all with the same H; the first takes the first ℓ₁ coordinates.
 
     Raises:
         ValueError: none at all, or spectra of different H.
-
-    Example:
-        >>> from flt_mol.nn.spectrum import GaussianSpectrum, LaplaceSpectrum
-        >>> in_plane, height = GaussianSpectrum(4, 8, dim=2), LaplaceSpectrum(4, 3, dim=1)
-        >>> ProductSpectrum(in_plane, height).mask(torch.zeros(5, 3)).shape
-        torch.Size([5, 4])
     """
 
     def __init__(self, *spectra: Spectrum) -> None:
-        _check_heads(spectra)
-        super().__init__(spectra[0].num_heads, sum(spectrum.dim for spectrum in spectra))
+        if len(heads := {spectrum.num_heads for spectrum in spectra}) != 1:
+            raise ValueError(f"expected spectra of the same heads, got {sorted(heads)}")
+        super().__init__(heads.pop(), sum(spectrum.dim for spectrum in spectra))
         self.spectra = nn.ModuleList(spectra)
-        self.is_complex = any(spectrum.is_complex for spectrum in spectra)
 
     def forward(self, frequencies: Tensor) -> Tensor:
         """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
-        groups = self._split(frequencies)
-        factors: list[Tensor] = [
-            spectrum(x) for spectrum, x in zip(self.spectra, groups, strict=True)
-        ]
+        factors: list[Tensor] = [spectrum(xi) for spectrum, xi in self._groups(frequencies)]
         return reduce(torch.mul, factors)
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (…, ℓ), Å → (…, H)."""
-        masks = [
-            cast(Spectrum, spectrum).mask(group)
-            for spectrum, group in zip(self.spectra, self._split(displacements), strict=True)
-        ]
-        return reduce(torch.mul, masks)
+        return reduce(torch.mul, [spectrum.mask(x) for spectrum, x in self._groups(displacements)])
 
-    def _split(self, coordinates: Tensor) -> tuple[Tensor, ...]:
-        """Columns of (…, ℓ) by spectrum."""
-        check_dim(coordinates, self.dim)
-        sizes = [cast(Spectrum, spectrum).dim for spectrum in self.spectra]
-        return torch.split(coordinates, sizes, dim=-1)
-
-
-def check_dim(coordinates: Tensor, dim: int) -> None:
-    """ValueError unless the last axis is of size ℓ."""
-    if coordinates.dim() < 1 or coordinates.shape[-1] != dim:
-        raise ValueError(
-            f"the spectrum is over {dim} dimensions: expected (…, {dim}), got "
-            f"{tuple(coordinates.shape)}"
-        )
-
-
-def _check_heads(spectra: tuple[Spectrum, ...]) -> None:
-    if not spectra:
-        raise ValueError("no spectrum given: expected at least one")
-    if len(heads := {spectrum.num_heads for spectrum in spectra}) > 1:
-        raise ValueError(f"spectra of {sorted(heads)} heads do not belong together: use one number")
+    def _groups(self, coordinates: Tensor) -> list[tuple[Spectrum, Tensor]]:
+        """Each spectrum with its columns of (…, ℓ)."""
+        spectra = cast(list[Spectrum], list(self.spectra))
+        columns = coordinates.split([spectrum.dim for spectrum in spectra], dim=-1)
+        return list(zip(spectra, columns, strict=True))

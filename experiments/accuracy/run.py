@@ -1,0 +1,203 @@
+"""Train the models of the accuracy table that have no result yet, and print the table.
+
+Each (row, seed) that is done is a line in results.jsonl: the script may be stopped at any time,
+started again, and run several times at once with other rows or seeds. `--times` lets the rows take
+turns at training steps instead, in one process on one thread. `--render` only prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from flt_mol.data.recipes import recipe
+
+from accuracy.models import ROWS, build, count_weights, resolved
+from common.loop import (
+    TARGETS,
+    Settings,
+    Training,
+    evaluate,
+    fit_normalizers,
+    relabelled,
+    seeded,
+    train,
+)
+from common.results import Results, markdown_table, mean_sd
+from common.timing import Timings, flushed_denormals, interleaved
+from flt_mol.structures import Structures
+
+SPLITS = ("val_id", "val_ood_ads", "val_ood_cat", "val_ood_both")
+FOLDER = Path(__file__).parent
+
+
+@lru_cache(maxsize=12)
+def systems_of(data: str, split: str, limit: int | None, cutoff: float | None) -> list[Structures]:
+    """Single systems of a split, with pairs within `cutoff`."""
+    dataset = recipe(data).open(split)
+    chosen = range(len(dataset) if limit is None else min(limit, len(dataset)))
+    found = [dataset[i] for i in chosen]
+    return found if cutoff is None else [system.with_pairs(cutoff) for system in found]
+
+
+def measure(
+    name: str, seed: int, settings: Settings, data: str, limit: int | None
+) -> dict[str, Any]:
+    """Train and evaluate one model; its line of results."""
+    row = ROWS[name]
+    config = resolved(row, settings.targets)
+    with seeded(seed):
+        cutoff = build(row, config, seed).cutoff
+    with flushed_denormals():
+        training = systems_of(data, "train", limit, cutoff)
+        model, seconds, loss = train(
+            lambda: build(row, config, seed), training, settings, seed, row.loss
+        )
+        found = {
+            split: evaluate(model, systems_of(data, split, limit, cutoff), settings.targets)
+            for split in SPLITS
+        }
+    return {
+        "row": name, "targets": settings.targets, "epochs": settings.epochs, "seed": seed,
+        "label": row.label, "config": config, "data": data, "limit": limit,
+        "parameters": sum(p.numel() for p in model.parameters()), "weights": count_weights(model),
+        "seconds_per_epoch": round(seconds, 3), "loss": loss, "splits": found,
+        "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def times(names: Sequence[str], settings: Settings, data: str, rounds: int) -> dict[str, Any]:
+    """CPU seconds of a training step of each row, in turns on the same batches."""
+    every = [relabelled(s, settings.targets) for s in systems_of(data, "train", None, None)]
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(0)).tolist()
+    size = settings.batch_size
+    batches = [[every[row] for row in order[k * size : (k + 1) * size]] for k in range(rounds + 1)]
+    with flushed_denormals(), seeded(0):
+        found = interleaved({name: _stepping(name, settings, batches) for name in names}, rounds)
+    return {
+        "times": {name: [round(t, 5) for t in found.seconds[name]] for name in names},
+        "targets": settings.targets,
+        "steps_per_epoch": len(every) // size,
+    }
+
+
+def _stepping(
+    name: str, settings: Settings, batches: list[list[Structures]]
+) -> Callable[[], object]:
+    row = ROWS[name]
+    model: Any = build(row, resolved(row, settings.targets))
+    if model.cutoff is not None:
+        batches = [[system.with_pairs(model.cutoff) for system in part] for part in batches]
+    fit_normalizers(model, [system for part in batches for system in part], settings)
+    training, calls = Training(model, settings, row.loss, len(batches)), count()
+    return lambda: training.step(batches[next(calls) % len(batches)])
+
+
+def table(results: Results, settings: Settings) -> str:
+    """MAE ± standard deviation over seeds (EwT in %) on every split, costs, and recycles."""
+    parts = []
+    rows = {
+        name: results.latest(row=name, targets=settings.targets, epochs=settings.epochs)
+        for name in ROWS
+    }
+    rows = {name: records for name, records in rows.items() if records}
+    for target in TARGETS[settings.targets]:
+        head = [f"{target}, MAE in eV (EwT in %)", "seeds", *SPLITS, "weights", "s/epoch"]
+        cells = [
+            [ROWS[name].label, len(records), *(_cell(records, split, target) for split in SPLITS),
+             f"{records[0]['weights']:,}", mean_sd([r["seconds_per_epoch"] for r in records], 1)]
+            for name, records in rows.items()
+        ]  # fmt: skip
+        parts.append(markdown_table(head, cells))
+    return "\n\n".join([*parts, *_moves(rows), *_times(results, settings)])
+
+
+def _cell(records: Sequence[dict[str, Any]], split: str, target: str) -> str:
+    found = [r["splits"][split][target] for r in records if target in r["splits"].get(split, {})]
+    if not found:
+        return "–"
+    return f"{mean_sd([f['mae'] for f in found])} ({100 * fmean(f['ewt'] for f in found):.0f})"
+
+
+def _moves(rows: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Errors of displacements on val_id, against predicting no movement."""
+    cells = []
+    for name, records in rows.items():
+        found = [r["splits"]["val_id"].get("displacement") for r in records]
+        moved = [f for f in found if f is not None]
+        if moved:
+            stay, error = ([f[key] for f in moved] for key in ("stay", "error"))
+            cells.append([ROWS[name].label, mean_sd(stay), mean_sd(error)])
+    return (
+        [markdown_table(["displacement on val_id (Å)", "no movement", "predicted"], cells)]
+        if cells
+        else []
+    )
+
+
+def _times(results: Results, settings: Settings) -> list[str]:
+    lines = [r for r in results.read(targets=settings.targets) if "times" in r]
+    if not lines:
+        return []
+    timings = Timings(
+        {n: t["seconds"] if isinstance(t, dict) else t for n, t in lines[-1]["times"].items()}
+    )
+    over = "schnet" if "schnet" in timings.seconds else next(iter(timings.seconds))
+    steps = lines[-1]["steps_per_epoch"]
+    cells = []
+    for name, seconds in timings.seconds.items():
+        middle, low, high = timings.ratio(name, over)
+        cells.append(
+            [name, f"{median(seconds) * steps:.1f}", f"{middle:.3f} ({low:.3f}–{high:.3f})"]
+        )
+    return [markdown_table(["in turns on the same batches", "s/epoch", f"time / {over}"], cells)]
+
+
+def main() -> None:
+    """Parse the command line, train what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    add("--epochs", type=int, default=Settings.epochs)
+    add("--targets", choices=list(TARGETS), default="relaxed")
+    add("--data", default="emt_adsorption", help="name or folder of a data set")
+    add("--limit", type=int, help="systems of each split, to try it")
+    add("--jobs", type=int, default=1, help="processes, each on one thread")
+    add("--results", type=Path, default=FOLDER / "results.jsonl")
+    add("--times", type=int, nargs="?", const=7, metavar="ROUNDS", help="only measure times")
+    add("--render", action="store_true", help="only print the table")
+    given = parser.parse_args()
+    settings, results = Settings(given.targets, given.epochs), Results(given.results)
+    if given.times is not None:
+        results.append(times(given.rows, settings, given.data, given.times))
+    elif not given.render:
+        known = results.read(targets=given.targets, epochs=given.epochs)
+        done = {(r["row"], r["seed"]) for r in known if "row" in r}
+        todo = [
+            (row, seed) for seed in given.seeds for row in given.rows if (row, seed) not in done
+        ]
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(given.jobs, context) as pool:
+            jobs = [pool.submit(measure, *job, settings, given.data, given.limit) for job in todo]
+            for job in as_completed(jobs):
+                record = job.result()
+                results.append(record)
+                print(f"{record['row']}, seed {record['seed']}: {record['splits']}", flush=True)
+    print(f"\n{table(results, settings)}")
+
+
+if __name__ == "__main__":
+    main()

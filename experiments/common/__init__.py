@@ -1,0 +1,1 @@
+"""What the experiments share: timing, results files, tables, figures, the training loop, rivals."""

@@ -1,0 +1,208 @@
+"""Layers compared over lengths: ours, those of other packages, and what they replace.
+
+All are one pre-norm block, x ← x + Attention(LayerNorm(x)); x ← x + FFN(LayerNorm(x)), of the same
+sizes; only the attention differs. All call `forward(x, positions)` with rows (N, C).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.functional import orthogonal_projection
+from flt_mol.nn import (
+    BoxSpectrum,
+    FLTAttention,
+    FLTBlock,
+    FourierRPE,
+    GaussianFrequencies,
+    GaussianSpectrum,
+)
+
+_AT_ONCE = 4  # features per Fourier transform: they stay in the cache
+
+
+class Size(NamedTuple):
+    """Tokens N, width C, heads H, random features M, frequencies R, hidden width of the FFN."""
+
+    tokens: int = 4096
+    embed_dim: int = 768
+    num_heads: int = 12
+    num_features: int = 64
+    num_frequencies: int = 32
+    ffn_dim: int = 3072
+
+
+class OurBlock(nn.Module):
+    """`FLTBlock` of linear attention; position features are computed in every call."""
+
+    def __init__(self, size: Size, rpe: FourierRPE | None) -> None:
+        super().__init__()
+        attention = FLTAttention(
+            size.embed_dim, size.num_heads, num_features=size.num_features, rpe=rpe
+        )
+        self.block, self.with_positions = FLTBlock(attention, size.ffn_dim), rpe is not None
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """(N, C), (N, 3) Å → (N, C)."""
+        ptr = torch.tensor([0, len(x)])
+        return self.block(x, ptr, positions=positions if self.with_positions else None)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """The same block around any attention (N, C) → (N, C)."""
+
+    def __init__(self, size: Size, attention: nn.Module, batched: bool = False) -> None:
+        super().__init__()
+        c = size.embed_dim
+        self.attention, self.batched = attention, batched
+        self.attention_norm, self.ffn_norm = nn.LayerNorm(c), nn.LayerNorm(c)
+        self.ffn = nn.Sequential(nn.Linear(c, size.ffn_dim), nn.GELU(), nn.Linear(size.ffn_dim, c))
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rows to rows; where something is, is the attention's own business."""
+        h = self.attention_norm(x)
+        x = x + (self.attention(h[None])[0] if self.batched else self.attention(h))
+        return x + self.ffn(self.ffn_norm(x))  # type: ignore[no-any-return]
+
+
+class DenseBiasAttention(nn.Module):
+    """Softmax attention with a learned bias b_h,i−j, written out (H, N, N) in every call."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.num_heads = size.num_heads
+        self.qkv = nn.Linear(size.embed_dim, 3 * size.embed_dim)
+        self.out = nn.Linear(size.embed_dim, size.embed_dim)
+        self.table = nn.Parameter(0.1 * torch.randn(size.num_heads, 2 * size.tokens - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One sequence: (N, C) → (N, C)."""
+        q, k, v = self.qkv(x).view(1, len(x), 3, self.num_heads, -1).transpose(1, 3).unbind(2)
+        bias = self.table.flip(-1).unfold(-1, len(x), 1).flip(1)  # (H, N, N), b of i − j
+        out = nn.functional.scaled_dot_product_attention(q, k, v, bias[None])
+        return self.out(out[0].transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
+
+
+class LogLinearAttention(nn.Module):
+    """Performer attention whose weights have a factor exp(b_h,i−j), b learned: O(N log N) by FFT.
+
+    Luo et al., "Stable, Fast and Accurate: Kernelized Attention with Relative Positional Encoding",
+    NeurIPS 2021; our own form of it.
+    """
+
+    projection: Tensor
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.num_heads = size.num_heads
+        self.qkv = nn.Linear(size.embed_dim, 3 * size.embed_dim)
+        self.out = nn.Linear(size.embed_dim, size.embed_dim)
+        self.log_mask = nn.Parameter(0.1 * torch.randn(size.num_heads, 2 * size.tokens - 1))
+        head_dim = size.embed_dim // size.num_heads
+        self.register_buffer("projection", orthogonal_projection(size.num_features, head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One sequence: (N, C) → (N, C)."""
+        q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, -1).unbind(1)
+        query, key = self._features(q, -1), self._features(k, (0, 2))
+        return self.out(masked_attention(query, key, v, self.log_mask.exp()).flatten(1))  # type: ignore[no-any-return]
+
+    def _features(self, rows: Tensor, over: int | tuple[int, int]) -> Tensor:
+        """Positive softmax features exp(w·x − ‖x‖²/2 − max), (N, H, M)."""
+        rows = rows * rows.shape[-1] ** -0.25
+        logits = rows @ self.projection.T - 0.5 * rows.square().sum(-1, keepdim=True)
+        return (logits - logits.amax(over, keepdim=True)).exp()
+
+
+def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """out_i = Σ_j c_{i−j} φ(q_i)·φ(k_j) v_j / Σ_j c_{i−j} φ(q_i)·φ(k_j), by FFT.
+
+    Args:
+        query: φ(q) (N, H, M), not negative.
+        key: φ(k) (N, H, M), not negative.
+        value: (N, H, D).
+        mask: c (H, 2N − 1), from c_{1−N} to c_{N−1}, positive.
+
+    Example:
+        >>> ones, value = torch.ones(3, 1, 1), torch.tensor([0.0, 6.0, 3.0]).view(3, 1, 1)
+        >>> masked_attention(ones, ones, value, torch.ones(1, 5)).flatten()
+        tensor([3., 3., 3.])
+    """
+    length = value.shape[0]
+    values = torch.cat([value, value.new_ones(*value.shape[:2], 1)], -1)
+    # c_0 … c_{N−1}, then c_{−N} (never met: 0), c_{1−N} … c_{−1}: a circle of 2N.
+    circle = torch.cat(
+        [mask[:, length - 1 :], mask.new_zeros(len(mask), 1), mask[:, : length - 1]], -1
+    )
+    heads = [
+        _head(query[:, h], key[:, h], values[:, h], torch.fft.rfft(circle[h]))
+        for h in range(len(mask))
+    ]
+    sums = torch.stack(heads, 1)
+    return sums[..., :-1] / sums[..., -1:]
+
+
+def _head(query: Tensor, key: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Σ_j c_{i−j} φ(q_i)·φ(k_j) v_j of one head: (N, M), (N, M), (N, V) → (N, V)."""
+    length, columns = len(key), values.T.contiguous()
+    sums = torch.zeros_like(columns)
+    for q, k in zip(query.T.split(_AT_ONCE), key.T.split(_AT_ONCE), strict=True):
+        spectrum = torch.fft.rfft(k[:, None, :] * columns, n=2 * length) * mask
+        convolved = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
+        sums = sums + (convolved * q[:, None, :]).sum(0)
+    return sums.T
+
+
+def _gaussian(size: Size) -> FourierRPE:
+    spectrum = GaussianSpectrum(size.num_heads, num_terms=16)
+    return FourierRPE(spectrum, GaussianFrequencies(size.num_frequencies))
+
+
+def _local(size: Size) -> FourierRPE:
+    """The paper's local RPE: boxes."""
+    spectrum = BoxSpectrum(size.num_heads, num_terms=16)
+    return FourierRPE(spectrum, GaussianFrequencies(size.num_frequencies))
+
+
+def _performer_pytorch(size: Size) -> nn.Module:
+    attention = import_module("performer_pytorch").SelfAttention(
+        size.embed_dim, heads=size.num_heads, dim_head=size.embed_dim // size.num_heads,
+        nb_features=size.num_features, qkv_bias=True, attn_out_bias=True,
+    )  # fmt: skip
+    return Block(size, attention, batched=True)
+
+
+def _pyg(size: Size) -> nn.Module:
+    """With M features as the others have; as it comes it has D log D, 266 for D = 64."""
+    module: Any = import_module("torch_geometric.nn.attention.performer")
+    attention = module.PerformerAttention(
+        size.embed_dim, size.num_heads, size.embed_dim // size.num_heads, qkv_bias=True
+    )
+    projection = attention.fast_attn
+    projection.num_rows = size.num_features
+    projection.projection_matrix = module.orthogonal_matrix(size.num_features, projection.num_cols)
+    return Block(size, attention, batched=True)
+
+
+OURS = "Performer (ours)"
+LAYERS: dict[str, Callable[[Size], nn.Module]] = {
+    OURS: lambda size: OurBlock(size, None),
+    "FLT, Gaussian RPE": lambda size: OurBlock(size, _gaussian(size)),
+    "FLT, local RPE": lambda size: OurBlock(size, _local(size)),
+    "log-linear Performer": lambda size: Block(size, LogLinearAttention(size)),
+    "softmax, dense bias": lambda size: Block(size, DenseBiasAttention(size)),
+    "performer-pytorch": _performer_pytorch,
+    "PyG PerformerAttention": _pyg,
+}
+PACKAGES = {"performer-pytorch": "performer_pytorch", "PyG PerformerAttention": "torch_geometric"}
+
+
+def installed(names: list[str]) -> list[str]:
+    """Those of `names` whose packages are installed."""
+    return [n for n in names if n not in PACKAGES or importlib.util.find_spec(PACKAGES[n])]

@@ -1,1 +1,0 @@
-"""How fast things are: points measured in fresh processes, floors that were counted, pages."""
