@@ -9,15 +9,15 @@ from slabs import PLATINUM, ByHand, platinum
 
 import flt_mol
 from flt_mol.data import from_ase
-from flt_mol.prediction import EnsembleEnergies, predict_structures, surface_rule
-from flt_mol.prediction.energies import check_elements, energy_array
-from flt_mol.prediction.members import tag_rules
-from flt_mol.training.checkpoints import (
+from flt_mol.models.checkpoint import (
     find_checkpoint,
     load_model,
     read_checkpoint,
     save_checkpoint,
 )
+from flt_mol.prediction import EnsembleEnergies, predict_structures, surface_rule
+from flt_mol.prediction.energies import check_elements, energy_array
+from flt_mol.prediction.members import tag_rules
 
 
 def slabs(count=5):
