@@ -8,11 +8,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.nn import forward_filters, forward_only
-from flt_mol.nn._plain import is_plain
-from flt_mol.nn._remade import after_activation
-from flt_mol.nn.attention import FLTAttention
-from flt_mol.nn.inputs import Place
+from flt_mol.nn.attention import FLTAttention, packed_positions
 from flt_mol.nn.layout import layout_of
 from flt_mol.nn.local import PairWeights
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
@@ -107,61 +103,25 @@ class FLTBlock(nn.Module):
         Raises:
             ValueError: a part without its geometry.
         """
-        geometry = BlockGeometry(position_features, positions, pairs, images, waves, local)
-        alone = not self.training and forward_only.available(x, *self.parameters())
-        out = self._mixed(x, ptr, geometry, alone)
-        if alone and forward_only.can_feed_forward(self.ffn_norm, self.ffn):
-            return forward_only.add_feed_forward(out, self.ffn_norm, self.ffn)
-        return out + self._fed_forward(self.ffn_norm(out))
-
-    def _fed_forward(self, h: Tensor) -> Tensor:
-        if not forward_only.can_feed_forward(self.ffn_norm, self.ffn):
-            plain: Tensor = self.ffn(h)
-            return plain
-        first, activation, last, dropout = self.ffn
-        result: Tensor = dropout(after_activation(first(h), activation, last))
-        return result
-
-    def _mixed(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry, alone: bool) -> Tensor:
-        """The sum of x and what attention and filters give; `alone`: no gradient is asked for."""
-        filters = self.spectral is not None or self.local is not None
-        quick = None
-        weighted = geometry.pairs is not None or geometry.images is not None
-        if alone and self.attention is not None and not weighted:
-            quick = forward_only.attention_of(
-                self.attention, x, ptr, geometry.positions, geometry.position_features
-            )
-        if quick is not None and not filters and is_plain(self.attention_norm, nn.LayerNorm):
-            return quick(x, self.attention_norm)
         h = self.attention_norm(x)
         out = x
-        if quick is not None:
-            out = quick(x, h)
-        elif alone and self.attention is None:
-            out = x.clone()  # filters are added in place
-        elif self.attention is not None:
+        if self.attention is not None:
             out = out + self.attention(
                 h,
-                geometry.positions,
+                positions,
                 ptr=ptr,
-                position_features=geometry.position_features,
-                pairs=geometry.pairs,
-                images=geometry.images,
+                position_features=position_features,
+                pairs=pairs,
+                images=images,
             )
         if self.spectral is not None:
-            waves = _needed(geometry.waves, "waves", "SpectralFilter.geometry")
-            if alone and forward_filters.can_spectral(self.spectral, h, waves):
-                forward_filters.add_spectral(out, self.spectral, h, waves)
-            else:
-                out = out + self.spectral(h, waves)
+            waves = _needed(waves, "waves", "SpectralFilter.geometry")
+            out = out + self.spectral(h, waves)
         if self.local is not None:
-            near = h if self.local_norm else x
-            local = _needed(geometry.local, "local", "a LocalBasis")
-            if alone and forward_filters.can_local(self.local, near, local):
-                forward_filters.add_local(out, self.local, near, local)
-            else:
-                out = out + self.local(near, local)
-        return out
+            local = _needed(local, "local", "a LocalBasis")
+            out = out + self.local(h if self.local_norm else x, local)
+        fed: Tensor = self.ffn(self.ffn_norm(out))
+        return out + fed
 
 
 class FLTEncoder(nn.Module):
@@ -240,9 +200,10 @@ class FLTEncoder(nn.Module):
         rows = layout.pack(x)
         features = places = None
         if self.rpe is not None:
-            place = Place(layout, positions, None)
+            # Rows of a causal stack may not know of later ones, as they would by the mean.
             origin = "first" if self.causal else "mean"
-            features = place.position_features(self.rpe, rows.shape[0], origin)
+            packed = packed_positions(layout, positions, self.rpe.dim)
+            features = self.rpe(packed, layout.ptr, origin=origin)
         elif positions is not None and self._blocks_have_rpes:
             places = layout.pack(positions)
         geometry = BlockGeometry(features, places, pairs, images, waves, local)

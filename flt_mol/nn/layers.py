@@ -1,4 +1,4 @@
-"""How linear maps begin."""
+"""Linear maps with weights drawn from a generator."""
 
 from __future__ import annotations
 

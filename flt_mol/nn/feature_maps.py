@@ -13,20 +13,18 @@ References:
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.feature_maps import (
-    SharedLogits,
     elu_features,
     gaussian_projection,
     hyperbolic_log_features,
     orthogonal_projection,
-    position_logits,
+    project_positions,
     relu_features,
     softmax_log_features,
     softplus_log_features,
@@ -95,9 +93,6 @@ class FeatureMap(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} has no features: define forward")
 
-    def refresh(self) -> None:
-        """What is due once per forward pass of an attention layer: counting steps, for redraws."""
-
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return (
@@ -115,14 +110,15 @@ class RandomFeatures(FeatureMap, Redrawn):
         position_dim: 2R.
         num_features: M.
         orthogonal: whether directions are orthogonal in blocks, else independent.
-        redraw_every: None, or the number of training steps after which training goes on with
-            another W, while eval keeps the saved one: see `Redrawn` for what a step is.
+        redraw_every: None, or the number of training steps after which training draws another W,
+            while eval keeps the saved one: see `Redrawn` for what a step is.
         generator: on CPU; None takes a seed from torch's global one.
     """
 
     content_projection: Tensor
     position_projection: Tensor | None
     per_direction = 1
+    function: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -149,29 +145,20 @@ class RandomFeatures(FeatureMap, Redrawn):
             draws["position_projection"] = positions
         return draws
 
-    def refresh(self) -> None:
-        """Count a training step where one begins, and with it the next W where that is due."""
-        self.begin_step()
-
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
-        projection = self.content_projection
-        features = self._features(x, projection, self._position_logits(at, key), key)
-        self.watch(features)
+        if self.redraw_every is not None:
+            self.begin_step()
+        logits = None
+        if self.position_projection is not None and at is not None:
+            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
+            logits = project_positions(at.basis, weight, self.position_projection, turn)
+        # What is subtracted is a constant of the row, which cancels for queries.
+        settings = {"subtract_norm": key} if self.exponential else {}
+        features = type(self).function(x, self.content_projection, logits, **settings)
+        if self.redraw_every is not None:
+            self.watch(features)
         return features
-
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        """The map itself: rows, W for content, and W·Φ or W·Ψ."""
-        raise NotImplementedError(f"{type(self).__name__} has no features: define _features")
-
-    def _position_logits(
-        self, at: PositionFeatures | None, key: bool
-    ) -> Tensor | SharedLogits | None:
-        if self.position_projection is None or at is None:
-            return None
-        return _projected(at, self.position_projection, key)
 
 
 class SoftmaxFeatures(RandomFeatures):
@@ -187,16 +174,7 @@ class SoftmaxFeatures(RandomFeatures):
     exponential = True
     estimates_softmax = True
 
-    def factors(
-        self, at: PositionFeatures | None, *, key: bool
-    ) -> tuple[Tensor, Tensor | SharedLogits | None]:
-        """W (H, M, D) and the position logits, which `forward` brings together."""
-        return self.content_projection, self._position_logits(at, key)
-
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        return softmax_log_features(x, projection, logits, subtract_norm=key)
+    function = staticmethod(softmax_log_features)
 
 
 class HyperbolicFeatures(RandomFeatures):
@@ -212,19 +190,13 @@ class HyperbolicFeatures(RandomFeatures):
     estimates_softmax = True
     per_direction = 2
 
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        return hyperbolic_log_features(x, projection, logits, subtract_norm=key)
+    function = staticmethod(hyperbolic_log_features)
 
 
 class ReLUFeatures(RandomFeatures):
     """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed: the map of the paper's image model."""
 
-    def _features(
-        self, x: Tensor, projection: Tensor, logits: Tensor | SharedLogits | None, key: bool
-    ) -> Tensor:
-        return relu_features(x, projection, logits)
+    function = staticmethod(relu_features)
 
 
 class SoftplusFeatures(FeatureMap):
@@ -263,7 +235,8 @@ class SoftplusFeatures(FeatureMap):
         """Log φ of rows (N, H, D) → (N, H, M)."""
         logits = None
         if self.position_weight is not None and at is not None:
-            logits = _projected(at, self.position_weight, key)
+            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
+            logits = project_positions(at.basis, weight, self.position_weight, turn)
         return softplus_log_features(x, self.weight, self.bias, logits)
 
 
@@ -347,20 +320,3 @@ def _directions(
     )
     positions, content = torch.split(projection, [shape.position_dim, shape.head_dim], dim=-1)
     return content.contiguous(), positions.contiguous()
-
-
-def _projected(at: PositionFeatures, projection: Tensor, key: bool) -> Tensor | SharedLogits:
-    """W·Φ or W·Ψ (N, H, M), as the functions of `feature_maps` take it."""
-    weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
-    return position_logits(at.basis, weight, projection, turn)
-
-
-def current_names(keys: Iterable[str]) -> dict[str, str]:
-    """Old to new names of weights saved when attention held its projections itself.
-
-    Example:
-        >>> current_names(["attention.content_projection"])
-        {'attention.content_projection': 'attention.feature_map.content_projection'}
-    """
-    old = re.compile(r"(?<!feature_map\.)\b((?:content|position)_projection)$")
-    return {key: old.sub(r"feature_map.\1", key) for key in keys if old.search(key)}
