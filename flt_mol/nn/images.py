@@ -1,22 +1,130 @@
-"""3D-Graphormer's dense bias: Gaussians of a pair's distance and elements, through a small net."""
+"""Masks for exact attention whose keys are periodic images, and what pairs hand to attention."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.neighbors import NeighborPairs
+from flt_mol.functional.images import log_sum_over_images
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
 from flt_mol.functional.numerics import placed, seeded_generator
 from flt_mol.functional.pairs import segment_sum
-from flt_mol.nn._pair_checks import check_sizes
-from flt_mol.nn._plain import applied
-from flt_mol.nn.layers import drawn_linear
-from flt_mol.nn.radial import _FAR, PairTypes, smooth_cutoff
+from flt_mol.nn.layers import applied, drawn_linear
+from flt_mol.nn.radial import (
+    SMALLEST_EXPONENT,
+    PairTypes,
+    check_sizes,
+    log_smooth_cutoff,
+    smooth_cutoff,
+)
 
 _SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number
+
+
+class PairWeights(NamedTuple):
+    """A weight, or its logarithm, per head for pairs (i, j).
+
+    Attributes:
+        index_i: (G,) int64, receiver (query).
+        index_j: (G,) int64, sender (key).
+        weight: (G, H).
+    """
+
+    index_i: Tensor
+    index_j: Tensor
+    weight: Tensor
+
+
+class SupportsMask(Protocol):
+    """What has a mask f: displacements (…, ℓ), Å → (…, H)."""
+
+    def mask(self, displacements: Tensor, /) -> Tensor:
+        """f(x)."""
+
+
+class ImageKeys(nn.Module):
+    """log w = f(r_i − r_j − T) + log window: the mask for `functional.images.image_attention`.
+
+    The weight of j becomes exp(q_i·k_j) Σ_T exp(f(r_i − r_j − T)) window(‖r_i − r_j − T‖), a
+    multiplicative lattice sum: the same in a supercell.
+
+    Args:
+        mask: what f is taken from: an object with a method `mask`, such as a `Spectrum` or a
+            `FourierRPE`, or a callable from displacements (P, 3), Å, to (P, H). A module is part of
+            this one: its parameters move and train with it.
+        cutoff: Å, where the window `smooth_cutoff` ends.
+
+    Raises:
+        ValueError: a cutoff that is not a positive length, or no mask.
+
+    Example:
+        >>> from flt_mol.nn.spectrum import GaussianSpectrum
+        >>> len(list(ImageKeys(GaussianSpectrum(num_heads=2, num_terms=3)).parameters()))
+        2
+    """
+
+    def __init__(
+        self, mask: SupportsMask | Callable[[Tensor], Tensor], cutoff: float = 6.0
+    ) -> None:
+        super().__init__()
+        if not 0 < cutoff < math.inf:
+            raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
+        if not (callable(getattr(mask, "mask", None)) or callable(mask)):
+            raise ValueError(
+                f"mask is a {type(mask).__name__}: expected an object with a method mask, such as "
+                "a Spectrum or a FourierRPE, or a callable from displacements (P, 3) to (P, H)"
+            )
+        owner = getattr(mask, "__self__", None)
+        if isinstance(owner, nn.Module) and mask == getattr(owner, "mask", None):
+            mask = owner  # so that its parameters move and train with this module
+        self.source = mask
+        self.cutoff = float(cutoff)
+
+    def mask(self, displacements: Tensor) -> Tensor:
+        """f(x): displacements (P, 3), Å → (P, H)."""
+        f = getattr(self.source, "mask", self.source)
+        return cast(Callable[[Tensor], Tensor], f)(displacements)
+
+    def forward(
+        self, pairs: NeighborPairs, vectors: Tensor, groups: PairGroups | None = None
+    ) -> PairWeights:
+        """Log weights (P, H) of the pairs or, with `groups`, (G, H) of their sums over images.
+
+        Groups cost less where several attention layers share the mask.
+
+        Args:
+            pairs: with self pairs (``neighbor_pairs(..., self_pairs=True)``).
+            vectors: (P, 3), Å.
+            groups: ``pairs.groups()``, or None.
+
+        Raises:
+            ValueError: no atom sees itself among the pairs, or vectors of other pairs.
+        """
+        if tuple(vectors.shape) != (len(pairs.index_i), 3):
+            raise ValueError(
+                f"vectors have shape {tuple(vectors.shape)}, expected {(len(pairs.index_i), 3)}"
+            )
+        if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
+            raise ValueError(
+                "pairs lack the pairs of an atom and itself, so no atom would attend to itself: "
+                "build them with neighbor_pairs(..., self_pairs=True)"
+            )
+        window = log_smooth_cutoff(pair_lengths(vectors), self.cutoff)
+        log_weight = self.mask(vectors) + window[:, None]
+        if groups is None:
+            return PairWeights(pairs.index_i, pairs.index_j, log_weight)
+        drawn = log_sum_over_images(log_weight, groups.group, len(groups.index_i))
+        return PairWeights(groups.index_i, groups.index_j, drawn)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"cutoff={self.cutoff}"
 
 
 class GaussianBias(nn.Module):
@@ -101,11 +209,7 @@ class GaussianBias(nn.Module):
     def features(
         self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
     ) -> Tensor:
-        """G (P, T) of the pairs, at least float32; arguments as of `forward`.
-
-        Raises:
-            ValueError: types are on and atomic numbers are missing, none, or not one a pair.
-        """
+        """G (P, T) of the pairs, at least float32; arguments as of `forward`."""
         r = at_least_float32(distances)
         with without_autocast(r):
             if self.pair_types is not None:
@@ -116,14 +220,12 @@ class GaussianBias(nn.Module):
                 r = self.pair_types(r, receiver, sender)
             centre, log_width = (x.to(r.dtype) for x in (self.centre, self.log_width))
             steps = (r[:, None] - centre) * torch.exp(-log_width)
-            # Denormal numbers would make every product with them several times slower.
-            return (-0.5 * steps.square()).clamp(min=_FAR).exp()
+            return (-0.5 * steps.square()).clamp(min=SMALLEST_EXPONENT).exp()
 
     def bias(self, features: Tensor) -> Tensor:
         """G (P, T), as of `features`, → f (P, H), in its dtype whatever autocast asks for."""
         with without_autocast(features):
-            hidden = nn.functional.gelu(applied(self.hidden, features))
-            return applied(self.out, hidden)
+            return applied(self.out, gelu(applied(self.hidden, features)))
 
     def density(
         self, features: Tensor, distances: Tensor, pairs: NeighborPairs, num_rows: int
@@ -139,16 +241,10 @@ class GaussianBias(nn.Module):
             num_rows: N.
 
         Raises:
-            ValueError: built without `embed_dim`, or features or distances of other pairs.
+            ValueError: built without `embed_dim`.
         """
         if self.density_out is None:
             raise ValueError("there is no density: build GaussianBias with embed_dim=C")
-        count = pairs.index_i.shape[0]
-        if features.shape[0] != count or distances.shape != (count,):
-            raise ValueError(
-                f"features {tuple(features.shape)} and distances {tuple(distances.shape)} are not "
-                f"those of these {count} pairs"
-            )
         with without_autocast(features):
             window = smooth_cutoff(distances.to(features.dtype), self.cutoff)
             window = window.masked_fill(pairs.is_self() | (window < _SMALLEST_WINDOW), 0.0)

@@ -8,48 +8,54 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.lattice import (
-    ReciprocalVectors,
-    fractional_positions,
-    reciprocal_vectors,
-)
 from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
-from flt_mol.functional.ragged import ragged_layout
+from flt_mol.functional.reciprocal import fractional_positions, reciprocal_vectors
 from flt_mol.functional.spectral import (
     kernel_filter,
     kernel_matrices,
     lattice_waves,
+    padded_groups,
+    padded_rows,
     radial_basis,
     structure_factor_filter,
 )
 from flt_mol.nn.layers import drawn_linear
-from flt_mol.nn.layout import check_rows
+from flt_mol.nn.radial import check_sizes
 
 _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale only
+
+
+class SpectralGroup(NamedTuple):
+    """G systems of a batch, padded to L atoms and K vectors; by kernels or by structure factors.
+
+    Attributes:
+        atoms: (G, L) int64, rows of the batch; N for padding.
+        spectra: (G, K, T), weights times radial functions, 0 for padding.
+        waves: (G, L, 2K), or None by kernels.
+        kernels: (G, T, L, L), matrices of the radial functions, or None by structure factors.
+    """
+
+    atoms: Tensor
+    spectra: Tensor
+    waves: Tensor | None
+    kernels: Tensor | None
 
 
 class SpectralGeometry(NamedTuple):
     """What filters of one radial basis need to know of a batch: made once, shared by layers.
 
     Attributes:
-        ptr: (B + 1,) int64, first atom of each system.
-        waves: (1, 2S), of the systems that go by structure factors.
-        wave_layout: (3, B + 1) int64, of `waves`.
-        spectra: (K, T), weights times radial functions, of the vectors of these systems.
-        kernels: (T, P), matrices of the radial functions, of the other, smaller systems.
-        kernel_layout: (3, B + 1) int64, of `kernels`.
-        settings: (3,) float64 on CPU, k_max, sigma_max and number of functions of the basis.
+        groups: all systems that have atoms.
+        place: (N,) int64, each atom's row among those of all groups.
+        settings: k_max, sigma_max and number of functions of the basis.
     """
 
-    ptr: Tensor
-    waves: Tensor
-    wave_layout: Tensor
-    spectra: Tensor
-    kernels: Tensor
-    kernel_layout: Tensor
-    settings: Tensor
+    groups: tuple[SpectralGroup, ...]
+    place: Tensor
+    settings: tuple[float, float, int]
 
 
 class SpectralFilter(nn.Module):
@@ -78,8 +84,6 @@ class SpectralFilter(nn.Module):
         k_max: cutoff, cycles/Å; detail finer than about 1/(2 k_max) is left to local terms.
         sigma_max: Å, the width f_h may have. Each of the T functions is at most 1.5e-2 of its f(0)
             beyond 3σ_max, 6e-4 beyond 4σ_max and 2e-5 beyond 5σ_max, about the Gaussian of σ_max.
-            Further out the end at k_max leaves a tail that falls as a power of r: 1e-5 beyond
-            6σ_max, 1e-6 beyond 10σ_max (measured, σ_max = 2.5 to 4 Å, k_max = 0.45 to 0.6 Å⁻¹).
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
         shrink_vacuum: whether periodic directions with more vacuum than `padding` count as open.
@@ -120,19 +124,21 @@ class SpectralFilter(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+        check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_basis=num_basis)
+        if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
-        _check_basis(k_max, sigma_max, num_basis)
-        _check_budgets(padding, max_vectors, kernels_below)
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
-        self.k_max = k_max
-        self.sigma_max = sigma_max
-        self.num_basis = num_basis
-        self.padding = padding_of(padding, sigma_max)
-        self.shrink_vacuum = shrink_vacuum
-        self.max_vectors = max_vectors
-        self.kernels_below = _crossover(embed_dim) if kernels_below is None else kernels_below
+        if not (0 < sigma_max < math.inf and 1 / (math.pi * sigma_max) <= k_max < math.inf):
+            raise ValueError(
+                f"k_max {k_max} and sigma_max {sigma_max}: k_max must be at least 1/(π·sigma_max), "
+                "to leave room for functions of width 1/(2π·sigma_max)"
+            )
+        self.embed_dim, self.num_heads, self.num_basis = embed_dim, num_heads, num_basis
+        self.k_max, self.sigma_max = k_max, sigma_max
+        self.padding = 4 * sigma_max if padding is None else padding
+        self.shrink_vacuum, self.max_vectors = shrink_vacuum, max_vectors
+        # Measured: kernels pay off up to 0.6 C atoms times the layers that share a geometry; their
+        # memory grows with the square, 8 MB a system at 512 atoms.
+        self.kernels_below = min(embed_dim, 512) if kernels_below is None else kernels_below
         # Constants of the settings, not buffers: to_empty and load_state_dict leave them alone.
         self._constants = _basis(k_max, sigma_max, num_basis)
         generator = seeded_generator(generator)
@@ -140,6 +146,11 @@ class SpectralFilter(nn.Module):
         self.amplitudes = nn.Parameter(placed(amplitudes * init_scale * num_basis**-0.5))
         self.value = drawn_linear(embed_dim, embed_dim, bias, generator)
         self.out = drawn_linear(embed_dim, embed_dim, bias, generator)
+
+    @property
+    def settings(self) -> tuple[float, float, int]:
+        """k_max, sigma_max and number of functions: filters that share them share a geometry."""
+        return (self.k_max, self.sigma_max, self.num_basis)
 
     def geometry(
         self, positions: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor
@@ -170,22 +181,28 @@ class SpectralFilter(nn.Module):
             max_vectors=self.max_vectors,
         )
         ptr = ptr.to(torch.int64)
-        fraction = fractional_positions(positions, ptr, lattice)
+        # Padded atoms and vectors are a last row of zeros.
+        fraction = pad(fractional_positions(positions, ptr, lattice), (0, 0, 0, 1))
         spectra = self._radial(_lengths(lattice.vectors)) * lattice.weight[:, None]
-        sizes, counts = ptr.diff(), lattice.ptr.diff()
+        spectra, integers = pad(spectra, (0, 0, 0, 1)), pad(lattice.integers, (0, 0, 0, 1))
+        sizes, counts = ptr.diff().tolist(), lattice.ptr.diff().tolist()
+        costs = [2 * n * k for n, k in zip(sizes, counts, strict=True)]
         # Kernels of few vectors would be larger than the waves they are made of.
-        small = (sizes <= self.kernels_below) & (sizes <= 2 * counts)
-        dtype = at_least_float32(self.amplitudes).dtype
-        by_kernels, kernel_spectra, wave_layout = _waves(fraction, lattice, spectra, ptr, small)
-        layout = ragged_layout(ptr, ptr, small & (counts > 0))
-        kernels = kernel_matrices(
-            by_kernels.to(dtype), kernel_spectra.to(dtype), wave_layout, int(layout[2, -1])
-        )
-        waves, spectra, wave_layout = _waves(fraction, lattice, spectra, ptr, ~small)
-        settings = self._settings()
-        return SpectralGeometry(
-            ptr, waves.to(dtype), wave_layout, spectra.to(dtype), kernels, layout, settings
-        )
+        small = [n <= min(self.kernels_below, 2 * k) for n, k in zip(sizes, counts, strict=True)]
+        dtype, groups = at_least_float32(self.amplitudes).dtype, []
+        for kernels in (True, False):
+            chosen = [b for b, n in enumerate(sizes) if n and small[b] == kernels]
+            for systems in padded_groups(costs, chosen, positions.device):
+                atoms = padded_rows(ptr, systems, len(positions))
+                vectors = padded_rows(lattice.ptr, systems, len(integers) - 1)
+                waves = lattice_waves(fraction[atoms], integers[vectors]).to(dtype)
+                own = spectra[vectors].to(dtype)
+                made = kernel_matrices(waves, own) if kernels else None
+                groups.append(SpectralGroup(atoms, own, None if kernels else waves, made))
+        rows = torch.cat([group.atoms.flatten() for group in groups] or [ptr[:0]])
+        place = torch.empty(len(positions) + 1, dtype=torch.int64, device=positions.device)
+        place[rows] = torch.arange(len(rows), device=rows.device)
+        return SpectralGeometry(tuple(groups), place[:-1], self.settings)
 
     def forward(self, x: Tensor, geometry: SpectralGeometry) -> Tensor:
         """Filter projected features: x (N, C) → (N, C).
@@ -193,36 +210,40 @@ class SpectralFilter(nn.Module):
         Raises:
             ValueError: `x` of another width or number of rows, or a geometry of another basis.
         """
-        if x.dim() != 2:
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {self.embed_dim})")
-        check_rows(x, self.embed_dim, "x", self.value.weight)
+        if x.shape != (len(geometry.place), self.embed_dim):
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected {(len(geometry.place), self.embed_dim)}"
+            )
         value = self.value(x)
-        heads = value.view(x.shape[0], self.num_heads, self.embed_dim // self.num_heads)
-        summed = self.convolve(heads, geometry).reshape(value.shape)
-        out: Tensor = self.out(summed.to(value.dtype))
+        summed = self.convolve(value.unflatten(1, (self.num_heads, -1)), geometry)
+        out: Tensor = self.out(summed.flatten(1).to(value.dtype))
         return out
 
     def convolve(self, value: Tensor, geometry: SpectralGeometry) -> Tensor:
         """Σ_j F_h(r_i − r_j) v_jh alone: (N, H, D) → (N, H, D), at least float32.
 
         Raises:
-            ValueError: as `forward`.
+            ValueError: a geometry of another basis.
         """
-        if not torch.compiler.is_compiling():
-            self._check(value, geometry)
+        if geometry.settings != self.settings:
+            raise ValueError(
+                f"the geometry was made for k_max, sigma_max, num_basis = {geometry.settings}, "
+                f"this layer has {self.settings}"
+            )
         value = at_least_float32(value)
+        padded, parts = pad(value, (0, 0, 0, 0, 0, 1)), [value[:0]]
         with without_autocast(value):
             amplitudes = self.amplitudes.to(value.dtype)
-            spectrum = geometry.spectra.to(value.dtype) @ amplitudes.T
-            waves, kernels = geometry.waves.to(value.dtype), geometry.kernels.to(value.dtype)
-            # A route that no system takes is left out, but for graphs, which know no sizes.
-            eager = not torch.compiler.is_compiling()
-            if eager and not waves.numel():
-                return kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
-            far = structure_factor_filter(value, spectrum, waves, geometry.wave_layout)
-            if eager and not kernels.numel():
-                return far
-            return far + kernel_filter(value, amplitudes, kernels, geometry.kernel_layout)
+            for group in geometry.groups:
+                own = padded[group.atoms]
+                if group.kernels is not None:
+                    out = kernel_filter(own, amplitudes, group.kernels.to(value.dtype))
+                else:
+                    assert group.waves is not None
+                    spectrum = group.spectra.to(value.dtype) @ amplitudes.T
+                    out = structure_factor_filter(own, spectrum, group.waves.to(value.dtype))
+                parts.append(out.flatten(0, 1))
+            return torch.cat(parts).index_select(0, geometry.place)
 
     def spectrum(self, magnitude: Tensor) -> Tensor:
         r"""g_h(\|k\|): (K,), cycles/Å → (K, H), Å³."""
@@ -246,48 +267,12 @@ class SpectralFilter(nn.Module):
         width = 1 / (2 * math.pi * self.sigma_max)
         return radial_basis(magnitude, centers, width, self.k_max) * heights
 
-    def _settings(self) -> Tensor:
-        settings = [self.k_max, self.sigma_max, self.num_basis]
-        return torch.tensor(settings, dtype=torch.float64, device="cpu")
-
-    def _check(self, value: Tensor, geometry: SpectralGeometry) -> None:
-        rows = int(geometry.ptr[-1])
-        width = self.embed_dim // self.num_heads
-        if value.dim() != 3 or value.shape[0] != rows or value.shape[1] != self.num_heads:
-            raise ValueError(
-                f"value has shape {tuple(value.shape)}, expected ({rows}, {self.num_heads}, "
-                f"{width}) for a geometry of {rows} atoms"
-            )
-        if not torch.equal(geometry.settings, self._settings()):
-            k_max, sigma_max, num_basis = geometry.settings.tolist()
-            raise ValueError(
-                f"the geometry was made for k_max={k_max}, sigma_max={sigma_max}, num_basis="
-                f"{num_basis:.0f}, this layer has {self.k_max}, {self.sigma_max}, {self.num_basis}"
-            )
-
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return (
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, k_max={self.k_max}, "
             f"sigma_max={self.sigma_max}, num_basis={self.num_basis}, padding={self.padding}"
         )
-
-
-def padding_of(padding: float | None, sigma_max: float) -> float:
-    """Å of vacuum kept in open directions: 4 σ_max where nothing else is said."""
-    return 4 * sigma_max if padding is None else padding
-
-
-def _waves(
-    fraction: Tensor, lattice: ReciprocalVectors, spectra: Tensor, ptr: Tensor, chosen: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Waves, spectra and their layout of the systems `chosen` (B,) only."""
-    counts = lattice.ptr.diff()
-    vectors = torch.repeat_interleave(chosen, counts)
-    columns = torch.cat([counts.new_zeros(1), (counts * chosen).cumsum(0)])
-    layout = ragged_layout(ptr, columns)
-    waves = lattice_waves(fraction, lattice.integers[vectors], layout, int(layout[2, -1]))
-    return waves, spectra[vectors], torch.cat([layout[:1], 2 * layout[1:]])
 
 
 def _lengths(vectors: Tensor) -> Tensor:
@@ -318,38 +303,3 @@ def _basis(k_max: float, sigma_max: float, num_basis: int) -> tuple[Tensor, Tens
     independent = _DENSITY * (shells * functions.square()).sum(0)
     in_step = _DENSITY * functions.amax(0)
     return centers, (itself**2 + independent + in_step**2).rsqrt()
-
-
-def _check_basis(k_max: float, sigma_max: float, num_basis: int) -> None:
-    if num_basis < 1:
-        raise ValueError(f"num_basis must be ≥ 1, got {num_basis}")
-    if math.isinf(k_max) or math.isinf(sigma_max):
-        raise ValueError(f"k_max {k_max} and sigma_max {sigma_max} must be finite")
-    if not (sigma_max > 0 and k_max * sigma_max * math.pi >= 1):
-        raise ValueError(
-            f"k_max {k_max} leaves no room for functions of width 1/(2π·sigma_max): k_max "
-            f"must be at least 1/(π·sigma_max), {1 / (math.pi * max(sigma_max, 1e-9)):.3g}"
-        )
-
-
-def _check_budgets(
-    padding: float | None, max_vectors: int | None, kernels_below: int | None
-) -> None:
-    if padding is not None and not 0 < padding < math.inf:
-        raise ValueError(f"padding is {padding}, expected a positive length in Å, or None")
-    for name, least, number in (
-        ("max_vectors", 1, max_vectors),
-        ("kernels_below", 0, kernels_below),
-    ):
-        if number is not None and number < least:
-            raise ValueError(f"{name} is {number}, expected a number ≥ {least}, or None")
-
-
-def _crossover(embed_dim: int) -> int:
-    """Atoms up to which kernels pay off.
-
-    Measured, one CPU thread, 8 functions: without forces they do up to 0.6 C times the number of
-    layers that share a geometry, with forces up to half of that. Taken for two layers, and
-    bounded, since their memory grows with the square: 8 MB a system at 512 atoms.
-    """
-    return min(embed_dim, 512)
