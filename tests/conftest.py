@@ -7,14 +7,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from flt_mol.models import (
-    EnergyConfig,
-    EnergyModel,
-    ImageConfig,
-    PairConfig,
-    RPEConfig,
-    SpectralConfig,
-)
+from flt_mol.models import EnergyConfig, EnergyModel
+from flt_mol.models.config import ImageConfig, PairConfig, RPEConfig, SpectralConfig
 
 # The same examples in every run, and no verdicts by the clock: what lands must not depend on luck.
 settings.register_profile(
@@ -119,10 +113,7 @@ def small_model(**changes) -> EnergyModel:
         "num_layers": 2,
         "ffn_dim": 32,
         "num_features": 16,
-        "rpe": RPEConfig(
-            spectrum={"name": "gaussian", "num_terms": 4},
-            frequencies={"name": "gaussian", "num_frequencies": 6},
-        ),
+        "rpe": RPEConfig(num_terms=4, num_frequencies=6),
         **changes,
     }
     with torch.random.fork_rng(devices=[]):

@@ -2,11 +2,12 @@
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
 
-from flt_mol.functional import fourier_basis, position_features, relative_mask
+from flt_mol.functional import fourier_basis, position_features
 from flt_mol.functional.fourier import SPLITS, PositionFeatures, phases, quarter_turn
 from flt_mol.nn import FREQUENCIES, SPECTRA, FourierRPE, GaussianFrequencies, GaussianSpectrum
 from flt_mol.testing import check_matches
@@ -84,15 +85,6 @@ def test_the_basis_and_its_quarter_turn():
     torch.testing.assert_close(quarter_turn(basis), turned)
 
 
-def test_both_forms_of_the_reference_mask():
-    rpe = build("directional")
-    positions = draw(9, 3)
-    features = rpe(positions, PTR)
-    masks = relative_mask(positions, PTR, rpe.sampled_mask)
-    product = torch.einsum("ihc,jhc->hij", features.query.expand(-1, H, -1), features.key)
-    torch.testing.assert_close(product[:, :4, :4], masks[0], rtol=1e-4, atol=1e-4)
-
-
 def test_masks_and_sampled_masks_of_deterministic_frequencies_are_one():
     spectrum = GaussianSpectrum(H, T, sigma_min=2.0, sigma_max=3.0, generator=seeded())
     rpe = FourierRPE(spectrum, FREQUENCIES["lattice"](radius=6.0, sigma=(2.0, 3.0)))
@@ -125,9 +117,8 @@ def test_far_away_positions_and_integers_lose_nothing():
         torch.testing.assert_close(far, expected)
         torch.testing.assert_close(rpe(tokens.half(), PTR, origin=origin).basis, expected)
     points = torch.full((3, 1), 2**30)
-    torch.testing.assert_close(
-        rpe(tokens + 2**30, PTR, origin=points).basis, rpe(tokens, PTR, origin=0 * points).basis
-    )
+    far = rpe(tokens + 2**30, PTR, origin=points).basis
+    torch.testing.assert_close(far, rpe(tokens, PTR, origin=0 * points).basis)
 
 
 def test_precision_under_autocast():
@@ -186,17 +177,15 @@ def test_rows_and_phases():
 
 def test_shallow():
     """Attention may run through so many functions only."""
-    import sys
-
     rpe, positions = build(), draw(9, 3)
     calls, files = [], set()
 
     def event(frame, kind, _):
         name = frame.f_code.co_filename
-        if kind == "call" and "flt_mol" in name and "<" not in frame.f_code.co_name:
-            if "/tests/" not in name:
-                calls.append(frame.f_code.co_name)
-                files.add(name)
+        ours = "flt_mol" in name and "/tests/" not in name and "<" not in frame.f_code.co_name
+        if kind == "call" and ours:
+            calls.append(frame.f_code.co_name)
+            files.add(name)
 
     sys.setprofile(event)
     try:
