@@ -94,7 +94,7 @@ class StructuresDataset(Dataset[Structures]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Structures:
-        return self.batch([index])
+        return self._batch(self._rows_of([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> Structures:
         """`batch`, by the name that torch's DataLoader calls."""
@@ -207,7 +207,8 @@ class StructuresDataset(Dataset[Structures]):
     def _batch(self, rows: list[int]) -> Structures:
         kinds: dict[str, str] = {}
         structures = self._systems(rows, kinds)
-        self.notes.add(kinds)
+        if kinds:
+            self.notes.add(kinds)
         if self.options.check is not None:
             try:
                 self.options.check(structures)

@@ -68,9 +68,9 @@ class ReadOptions:
 
 
 class Stored:
-    """A value of a record that is decoded when it is asked for."""
+    """A value of a record that is decoded when it is asked for, or has been already."""
 
-    __slots__ = ()
+    array: NDArray[Any] | None = None
 
     def numpy(self) -> NDArray[Any]:
         """Its numbers.
@@ -78,7 +78,7 @@ class Stored:
         Raises:
             ValueError: they do not fit their description.
         """
-        raise NotImplementedError
+        raise ValueError(f"is a {type(self).__name__}, expected numbers")
 
     def __setstate__(self, state: object) -> None:
         raise ValueError(f"a {type(self).__name__} takes no state")
@@ -94,12 +94,13 @@ def to_numpy(value: Any) -> NDArray[Any]:
         >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
         array([1., 1.], dtype=float32)
     """
-    if isinstance(value, Stored):
-        array = value.numpy()
-    elif isinstance(value, Tensor):
-        array = _of_tensor(value)
-    else:
-        array = _of_plain(value)
+    try:
+        if isinstance(value, Stored):
+            array = value.numpy()
+        else:
+            array = _of_tensor(value) if isinstance(value, Tensor) else _of_plain(value)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"cannot be decoded ({error})") from error
     if array.dtype.kind not in "biuf":
         raise ValueError(f"holds {array.dtype}, expected numbers")
     return array
