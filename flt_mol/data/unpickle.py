@@ -359,7 +359,7 @@ def _dict(*args: Any) -> dict[Any, Any]:
     return dict(args[0]) if args and isinstance(args[0], list | dict) else {}
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
+def _encode(text: Any = b"", encoding: str = "latin1") -> bytes:
     if isinstance(text, bytes):
         return text
     if encoding not in ("latin1", "latin-1"):
