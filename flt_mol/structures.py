@@ -84,7 +84,8 @@ class Structures:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        _check_kinds(self)
+        _check_shapes(self)
         _check_pairs(self.pairs, self.cutoff)
 
     @classmethod
@@ -353,11 +354,8 @@ def _naming_sid(function: Callable[[Structures], _T], structures: Structures) ->
         raise ValueError(f"sid {structures.sid[0]}: {error}") from None
 
 
-def _check_fields(structures: Structures) -> None:
-    n, b = len(structures.atomic_numbers), len(structures.ptr) - 1
-    expected = {name: (n, *shape) for name, shape in _PER_ATOM.items()}
-    expected |= {name: (b, *shape) for name, shape in _PER_SYSTEM.items()}
-    for name, shape in {**expected, "ptr": (b + 1,)}.items():
+def _check_kinds(structures: Structures) -> None:
+    for name in (*_PER_ATOM, *_PER_SYSTEM, "ptr"):
         value = getattr(structures, name)
         if value is None and name in _OPTIONAL:
             continue
@@ -374,7 +372,15 @@ def _check_fields(structures: Structures) -> None:
             good, kind = value.is_floating_point(), "a float"
         if not good:
             raise ValueError(f"Structures.{name} has dtype {value.dtype}, expected {kind}")
-        if tuple(value.shape) != shape:
+
+
+def _check_shapes(structures: Structures) -> None:
+    n, b = structures.num_atoms, len(structures)
+    expected = {name: (n, *shape) for name, shape in _PER_ATOM.items()}
+    expected |= {name: (b, *shape) for name, shape in _PER_SYSTEM.items()}
+    for name, shape in expected.items():
+        value = getattr(structures, name)
+        if value is not None and tuple(value.shape) != shape:
             raise ValueError(
                 f"Structures.{name} has shape {tuple(value.shape)}, expected {shape} "
                 f"for {b} systems and {n} atoms"

@@ -38,7 +38,6 @@ _VACUUM = 4.0  # Å; atoms of a solid leave no gap as wide, a slab without one i
 _GUESSED = ("H", "C", "N", "O")
 _DEPTH = 2.0  # Å below the highest atom of the slab
 _GAP = 0.5  # Å that atoms of the adsorbate are above those of its elements in the slab
-_BOND = 1.2  # times the sum of covalent radii
 _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
 _LAYER_GAP = 0.6  # Å between heights of neighbouring layers, at least
@@ -237,12 +236,12 @@ def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple
     """The rows (A,) of the adsorbate's atoms, and the frame with the adsorbate's side above."""
     if adsorbate is None:
         return _guessed(atoms, frame)
-    if adsorbate == "none":
-        return np.empty(0, dtype=np.int64), frame
-    if isinstance(adsorbate, str):
-        rows = _of_formula(atoms, adsorbate, frame)
-    else:
+    if not isinstance(adsorbate, str):
         rows = _of_indices(atoms, adsorbate)
+    elif adsorbate == "none":
+        rows = np.empty(0, dtype=np.int64)
+    else:
+        rows = _of_formula(atoms, adsorbate, frame)
     if not len(rows):
         return rows, frame
     slab = np.delete(frame.height, rows)
@@ -309,27 +308,13 @@ def _of_formula(atoms: Atoms, formula: str, frame: _Frame) -> _Rows:
         raise ValueError(f"has no {formula}: {found}")
     if len(rows) < len(symbols) and there == Counter(wanted):
         return rows
-    alike = [part for part in _molecules(atoms, rows) if Counter(symbols[part].tolist()) == wanted]
-    chosen = alike[0] if len(alike) == 1 else _topmost(symbols, rows, wanted, frame)
+    chosen = _topmost(symbols, rows, wanted, frame)
     if chosen is None or len(chosen) == len(symbols):
         raise ValueError(
-            f"has {len(alike) or 'no'} separate {formula}; give the adsorbate's atoms by number, "
-            "adsorbate=[12, 13]"
+            f"has several {formula}, or none apart from the slab; give the adsorbate's atoms by "
+            "number, adsorbate=[12, 13]"
         )
     return chosen
-
-
-def _molecules(atoms: Atoms, rows: _Rows) -> list[_Rows]:
-    """Parts of the atoms `rows` that are bonded to each other, periodic images included."""
-    from ase.neighborlist import natural_cutoffs, neighbor_list
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    some = atoms[rows]
-    i, j = neighbor_list("ij", some, natural_cutoffs(some, mult=_BOND))
-    links = coo_array((np.ones(len(i)), (i, j)), shape=(len(rows), len(rows)))
-    count, part = connected_components(links, directed=False)
-    return [rows[part == k] for k in range(count)]
 
 
 def _topmost(
