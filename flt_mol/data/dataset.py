@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, to_numpy
+from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, decoded, to_numpy
 from flt_mol.structures import Structures
 
 __all__ = ["JoinedDataset", "Notes", "StructuresDataset"]
@@ -121,11 +121,10 @@ class StructuresDataset(Dataset[Structures]):
         (row,) = self._rows_of([index])
         fields = dict(self._records([row])[0])
         for name, value in fields.items():
-            if isinstance(value, Stored):
-                try:
-                    fields[name] = value.numpy()
-                except ValueError as error:
-                    raise ValueError(f"{self._where(row)}: {name} {error}") from error
+            try:
+                fields[name] = decoded(value)
+            except ValueError as error:
+                raise ValueError(f"{self._where(row)}: {name} {error}") from error
         return fields
 
     def where(self, index: int) -> str:

@@ -13,7 +13,7 @@ from flt_mol.data.aselmdb import AseLmdbDataset, is_row
 from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
 from flt_mol.data.lmdb import LmdbDataset, data_file, first_value, is_lmdb
 from flt_mol.data.pyg import is_pyg, pyg_records
-from flt_mol.data.schema import OnError, ReadOptions, Record, Stored
+from flt_mol.data.schema import OnError, ReadOptions, Record, Stored, decoded
 from flt_mol.data.tags import layer_note
 from flt_mol.data.unpickle import read_saved
 from flt_mol.files import natural_key, readable
@@ -292,7 +292,7 @@ def _decoded(record: Record) -> Record:
     """Values out of a saved file as arrays: they cannot be pickled as they are."""
     if not any(isinstance(value, Stored) for value in record.values()):
         return record
-    return {n: v.numpy() if isinstance(v, Stored) else v for n, v in record.items()}
+    return {name: decoded(value) for name, value in record.items()}
 
 
 def _is_atoms(value: Any) -> bool:

@@ -21,6 +21,7 @@ __all__ = [
     "ReadOptions",
     "Record",
     "Stored",
+    "decoded",
     "far_off",
     "far_off_message",
     "heights",
@@ -94,16 +95,25 @@ def to_numpy(value: Any) -> NDArray[Any]:
         >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
         array([1., 1.], dtype=float32)
     """
-    try:
-        if isinstance(value, Stored):
-            array = value.numpy()
-        else:
-            array = _of_tensor(value) if isinstance(value, Tensor) else _of_plain(value)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"cannot be decoded ({error})") from error
+    if isinstance(value, Stored):
+        array = decoded(value)
+    else:
+        array = _of_tensor(value) if isinstance(value, Tensor) else _of_plain(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"holds {array.dtype}, expected numbers")
     return array
+
+
+def decoded(value: Any) -> Any:
+    """A stored value as an array, anything else as it is.
+
+    Raises:
+        ValueError: as :meth:`Stored.numpy`; the text goes after the name of a field.
+    """
+    try:
+        return value.numpy() if isinstance(value, Stored) else value
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"cannot be decoded ({error})") from error
 
 
 def _of_tensor(tensor: Tensor) -> NDArray[Any]:
