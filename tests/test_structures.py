@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flt_mol import Structures
-from flt_mol.functional import NeighborPairs, neighbor_pairs
+from flt_mol.functional import neighbor_pairs
 from flt_mol.structures import relaxed_displacement
 
 
@@ -195,24 +195,16 @@ def test_pairs_are_moved_along():
     assert batch.cutoff == 3.0
 
 
-def test_pairs_that_do_not_belong():
+def test_pairs_come_with_their_cutoff():
     batch = make(2).with_pairs(9.0)
-    i, j, shift = batch.pairs
-    with pytest.raises(ValueError, match="pairs without cutoff"):
-        replace(batch, cutoff=None)
-    with pytest.raises(ValueError, match="cutoff without pairs"):
-        replace(batch, pairs=None)
-    with pytest.raises(ValueError, match=r"pairs.index_j has shape \(1,\).*expected \(2,\)"):
-        replace(batch, pairs=NeighborPairs(i, j[:1], shift))
-    with pytest.raises(ValueError, match=r"pairs.shift has shape \(2, 2\)"):
-        replace(batch, pairs=NeighborPairs(i, j, shift[:, :2]))
-    with pytest.raises(ValueError, match=r"pairs.index_i.*int32.*torch.int64"):
-        replace(batch, pairs=NeighborPairs(i.int(), j, shift))
+    for change in ({"cutoff": None}, {"pairs": None}):
+        with pytest.raises(ValueError, match="pairs or cutoff alone"):
+            replace(batch, **change)
 
 
 def test_pairs_that_cannot_be_made_name_the_system():
     flat = make(2, sid="flat", cell=torch.diag(torch.tensor([3.0, 3.0, 0.0])), pbc=True)
-    with pytest.raises(ValueError, match="^sid flat: cell"):
+    with pytest.raises(ValueError, match="^sid flat: .*cell"):
         Structures.cat([make(2), flat]).with_pairs(3.0)
     with pytest.raises(ValueError, match="^cutoff is -1"):
         make(2).with_pairs(-1.0)

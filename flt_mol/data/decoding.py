@@ -20,9 +20,9 @@ from flt_mol.data.schema import (
     Record,
     Stored,
     heights,
+    tags_are_layers,
     to_numpy,
 )
-from flt_mol.data.tags import tags_are_layers
 from flt_mol.structures import Structures
 
 __all__ = ["decode"]
@@ -82,27 +82,19 @@ def decode(
         if len(records) == 1:
             raise ValueError(f"{where(0)}{_named(records[0])}: {error}") from error
         found = None
-    if found is not None:
-        return found
-    return Structures.cat(
-        [
-            decode(
-                [record],
-                options,
-                where=lambda _, i=i: where(i),  # type: ignore[misc]
-                default_sid=lambda _, i=i: default_sid(i),  # type: ignore[misc]
-                notes=notes,
-            )
-            for i, record in enumerate(records)
-        ]
-    )
+
+    def alone(i: int) -> Structures:
+        here, sid = (lambda _: where(i)), (lambda _: default_sid(i))
+        return decode([records[i]], options, where=here, default_sid=sid, notes=notes)
+
+    return Structures.cat([alone(i) for i in range(len(records))]) if found is None else found
 
 
 def _named(record: Record) -> str:
     try:
         sid = _sid(record, 0, lambda _: "", {})
     except ValueError:
-        return ""
+        sid = ""
     return f", sid {sid}" if sid != "" else ""
 
 
@@ -256,9 +248,7 @@ def _tags(
     if any(record.get("tags") is None for record in records):
         notes["tags"] = f"no tags (taken as 0; set tags: {_TAGS})"
     elif not np.maximum.reduceat(tags, ptr[:-1]).all():
-        notes["tags"] = (
-            f"all tags are 0, no atom is marked surface or adsorbate (set tags: {_TAGS})"
-        )
+        notes["tags"] = f"all tags are 0, no atom is marked surface or adsorbate ({_TAGS})"
     return tags
 
 
@@ -376,7 +366,7 @@ def _energies(records: Sequence[Record], field: str) -> Tensor | None:
 
 
 def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Further plain values and short lists: a tuple with an entry for each record, by name."""
+    """Further plain values and short lists by name, a tuple of B entries each."""
     info: dict[str, tuple[Any, ...]] = {}
     for name in dict.fromkeys(name for record in records for name in record):
         if name in _NOT_INFO or name in targets or name.startswith("_"):
@@ -391,7 +381,7 @@ def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[
 
 
 def _plain(value: Any) -> Any:
-    """Texts and numbers as they are, short arrays and lists as lists, None for anything else."""
+    """Plain values and short lists as they are, short arrays as lists, None for anything else."""
     if value is None or isinstance(value, str | bool | float):
         return value
     if type(value) is int:

@@ -13,8 +13,7 @@ from flt_mol.data.aselmdb import AseLmdbDataset, is_row
 from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
 from flt_mol.data.lmdb import LmdbDataset, data_file, first_value, is_lmdb
 from flt_mol.data.pyg import is_pyg, pyg_records
-from flt_mol.data.schema import OnError, ReadOptions, Record, Stored, decoded
-from flt_mol.data.tags import layer_note
+from flt_mol.data.schema import OnError, ReadOptions, Record, Stored, decoded, layer_note
 from flt_mol.data.unpickle import read_saved
 from flt_mol.files import natural_key, readable
 from flt_mol.structures import Structures

@@ -25,6 +25,8 @@ __all__ = [
     "far_off",
     "far_off_message",
     "heights",
+    "layer_note",
+    "tags_are_layers",
     "to_numpy",
 ]
 
@@ -96,7 +98,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
         array([1., 1.], dtype=float32)
     """
     if isinstance(value, Stored):
-        array = decoded(value)
+        array: NDArray[Any] = decoded(value)
     else:
         array = _of_tensor(value) if isinstance(value, Tensor) else _of_plain(value)
     if array.dtype.kind not in "biuf":
@@ -171,6 +173,46 @@ def _length_of_cross(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[
     following, last = [1, 2, 0], [2, 0, 1]
     cross = a[..., following] * b[..., last] - a[..., last] * b[..., following]
     return np.asarray(np.sqrt((cross * cross).sum(-1)))
+
+
+def tags_are_layers(record: Mapping[str, Any]) -> bool:
+    """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
+
+    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. Of a
+    slab with an adsorbate and up to two layers OC20's tags would be in the opposite order, but
+    for an adsorbate that hangs below: that has elements of its own, and here they are of tag 0.
+    """
+    try:
+        tags, cell, pos, numbers = (
+            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
+        )
+        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
+        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
+    except (KeyError, ValueError):  # missing, or refused later
+        return False
+    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+    if len(tags) != len(numbers) or not tags.any() or not normal.any():
+        return False
+    height = pos @ normal
+    there = np.unique(tags)
+    layers = there[there > 0]
+    if not np.array_equal(layers, np.arange(1, len(layers) + 1)) or there[0] < 0:
+        return False
+    if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
+        return False  # a slab that hangs or wraps; without atoms of tag 0, a thin one
+    means = [height[tags == tag].mean() for tag in there]
+    return bool((np.diff(means) < 0).all())
+
+
+def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
+    """A warning where the tags of a record are layers' numbers."""
+    if not tags_are_layers(record):
+        return {}
+    return {
+        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
+        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
+        "predict sets them"
+    }
 
 
 def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:

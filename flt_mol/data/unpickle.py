@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from flt_mol.data.schema import Stored
 from flt_mol.files import readable
 
-__all__ = ["PygObject", "is_saved", "read_saved", "unpickle"]
+__all__ = ["read_saved", "unpickle"]
 
 _LARGEST = 1 << 28  # bytes of one decompressed record
 _CODE = 1 << 22  # bytes of opcodes, strings apart: each may make an object of 200 bytes
@@ -88,11 +88,6 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise ValueError(f"damaged record of {len(data)} bytes ({reason})") from error
-
-
-def is_saved(head: bytes) -> bool:
-    """Whether a file with these first bytes may be a pickle, or an archive of torch.save."""
-    return head.startswith((b"\x80", b"PK\x03\x04"))
 
 
 def read_saved(path: Path) -> Any:
@@ -190,8 +185,10 @@ def _walk(data: bytes, run: Callable[[bytes, int], re.Match[bytes] | None]) -> i
     Lengths and memo indices beyond the record are refused, and values nested without end: Python's
     unpickler takes the memory that they ask for, a memo index of 2³² some 64 GB.
     """
-    at = strings = nested = 0
+    at = strings = nested = index = 0
     while True:
+        if not 0 <= index <= at:
+            raise ValueError(f"memo index {index} at byte {at}")
         found = run(data, at)
         at = len(data) if found is None else found.end()
         if at >= len(data) or at - strings > _CODE:
@@ -209,21 +206,14 @@ def _walk(data: bytes, run: Callable[[bytes, int], re.Match[bytes] | None]) -> i
             strings += at - start
         elif code == _LONG_PUT:
             at += 4
-            _check_memo(int.from_bytes(data[start:at], "little"), at)
+            index = int.from_bytes(data[start:at], "little")
         elif code in _LINES:
             for _ in range(_LINES[code]):
                 at = data.find(b"\n", at) + 1 or len(data)
-            if code == _PUT:
-                _check_memo(int(data[start:at]), at)
-            elif code in b"SV":
-                strings += at - start
+            index = int(data[start:at]) if code == _PUT else 0
+            strings += at - start if code in b"SV" else 0
         elif code not in _NESTING:
             raise ValueError(f"invalid load key {bytes([code])!r}")
-
-
-def _check_memo(index: int, at: int) -> None:
-    if not 0 <= index <= at:
-        raise ValueError(f"memo index {index} at byte {at}")
 
 
 @dataclass
@@ -243,17 +233,11 @@ class PygObject:
     def __init__(self, *args: Any) -> None:
         pass
 
-    def __setstate__(self, state: Any) -> None:
-        if not isinstance(state, dict):
-            raise ValueError(f"state of a PyG object is a {type(state).__name__}")
-        self.__dict__.update(state)
-
-
-class _BatchMaker(PygObject):
-    """`DynamicInheritanceGetter`: called with (Batch, Data), gives an empty batch."""
-
     def __call__(self, *classes: Any) -> PygObject:
-        return PygObject()
+        return PygObject()  # a `DynamicInheritanceGetter` makes a batch
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
 
 
 @dataclass
@@ -355,24 +339,15 @@ def _scalar(dtype: _Dtype, data: bytes = b"") -> Any:
 
 
 def _dict(*args: Any) -> dict[Any, Any]:
-    """`OrderedDict(items)`; of `defaultdict(factory)` the factory is dropped."""
     return dict(args[0]) if args and isinstance(args[0], list | dict) else {}
 
 
-def _encode(text: Any = b"", encoding: str = "latin1") -> bytes:
+def _encode(text: Any = b"", encoding: str = "latin1") -> Any:
     if isinstance(text, bytes):
         return text
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"encoding {encoding!r} in a pickle")
     return text.encode("latin1")
-
-
-def _parameter(data: Any, *_: Any) -> Any:
-    return data
-
-
-def _object(*_: Any) -> PygObject:
-    return PygObject()
 
 
 def _collection(kind: Callable[[Any], Any]) -> _Call:
@@ -384,20 +359,16 @@ def _collection(kind: Callable[[Any], Any]) -> _Call:
     return _Call(make)
 
 
-def _refuse(*_: Any) -> NoReturn:
-    raise ValueError("a storage is not called")
-
-
 def _table() -> dict[tuple[str, str], Any]:
     """Every name that a record may use, with what stands in for it."""
     pyg = "torch_geometric.data"
     table: dict[tuple[str, str], Any] = {
-        (f"{pyg}.batch", "DynamicInheritanceGetter"): _BatchMaker,
+        (f"{pyg}.batch", "DynamicInheritanceGetter"): PygObject,
         ("collections", "OrderedDict"): _Call(_dict),
         ("collections", "defaultdict"): _Call(_dict),
         ("torch._utils", "_rebuild_tensor"): _Tensor,
         ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
-        ("torch._utils", "_rebuild_parameter"): _Call(_parameter),
+        ("torch._utils", "_rebuild_parameter"): _Call(lambda data, *_: data),
         ("torch.storage", "_load_from_bytes"): _Storage,
         ("torch", "Size"): _collection(tuple),
         ("numpy", "ndarray"): PygObject,
@@ -410,13 +381,13 @@ def _table() -> dict[tuple[str, str], Any]:
     for name in ("DataEdgeAttr", "DataTensorAttr"):
         table[f"{pyg}.data", name] = PygObject
     for name in _STORAGES:
-        table["torch", name] = _Call(_refuse, name)
+        table["torch", name] = _Call(_Storage, name)
     for core in ("numpy.core", "numpy._core"):
         table[f"{core}.multiarray", "_reconstruct"] = _Array
         table[f"{core}.multiarray", "scalar"] = _Call(_scalar)
         table[f"{core}.numeric", "_frombuffer"] = _Call(_from_buffer)
     for builtins, registry in (("builtins", "copyreg"), ("__builtin__", "copy_reg")):
-        table[registry, "_reconstructor"] = _Call(_object)
+        table[registry, "_reconstructor"] = _Call(PygObject)
         table[builtins, "object"] = PygObject
         table[builtins, "dict"] = _Call(_dict)
         table[builtins, "complex"] = _Call(complex)

@@ -10,7 +10,8 @@ from slabs import platinum
 from flt_mol.data import from_ase, open_dataset, tag_slab, to_ase
 from flt_mol.data.ase import atoms_record
 from flt_mol.data.recipes import recipe
-from flt_mol.data.tags import layer_note, parse_rule, tag_structures, tags_are_layers
+from flt_mol.data.schema import layer_note, tags_are_layers
+from flt_mol.data.tags import parse_rule, tag_structures
 from flt_mol.structures import Structures
 
 TOP_LAYER = [0] * 8 + [1] * 4 + [2] * 2
