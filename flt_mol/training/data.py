@@ -17,7 +17,7 @@ from flt_mol.data.loader import Chosen, Loader
 from flt_mol.data.recipes import recipe, skipped_message
 from flt_mol.data.schema import far_off_message
 from flt_mol.files import temporary_path
-from flt_mol.models.geometry import check_systems
+from flt_mol.models.build import check_systems
 from flt_mol.structures import Structures
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 from flt_mol.training.processes import World

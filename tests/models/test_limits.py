@@ -15,12 +15,12 @@ from flt_mol.cli import main
 from flt_mol.data import open_dataset, to_ase
 from flt_mol.data.loader import target_statistics
 from flt_mol.models import EnergyConfig
-from flt_mol.models.limits import check_systems
+from flt_mol.models.build import check_systems
 from flt_mol.prediction.energies import predict_structures
 from flt_mol.prediction.table import StructureFiles, predict_files
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
-from flt_mol.training.checkpoints import save_checkpoint
+from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.training.config import RunConfig
 
 CONFIG = EnergyConfig(rpe=None, spectral=SPECTRAL)

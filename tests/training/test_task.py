@@ -64,7 +64,7 @@ class Oracle(torch.nn.Module):
 
     def __init__(self, error=0.0):
         super().__init__()
-        from flt_mol.models.normalizer import Normalizer
+        from flt_mol.models.energy import Normalizer
 
         self.normalizers = {"energy": Normalizer(), "energy_initial": Normalizer()}
         self.error = torch.nn.Parameter(torch.tensor(error))
