@@ -145,7 +145,6 @@ class Structures:
         )
 
     def __len__(self) -> int:
-        """Number of systems B."""
         return int(self.ptr.numel()) - 1
 
     def __repr__(self) -> str:

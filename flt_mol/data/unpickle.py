@@ -84,8 +84,7 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
         return _Unpickler(data, storage).load()
     except _RefusedError as error:
         raise ValueError(f"the record {error}") from error
-    # Stand-ins meet arguments of any kind, so that anything may be raised.
-    except Exception as error:
+    except Exception as error:  # stand-ins meet arguments of any kind
         reason = str(error) or type(error).__name__
         raise ValueError(f"damaged record of {len(data)} bytes ({reason})") from error
 
