@@ -71,7 +71,7 @@ class Normalizer(nn.Module):
             mean, std = targets.mean, targets.std
         if not max(abs(mean), std) <= torch.finfo(torch.float32).max:
             raise ValueError(
-                f"targets have mean {mean:g} and standard deviation {std:g} eV, expected finite ones"
+                f"targets have mean {mean:g} and standard deviation {std:g} eV, not finite"
             )
         if std < 1e-6:
             warnings.warn("all targets are equal: the normaliser's std is set to 1", stacklevel=2)
