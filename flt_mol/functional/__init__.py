@@ -8,12 +8,10 @@ from flt_mol.functional.exact import (
     exact_attention,
 )
 from flt_mol.functional.feature_maps import (
-    SharedLogits,
     elu_features,
     gaussian_projection,
     hyperbolic_log_features,
     orthogonal_projection,
-    position_logits,
     project_positions,
     relu_features,
     softmax_log_features,
@@ -35,16 +33,13 @@ from flt_mol.functional.images import (
     image_attention,
 )
 from flt_mol.functional.lattice import (
-    ReciprocalVectors,
-    reciprocal_vectors,
+    UnfitSystemError,
+    minimum_image,
 )
 from flt_mol.functional.linear import (
     linear_attention,
     linear_sums,
     normalised,
-)
-from flt_mol.functional.minimum_image import (
-    minimum_image,
 )
 from flt_mol.functional.neighbors import (
     NeighborPairs,
@@ -55,6 +50,10 @@ from flt_mol.functional.pairs import (
     pair_filter,
     pair_sums,
 )
+from flt_mol.functional.reciprocal import (
+    ReciprocalVectors,
+    reciprocal_vectors,
+)
 from flt_mol.functional.reference import (
     kernel_attention,
     relative_mask,
@@ -64,9 +63,7 @@ from flt_mol.functional.streaming import (
     CausalState,
     initial_state,
     state_of,
-    state_of_log,
     step,
-    step_log,
 )
 
 __all__ = [
@@ -74,7 +71,7 @@ __all__ = [
     "NeighborPairs",
     "PositionFeatures",
     "ReciprocalVectors",
-    "SharedLogits",
+    "UnfitSystemError",
     "causal_attention",
     "causal_log_attention",
     "centred",
@@ -97,7 +94,6 @@ __all__ = [
     "pair_filter",
     "pair_sums",
     "position_features",
-    "position_logits",
     "project_positions",
     "reciprocal_vectors",
     "relative_mask",
@@ -107,9 +103,7 @@ __all__ = [
     "softplus_log_features",
     "stabilised_features",
     "state_of",
-    "state_of_log",
     "step",
-    "step_log",
     "sum_per_system",
     "system_index",
 ]

@@ -1,9 +1,18 @@
 """Modules: RPE families, frequencies, feature maps, attention, filters, blocks."""
 
 from flt_mol.nn.attention import (
+    Attention,
+    AttentionInputs,
+    AttentionRows,
+    Fidelity,
     FLTAttention,
 )
-from flt_mol.nn.feature_map import (
+from flt_mol.nn.block import (
+    BlockGeometry,
+    FLTBlock,
+    FLTEncoder,
+)
+from flt_mol.nn.feature_maps import (
     FEATURE_MAPS,
     ELUFeatures,
     FeatureMap,
@@ -20,24 +29,21 @@ from flt_mol.nn.frequencies import (
     LatticeFrequencies,
     LebedevFrequencies,
 )
-from flt_mol.nn.gaussian_bias import (
-    GaussianBias,
-)
 from flt_mol.nn.heads import (
     DisplacementHead,
     EnergyHead,
 )
-from flt_mol.nn.inspection import (
-    Fidelity,
-)
-from flt_mol.nn.local import (
+from flt_mol.nn.images import (
+    GaussianBias,
     ImageKeys,
+    PairWeights,
+)
+from flt_mol.nn.local_filter import (
     LocalBasis,
     LocalFilter,
     LocalGeometry,
     PairCorrection,
     PairFilter,
-    PairWeights,
 )
 from flt_mol.nn.multihead import (
     FLTMultiheadAttention,
@@ -45,7 +51,7 @@ from flt_mol.nn.multihead import (
 from flt_mol.nn.rpe import (
     FourierRPE,
 )
-from flt_mol.nn.spectral import (
+from flt_mol.nn.spectral_filter import (
     SpectralFilter,
     SpectralGeometry,
 )
@@ -68,16 +74,14 @@ from flt_mol.nn.spectrum import (
 from flt_mol.nn.streaming import (
     AttentionState,
 )
-from flt_mol.nn.transformer import (
-    BlockGeometry,
-    FLTBlock,
-    FLTEncoder,
-)
 
 __all__ = [
     "FEATURE_MAPS",
     "FREQUENCIES",
     "SPECTRA",
+    "Attention",
+    "AttentionInputs",
+    "AttentionRows",
     "AttentionState",
     "BSplineSpectrum",
     "BlockGeometry",

@@ -24,7 +24,7 @@ from flt_mol.models.config import (
     named_config,
     shipped_name,
 )
-from flt_mol.nn.feature_map import FEATURE_MAPS
+from flt_mol.nn.feature_maps import FEATURE_MAPS
 
 __all__ = [
     "DataConfig",
