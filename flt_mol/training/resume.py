@@ -18,8 +18,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import flt_mol
-from flt_mol.files import temporary_path
+from flt_mol.files import VERSION, temporary_path
 from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered, largest
 
@@ -212,12 +211,12 @@ def _end(number: int, frame: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"flt_mol": flt_mol.__version__, "torch": str(torch.__version__)}
+    return {"flt_mol": VERSION, "torch": str(torch.__version__)}
 
 
 def random_states() -> dict[str, Any]:
     """The global random states of Python, numpy and torch, as tensors and plain data."""
-    generator: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    generator: Any = np.random.get_state(legacy=False)
     inner = {k: v.tolist() if k == "key" else v for k, v in generator["state"].items()}
     states = {
         "python": random.getstate(),
@@ -235,7 +234,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     inner = dict(generator["state"])
     inner["key"] = np.array(inner["key"], np.uint32)
     random.setstate(states["python"])
-    np.random.set_state({**generator, "state": inner})  # noqa: NPY002
+    np.random.set_state({**generator, "state": inner})
     torch.set_rng_state(states["torch"])
     if "cuda" in states and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])
