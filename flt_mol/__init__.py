@@ -9,7 +9,7 @@ Lengths are in Å, energies in eV, frequencies in cycles/Å.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flt_mol.files import VERSION as __version__
+from flt_mol.files import VERSION
 
 if TYPE_CHECKING:
     from flt_mol.data import open_dataset
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flt_mol.prediction.energies import predict
     from flt_mol.structures import Structures
 
+__version__ = VERSION
 __all__ = [
     "FLTCalculator",
     "Structures",
