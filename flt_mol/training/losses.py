@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
-from flt_mol.models.normalizer import Normalizer
+from flt_mol.models.energy import Normalizer
 from flt_mol.structures import Structures, relaxed_displacement
 from flt_mol.training.config import LossConfig
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flt_mol import Structures
-from flt_mol.models.normalizer import Normalizer
+from flt_mol.models.energy import Normalizer
 from flt_mol.training.config import LossConfig
 from flt_mol.training.losses import displacement_weight, error_sums, training_loss
 
