@@ -189,23 +189,12 @@ class _Run:
             return [self.part, *(x for x in further if x != self.train)]
         found = self.recipe
         names = further if found is None or found.name == self.config.get("name") else []
-        names = names or [name for name in self.known if name.startswith("val")] or self.known
-        missing = [x for x in names if found and x not in self.paths and found.find(x) is None]
-        if missing and found is not None:
-            here = " ".join(f"--split {x}" for x in names if x not in missing)
-            raise ValueError(
-                f"data set {found.name}: no file of {', '.join(missing)}; "
-                f"{found.how_to_get(missing)}{f'; or take what is here: {here}' if here else ''}"
-            )
-        return names
+        return names or [name for name in self.known if name.startswith("val")] or self.known
 
     def _rows(self, source: Any) -> Subset[Any]:
         """The systems of `source` that training held out."""
         if not self.held_out:
-            raise ValueError(
-                f"{self.path} does not say which systems of {source.path} were held out of "
-                "training: give --data FILE"
-            )
+            raise ValueError(f"{self.path} does not say what was held out: give --data FILE")
         rows, seen = list[int](), set[str]()
         for start in range(0, len(source), _READ):
             batch = source.batch(range(start, min(start + _READ, len(source))))
@@ -214,8 +203,7 @@ class _Run:
             seen.update(sid for _, sid in found)
         if missing := sorted(self.held_out - seen):
             text = f"{len(missing)} of {len(self.held_out)} held-out systems are not in"
-            text = f"{text} {source.path} ({some_sids(missing)})"
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warnings.warn(f"{text} {source.path} ({some_sids(missing)})", UserWarning, stacklevel=2)
         return Subset(source, rows)
 
     def with_columns(self, result: SplitResult) -> SplitResult:

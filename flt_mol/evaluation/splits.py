@@ -35,8 +35,7 @@ __all__ = ["COLUMNS", "SplitResult", "evaluate_model", "evaluate_splits", "split
 COLUMNS = ("natoms", "adsorbate", "elements", "facet", "trained_on", "held_out")
 """What may be known of a system beside its energies, in this order in files.
 
-"adsorbate" is the formula of the atoms with tag 2 in Hill's order, "elements" symbols between
-spaces; the last two are "yes" or "no", as the evaluated checkpoint says."""
+The adsorbate is the formula of the atoms with tag 2; the last two are "yes" or "no"."""
 
 Model = Callable[[Structures], Any]
 """An `nn.Module` or a function: Structures → {"energy": (B,)} or (B,), eV."""
@@ -53,10 +52,9 @@ class SplitResult:
         path: where the split was read from, empty if unknown.
         unseen: symbols of its elements that the model was never trained on.
         columns: S values by name, see :data:`COLUMNS`; None where a system lacks one.
-        further: errors of other outputs: "energy_initial_mae" (eV), "energy_initial_ewt",
-            "energy_initial_count"; over free atoms "displacement", the mean distance between
-            predicted and relaxed positions (Å), "displacement_unmoved", the same if no atom moved,
-            and "displacement_atoms".
+        further: errors of other outputs: "energy_initial_mae" (eV), "…_ewt", "…_count"; over free
+            atoms "displacement", the mean distance between predicted and relaxed positions (Å),
+            "displacement_unmoved", the same if no atom moved, and "displacement_atoms".
         unfixed: whether the model moves free atoms, and no atom of the split is fixed.
         worst: the systems with the largest |error|, that first, as many as were asked for.
     """
@@ -99,21 +97,18 @@ def evaluate_splits(
     """Predict every system of every split and compare with its targets.
 
     Args:
-        model: a module (put into eval mode meanwhile, run on its own device) or a function;
-            Structures → {"energy": (B,)} or (B,), eV.
-        sources: {split: a data set of Structures, a DataLoader (with its own batch size), or any
-            iterable of them}.
-        batch_size: systems per call.
+        model: a module (put into eval mode meanwhile, run on its own device) or a function.
+        sources: {split: a data set or iterable of Structures, or a DataLoader}.
+        batch_size: systems per call, but for a DataLoader.
         progress: called with (split, systems done, systems in all or None) after each batch.
         keep_worst: of how many systems with the largest |error| of each split structures are kept.
 
     Raises:
-        ValueError: 'this split has no targets', naming the path; no systems; a prediction or
-            target that is not finite, naming the sid; a `batch_size` below 1.
+        ValueError: no targets, naming the path; no systems; a prediction or target that is not
+            finite, naming the sid; a `batch_size` below 1.
 
     Warns:
-        UserWarning: elements that the model was never trained on; targets far off all others, by
-            sid; no fixed atom, where the model moves free ones. Each once for all splits.
+        UserWarning: targets far off all others, by sid, and :func:`split_messages`.
     """
     results = {}
     for split, source in sources.items():

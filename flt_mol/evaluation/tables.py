@@ -11,13 +11,13 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flt_mol.evaluation.splits import COLUMNS, SplitResult
+from flt_mol.evaluation.splits import SplitResult
 from flt_mol.files import readable
 
 __all__ = ["EnergyTable", "read_energies", "read_ids", "score_files", "some_sids", "table_of"]
@@ -36,14 +36,15 @@ class EnergyTable:
     Args:
         path: the file.
         energies: {(split, sid): eV}, in the file's order; split is "" without such a column.
-        columns: {(split, sid): {name: text}} of :data:`~flt_mol.evaluation.splits.COLUMNS`.
-        has_splits: whether there is a column of splits.
     """
 
     path: Path
     energies: dict[Key, float] = field(default_factory=dict)
-    columns: dict[Key, dict[str, str]] = field(default_factory=dict)
-    has_splits: bool = False
+
+    @property
+    def splits(self) -> list[str]:
+        """Their names; empty without a column of splits."""
+        return list(dict.fromkeys(split for split, _ in self.energies if split))
 
     def only(self, splits: Sequence[str]) -> EnergyTable:
         """The systems of some splits.
@@ -51,12 +52,12 @@ class EnergyTable:
         Raises:
             ValueError: a split that is not there, naming those that are.
         """
-        known = list(dict.fromkeys(split for split, _ in self.energies))
         for split in splits:
-            if split not in known:
-                there = ", ".join(known) if self.has_splits else "none: there is no column split"
+            if split not in self.splits:
+                there = ", ".join(self.splits) or "none, without a column split"
                 raise ValueError(f"{self.path}: no split '{split}'; there are: {there}")
-        return replace(self, energies={k: x for k, x in self.energies.items() if k[0] in splits})
+        kept = {key: x for key, x in self.energies.items() if key[0] in splits}
+        return EnergyTable(self.path, kept)
 
 
 def read_energies(path: str | Path, names: Sequence[str] = _PREDICTION) -> EnergyTable:
@@ -83,30 +84,25 @@ def read_energies(path: str | Path, names: Sequence[str] = _PREDICTION) -> Energ
 
 def table_of(path: Path, rows: Iterable[Row], names: Sequence[str] = _PREDICTION) -> EnergyTable:
     """The table of (line, row) pairs; see :func:`read_energies`."""
-    table, repeated, name = EnergyTable(path), 0, ""
+    table, repeated = EnergyTable(path), 0
     for line, row in rows:
-        if not name:
-            name = next((x for x in names if x in row), "")
-            if not name or "sid" not in row:
-                raise ValueError(
-                    f"{path}: the columns are {', '.join(map(str, row))}; expected sid and "
-                    f"{' or '.join(names)}"
-                )
-            table = replace(table, has_splits="split" in row)
-        key = (_text(row.get("split")) if table.has_splits else "", _text(row.get("sid")))
+        name = next((x for x in names if x in row), "")
+        if not name or "sid" not in row:
+            wanted = f"expected sid and {' or '.join(names)}"
+            raise ValueError(f"{path}: the columns are {', '.join(map(str, row))}; {wanted}")
+        key = (_text(row.get("split", "")), _text(row["sid"]))
         where = f"{path}, line {line}, {_named(key)}"
-        if not key[1] or (table.has_splits and not key[0]):
+        if not key[1] or ("split" in row and not key[0]):
             raise ValueError(f"{where}: the sid or the split is empty")
-        energy = _energy(row.get(name), f"{where}: {name}")
+        energy = _energy(row[name], f"{where}: {name}")
         repeated += key in table.energies
         if table.energies.setdefault(key, energy) != energy:
             raise ValueError(f"{where}: {name} is {energy!r}, and {table.energies[key]!r} above")
-        table.columns[key] = {x: _text(row[x]) for x in COLUMNS if _text(row.get(x))}
     if not table.energies:
         raise ValueError(f"{path} holds no energies: expected a heading and a line for each system")
     if repeated:
         text = f"{path}: dropped {repeated} lines that repeat an id with the same energy"
-        warnings.warn(text, UserWarning, stacklevel=4)
+        warnings.warn(text, UserWarning, stacklevel=3)
     return table
 
 
@@ -157,19 +153,30 @@ def score_files(
     predicted = read_energies(predictions)
     wanted = read_energies(targets or predictions, ("target",) if targets is None else _TARGET)
     if splits:
-        if not (predicted.has_splits or wanted.has_splits):
-            wanted.only(splits)  # raises: there is no column split
-        predicted = predicted.only(splits) if predicted.has_splits else predicted
-        wanted = wanted.only(splits) if wanted.has_splits else wanted
-    both = predicted.has_splits and wanted.has_splits
-    of_id, wanted_ids = _by_id(predicted, both), _by_id(wanted, both)
-    _refuse_difference(predicted, wanted, of_id, wanted_ids)
+        predicted = predicted.only(splits) if predicted.splits or not wanted.splits else predicted
+        wanted = wanted.only(splits) if wanted.splits else wanted
+    both = bool(predicted.splits and wanted.splits)
+    ours, theirs = _by_id(predicted, both), _by_id(wanted, both)
+    missing = [_named(theirs[key])[4:] for key in theirs if key not in ours]
+    surplus = [_named(ours[key])[4:] for key in ours if key not in theirs]
+    parts = [f"no prediction for {some_sids(missing)} in {wanted.path}"] if missing else []
+    parts += [f"predictions without a target, {some_sids(surplus)}"] if surplus else []
+    if parts:
+        hint = "; choose splits with --split" if predicted.splits else ""
+        raise ValueError(f"{predicted.path} has {', and '.join(parts)}{hint}")
     pairs: dict[str, list[tuple[Key, Key]]] = {}
-    for identity, key in wanted_ids.items():
-        own = of_id[identity]
-        name = key[0] or own[0] or wanted.path.name.partition(".")[0] or wanted.path.name
-        pairs.setdefault(name, []).append((own, key))
-    return {split: _result(predicted, wanted, keys) for split, keys in pairs.items()}
+    for identity, key in theirs.items():
+        name = key[0] or ours[identity][0] or wanted.path.name.partition(".")[0] or str(wanted.path)
+        pairs.setdefault(name, []).append((ours[identity], key))
+    return {
+        split: SplitResult(
+            sid=tuple(key[1] for _, key in keys),
+            prediction=np.array([predicted.energies[own] for own, _ in keys]),
+            target=np.array([wanted.energies[key] for _, key in keys]),
+            path=str(predicted.path),
+        )
+        for split, keys in pairs.items()
+    }
 
 
 def some_sids(sids: Sequence[Any], shown: int = 5) -> str:
@@ -189,40 +196,6 @@ def _by_id(table: EnergyTable, with_split: bool) -> dict[Key, Key]:
                 "column split"
             )
     return found
-
-
-def _refuse_difference(
-    predicted: EnergyTable, wanted: EnergyTable, of_id: dict[Key, Key], wanted_ids: dict[Key, Key]
-) -> None:
-    missing = [_named(key)[4:] for identity, key in wanted_ids.items() if identity not in of_id]
-    surplus = [_named(key)[4:] for identity, key in of_id.items() if identity not in wanted_ids]
-    parts = [f"no prediction for {some_sids(missing)} in {wanted.path}"] if missing else []
-    parts += [f"predictions without a target, {some_sids(surplus)}"] if surplus else []
-    if parts:
-        hint = "; choose splits with --split" if predicted.has_splits else ""
-        raise ValueError(f"{predicted.path} has {', and '.join(parts)}{hint}")
-
-
-def _result(
-    predicted: EnergyTable, wanted: EnergyTable, pairs: list[tuple[Key, Key]]
-) -> SplitResult:
-    rows = [{**predicted.columns[own], **wanted.columns[key]} for own, key in pairs]
-    columns: dict[str, tuple[Any, ...]] = {
-        name: tuple(row.get(name) for row in rows)
-        for name in COLUMNS
-        if any(name in row for row in rows)
-    }
-    if "natoms" in columns:
-        columns["natoms"] = tuple(
-            int(x) if x is not None and x.isdecimal() else None for x in columns["natoms"]
-        )
-    return SplitResult(
-        sid=tuple(key[1] for _, key in pairs),
-        prediction=np.array([predicted.energies[own] for own, _ in pairs]),
-        target=np.array([wanted.energies[key] for _, key in pairs]),
-        path=str(predicted.path),
-        columns=columns,
-    )
 
 
 def _named(key: Key) -> str:
