@@ -168,7 +168,13 @@ def features_table(given: argparse.Namespace) -> str:
     rows = []
     for label in columns[0]:
         marks = [
-            "" if label == AVERAGE else " ‡" if c[label] > c[AVERAGE] else " †" if c[label] > c[NO_MASK] else ""
+            ""
+            if label == AVERAGE
+            else " ‡"
+            if c[label] > c[AVERAGE]
+            else " †"
+            if c[label] > c[NO_MASK]
+            else ""
             for c in columns
         ]
         cells = [f"{c[label]:.2f}{mark}" for c, mark in zip(columns, marks, strict=True)]
