@@ -1,24 +1,34 @@
-"""Structures: a flat batch of atomic systems, the one schema that all rooms share."""
+"""Structures: a flat batch of atomic systems, the one schema that all packages share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from flt_mol._structures_checks import check_shapes, shaped, three, whole
-from flt_mol._structures_pairs import cut, join
-
 if TYPE_CHECKING:
-    from flt_mol.functional.neighbors import NeighborPairs
+    from flt_mol.functional import NeighborPairs
 
-_PER_ATOM = ("atomic_numbers", "positions", "tags", "fixed", "positions_relaxed")
-_PER_SYSTEM = ("cell", "pbc", "energy", "energy_initial")
+__all__ = ["Structures", "missing_for", "relaxed_displacement"]
+
+_PER_ATOM = {
+    "atomic_numbers": (),
+    "positions": (3,),
+    "tags": (),
+    "fixed": (),
+    "positions_relaxed": (3,),
+}
+_PER_SYSTEM = {"cell": (3, 3), "pbc": (3,), "energy": (), "energy_initial": ()}
+_OPTIONAL = ("positions_relaxed", "energy", "energy_initial")
+_T = TypeVar("_T")
+_WHOLE = ("atomic_numbers", "tags", "ptr")  # int64, or int32
+_MASKS = ("fixed", "pbc")  # bool: uint8 is a mask to torch, ~ of an int is none
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +51,13 @@ class Structures:
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         info: further plain values by name, each a tuple of B entries, as stored.
         pairs: neighbour pairs of the initial positions, rows of this batch, sorted; see
-            :meth:`with_pairs`. They are not searched again when
-            positions are replaced: whoever moves atoms drops them or makes them anew.
+            :meth:`with_pairs`. They are not searched again when positions are replaced: whoever
+            moves atoms drops them or searches again.
         cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:
         ValueError: dtypes of another kind (32 bits instead of 64 will do), or shapes that do not
-            belong together, naming the field. Models look at the numbers, too.
+            belong together, naming the field. Models check the numbers.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -74,7 +84,8 @@ class Structures:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        check_shapes(self)
+        _check_fields(self)
+        _check_pairs(self.pairs, self.cutoff)
 
     @classmethod
     def single(
@@ -101,11 +112,14 @@ class Structures:
             ValueError: an atomic number that is not 1 to 118, a tag not 0 to 2, a shape that
                 does not fit, or a number that is not finite; naming `sid` and the field.
         """
-        numbers = whole("atomic_numbers", atomic_numbers, None, 1, 118, sid)
+        numbers = _whole("atomic_numbers", atomic_numbers, None, 1, 118, sid)
         n = len(numbers)
+        periodic = torch.as_tensor(pbc).bool().reshape(-1)
+        if periodic.numel() not in (1, 3):
+            raise ValueError(f"pbc of {sid} has {periodic.numel()} values, expected 1 or 3")
 
         def floats(name: str, x: Any, *shape: int) -> Tensor:
-            value = shaped(name, torch.as_tensor(x, dtype=dtype), shape, sid)
+            value = _shaped(name, torch.as_tensor(x, dtype=dtype), shape, sid)
             if not bool(value.isfinite().all()):
                 raise ValueError(f"{name} of {sid} holds a number that is not finite")
             return value
@@ -118,9 +132,9 @@ class Structures:
             atomic_numbers=numbers,
             positions=floats("positions", positions, n, 3),
             cell=floats("cell", torch.zeros(3, 3) if cell is None else cell, 1, 3, 3),
-            pbc=three(pbc, sid),
-            tags=whole("tags", [0] * n if tags is None else tags, n, 0, 2, sid),
-            fixed=whole("fixed", [0] * n if fixed is None else fixed, n, 0, 1, sid).bool(),
+            pbc=periodic.expand(3).reshape(1, 3).clone(),
+            tags=_whole("tags", [0] * n if tags is None else tags, n, 0, 2, sid),
+            fixed=_whole("fixed", [0] * n if fixed is None else fixed, n, 0, 1, sid).bool(),
             ptr=torch.tensor([0, n], dtype=torch.int64),
             sid=(sid,),
             energy=scalar(energy),
@@ -158,19 +172,32 @@ class Structures:
         """System `index` alone, as a batch of one."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"system {index} of {len(self)}")
-        b = index % len(self)
-        start, stop = int(self.ptr[b]), int(self.ptr[b + 1])
+        return self.select([index % len(self)])
+
+    def select(self, rows: Sequence[int]) -> Structures:
+        """The systems `rows`, in the order given, repeated where given twice, as a new batch."""
+        systems = torch.as_tensor(rows, dtype=torch.int64, device=self.ptr.device)
+        atoms, ptr = _ranges(self.ptr, systems)
         changes: dict[str, Any] = {}
         for name in (*_PER_ATOM, *_PER_SYSTEM):
             value = getattr(self, name)
-            rows = slice(start, stop) if name in _PER_ATOM else slice(b, b + 1)
-            changes[name] = None if value is None else value[rows]
+            taken = atoms if name in _PER_ATOM else systems
+            changes[name] = None if value is None else value[taken]
+        chosen = systems.tolist()
+        pairs = self.pairs
+        if pairs is not None:
+            pair_ptr = torch.searchsorted(pairs.index_i, self.ptr)
+            found, ends = _ranges(pair_ptr, systems)
+            moved = torch.repeat_interleave(ptr[:-1] - self.ptr[systems], ends.diff())
+            pairs = type(pairs)(
+                pairs.index_i[found] + moved, pairs.index_j[found] + moved, pairs.shift[found]
+            )
         return Structures(
             **changes,
-            ptr=torch.tensor([0, stop - start], dtype=torch.int64, device=self.ptr.device),
-            sid=(self.sid[b],),
-            info={name: (values[b],) for name, values in self.info.items()},
-            pairs=None if self.pairs is None else cut(self.pairs, start, stop),
+            ptr=ptr,
+            sid=tuple(self.sid[b] for b in chosen),
+            info={name: tuple(values[b] for b in chosen) for name, values in self.info.items()},
+            pairs=pairs,
             cutoff=self.cutoff,
         )
 
@@ -194,7 +221,7 @@ class Structures:
             values = [getattr(part, name) for part in parts]
             merged[name] = None if any(v is None for v in values) else torch.cat(values)
         natoms = torch.cat([part.natoms for part in parts])
-        pairs, cutoff = join(parts)
+        pairs, cutoff = _join_pairs(parts)
         names = dict.fromkeys(name for part in parts for name in part.info)
         return cls(
             **merged,
@@ -214,27 +241,22 @@ class Structures:
         """The same batch with all pairs within `cutoff`, in Å, periodic images included.
 
         Raises:
-            ValueError: as :func:`flt_mol.functional.neighbors.neighbor_pairs`, naming the sid.
+            ValueError: as :func:`flt_mol.functional.neighbor_pairs`, naming the sid.
 
         Example:
             >>> pair = Structures.single([1, 1], [[0, 0, 0], [0, 0, 2]]).with_pairs(3.0)
             >>> pair.pairs.index_i.tolist(), pair.pairs.index_j.tolist()
             ([0, 1], [1, 0])
         """
-        # Not at the top: whoever needs no pairs shall not wait for their module.
-        from flt_mol.functional.neighbors import neighbor_pairs
+        from flt_mol.functional import neighbor_pairs  # only who needs pairs waits for it
 
         if not 0 < cutoff < math.inf:
             raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
-        try:
-            pairs = neighbor_pairs(self.positions, self.cell, self.pbc, self.ptr, cutoff)
-        except ValueError as error:
-            if len(self) == 1:
-                raise ValueError(f"sid {self.sid[0]}: {error}") from None
-            for system in self:
-                system.with_pairs(cutoff)
-            raise
-        return replace(self, pairs=pairs, cutoff=float(cutoff))
+
+        def search(some: Structures) -> NeighborPairs:
+            return neighbor_pairs(some.positions, some.cell, some.pbc, some.ptr, cutoff)
+
+        return replace(self, pairs=_naming_sid(search, self), cutoff=float(cutoff))
 
     def to(self, device: torch.device | str) -> Structures:
         """The same batch on `device`; float64 becomes float32 where the device has none (MPS)."""
@@ -260,3 +282,147 @@ class Structures:
         if self.pairs is not None:
             tensors["pairs"] = type(self.pairs)(*map(function, self.pairs))
         return replace(self, **tensors)
+
+
+def relaxed_displacement(structures: Structures) -> Tensor:
+    """How far each atom moves, r_relaxed − r by its shortest periodic image; 0 for fixed atoms.
+
+    Relaxed positions may be wrapped into another cell than the initial ones.
+
+    Args:
+        structures: with `positions_relaxed`.
+
+    Returns:
+        (N, 3), Å, at least float32.
+
+    Raises:
+        ValueError: `positions_relaxed` are missing or not finite, or a cell is singular along its
+            periodic axes; naming the sid.
+
+    Example:
+        >>> one = Structures.single(
+        ...     [1], [[0.5, 0.0, 0.0]], cell=4 * torch.eye(3), pbc=True,
+        ...     positions_relaxed=[[3.5, 0.0, 0.0]])
+        >>> relaxed_displacement(one)
+        tensor([[-1.,  0.,  0.]])
+    """
+    from flt_mol.functional import minimum_image
+
+    if structures.positions_relaxed is None:
+        raise ValueError(
+            f"displacements need positions_relaxed, missing for {missing_for(structures.sid)}"
+        )
+
+    def shortest(some: Structures) -> Tensor:
+        vectors = cast(Tensor, some.positions_relaxed) - some.positions
+        return minimum_image(vectors, some.cell, some.pbc, some.ptr)
+
+    return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
+
+
+def missing_for(sids: Sequence[int | str], most: int = 5) -> str:
+    """Which systems lack a target, as far as a batch shows, which has those of all or none.
+
+    Example:
+        >>> missing_for(["a"]), missing_for(["a", "b", "c"], most=2)
+        ('sid a', 'some of sids a, b and 1 more')
+    """
+    shown = ", ".join(str(sid) for sid in sids[:most])
+    if len(sids) == 1:
+        return f"sid {shown}"
+    rest = f" and {len(sids) - most} more" if len(sids) > most else ""
+    return f"some of sids {shown}{rest}"
+
+
+def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows ptr[b] to ptr[b + 1] of all `systems` b, one range after the other, and their ptr."""
+    start = ptr[systems]
+    sizes = ptr[systems + 1] - start
+    ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    shift = torch.repeat_interleave(start - ends[:-1], sizes)
+    return torch.arange(len(shift), device=ptr.device) + shift, ends
+
+
+def _naming_sid(function: Callable[[Structures], _T], structures: Structures) -> _T:
+    """Call a function of a batch; if it raises ValueError, name the first system that makes it."""
+    try:
+        return function(structures)
+    except ValueError as error:
+        for system in structures if len(structures) > 1 else ():
+            _naming_sid(function, system)
+        raise ValueError(f"sid {structures.sid[0]}: {error}") from None
+
+
+def _check_fields(structures: Structures) -> None:
+    n, b = len(structures.atomic_numbers), len(structures.ptr) - 1
+    expected = {name: (n, *shape) for name, shape in _PER_ATOM.items()}
+    expected |= {name: (b, *shape) for name, shape in _PER_SYSTEM.items()}
+    for name, shape in {**expected, "ptr": (b + 1,)}.items():
+        value = getattr(structures, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"Structures.{name} is a {type(value).__name__}, expected a tensor; "
+                "Structures.single takes lists and arrays"
+            )
+        if name in _WHOLE:
+            good, kind = value.dtype in (torch.int64, torch.int32), "int64"
+        elif name in _MASKS:
+            good, kind = value.dtype == torch.bool, "bool"
+        else:
+            good, kind = value.is_floating_point(), "a float"
+        if not good:
+            raise ValueError(f"Structures.{name} has dtype {value.dtype}, expected {kind}")
+        if tuple(value.shape) != shape:
+            raise ValueError(
+                f"Structures.{name} has shape {tuple(value.shape)}, expected {shape} "
+                f"for {b} systems and {n} atoms"
+            )
+    if isinstance(structures.sid, str) or len(structures.sid) != b:
+        raise ValueError(f"Structures.sid is {structures.sid!r:.60}, expected {b} names")
+
+
+def _check_pairs(pairs: NeighborPairs | None, cutoff: float | None) -> None:
+    if pairs is None or cutoff is None:
+        if (pairs is None) != (cutoff is None):
+            given = "cutoff without pairs" if pairs is None else "pairs without cutoff"
+            raise ValueError(f"Structures has {given}: give both, or call with_pairs(cutoff)")
+        return
+    for name, value in pairs._asdict().items():
+        shape = (len(pairs.index_i), 3)[: 2 if name == "shift" else 1]
+        if tuple(value.shape) != shape or value.dtype != torch.int64:
+            raise ValueError(
+                f"Structures.pairs.{name} has shape {tuple(value.shape)} and {value.dtype}, "
+                f"expected {shape} and torch.int64"
+            )
+
+
+def _join_pairs(parts: Sequence[Structures]) -> tuple[NeighborPairs | None, float | None]:
+    """Pairs and cutoff of all parts in one, or neither, where a part lacks them or differs."""
+    each = [part.pairs for part in parts if part.pairs is not None]
+    if len(each) < len(parts) or any(part.cutoff != parts[0].cutoff for part in parts):
+        return None, None
+    starts = accumulate((part.num_atoms for part in parts), initial=0)
+    moved = [(i + at, j + at, shift) for (i, j, shift), at in zip(each, starts, strict=False)]
+    return type(each[0])(*map(torch.cat, zip(*moved, strict=True))), parts[0].cutoff
+
+
+def _shaped(name: str, value: Tensor, shape: tuple[int, ...], sid: int | str) -> Tensor:
+    """`value` in `shape`, from which it may differ by axes of length one."""
+    if value.numel() or 0 not in shape:
+        found, wanted = ([n for n in s if n != 1] for s in (value.shape, shape))
+        if found != wanted:
+            raise ValueError(f"{name} of {sid} has shape {tuple(value.shape)}, expected {shape}")
+    return value.reshape(shape)
+
+
+def _whole(name: str, x: Any, n: int | None, low: int, high: int, sid: int | str) -> Tensor:
+    """(n,) int64 out of whole numbers of any dtype; any n for None."""
+    given = torch.as_tensor(x)
+    value = given.to(torch.int64)
+    wrong = (value != given) | (value < low) | (value > high)
+    if bool(wrong.any()):
+        first = given[wrong][0].item() if given.dim() else given.item()
+        raise ValueError(f"{name} of {sid} holds {first:.6g}, expected {low} to {high}")
+    return value.reshape(-1) if n is None else _shaped(name, value, (n,), sid)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flt_mol import Structures, testing
-from flt_mol.displacements import relaxed_displacement
+from flt_mol.structures import relaxed_displacement
 
 
 def moved(dtype=torch.float32, **changes):

@@ -57,7 +57,7 @@ def inspect(
     positions_relaxed: PositionsRelaxed = NAMES[2],
 ) -> None:
     """What a file or folder of records holds."""
-    from flt_mol.data import inspect as inspection
+    from flt_mol.data import inspection
 
     names = (energy, energy_initial, positions_relaxed)
     try:
@@ -66,7 +66,7 @@ def inspect(
         dataset = _open(source, split, names, skip_bad=True)
     with progress_bars() as bars:
         progress = partial(bars, "inspecting")
-        summary = inspection.summarise(dataset, limit=limit, progress=progress)
+        summary = inspection.inspect(dataset, limit=limit, progress=progress)
     say(json.dumps(summary, indent=2, allow_nan=False) if as_json else inspection.render(summary))
     looked_at = summary["looked_at"]
     if looked_at and summary["counts"]["problems"] == looked_at:
@@ -212,7 +212,7 @@ def download(
     ] = False,
 ) -> None:
     """Get a published data set: fetch, check and unpack the splits; resumes where it stopped."""
-    from flt_mol.data.remote.download import download as fetch
+    from flt_mol.data.remote import download as fetch
 
     with progress_bars(lines=True) as progress:
         result = fetch(
@@ -236,8 +236,8 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Compare a data set's files with its recipe: bytes, hash, count."""
-    from flt_mol.data.catalog import recipe
-    from flt_mol.data.verify import verify as compare
+    from flt_mol.data.recipes import recipe
+    from flt_mol.data.remote import verify as compare
 
     found = recipe(name)
     with progress_bars(lines=True) as progress:
@@ -271,7 +271,7 @@ def _share(text: str) -> tuple[str, float | int | None]:
 
 
 def _open(source: str, split: str | None, names: Sequence[str], skip_bad: bool = False) -> Any:
-    from flt_mol.data.splits import open_source
+    from flt_mol.data.recipes import open_source
 
     return open_source(
         source,

@@ -133,7 +133,7 @@ class _Tagger:
     """Tags slabs by the rule given, or that of the checkpoints' training data."""
 
     def __init__(self, checkpoints: list[str], adsorbate: str | None, surface: str | None) -> None:
-        from flt_mol.data.slabs.surface import parse_rule
+        from flt_mol.data.tags import parse_rule
         from flt_mol.prediction.members import surface_rule, tag_rules
 
         indices = [] if adsorbate is None else adsorbate.split(",")
@@ -149,7 +149,7 @@ class _Tagger:
         from ase.formula import Formula
         from ase.symbols import Symbols
 
-        from flt_mol.data.slabs import tag_structures
+        from flt_mol.data.tags import tag_structures
 
         tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
         self.untagged += not structures.tags.any()

@@ -97,7 +97,7 @@ def _expected(data: str | None, ids: Path | None) -> dict[str, list[str]] | None
         return {split: by_split[x] for split, x in _names(list(by_split), str(ids)).items()}
     if data is None:
         return None
-    from flt_mol.data.splits import find_recipe
+    from flt_mol.data.recipes import find_recipe
 
     found = find_recipe(data)
     if found is None:

@@ -1,12 +1,12 @@
-"""What all data sets of this library have in common, and their warnings: one of each kind."""
+"""What all data sets have in common; several as one; some systems of one."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from flt_mol.data.oc20 import to_structures
-from flt_mol.data.options import ReadOptions
-from flt_mol.data.targets import no_targets, note_numbers
+from flt_mol.data.decoding import decode
+from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, to_numpy
 from flt_mol.structures import Structures
 
-__all__ = ["Notes", "StructuresDataset"]
+__all__ = ["JoinedDataset", "Notes", "StructuresDataset"]
 
-_TRIED_FOR_TARGETS = 64  # readable records
-_MOST_TRIED = 1024
-_READ_AT_ONCE = 64
+_AT_ONCE = 64  # systems read together when a whole file is read
+_TRIED_FOR_TARGETS = 64
 
 
 class Notes:
-    """Warnings about one data set: of each kind only the first is issued.
-
-    Args:
-        subject: the data set, named in each warning.
-    """
+    """Warnings about one data set: of each kind only the first is issued."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -48,8 +42,8 @@ class Notes:
 class StructuresDataset(Dataset[Structures]):
     """Systems in a file: ``dataset[i]`` is a :class:`Structures` with B = 1, `batch` reads many.
 
-    Subclasses give `record` and `__len__`, and end their `__init__` with :meth:`_check`. They may
-    read many systems faster in :meth:`_at_once`.
+    Subclasses give `_records` (or `_systems`), `_where` and, where records may lack one,
+    `_default_sid`, all by row of the file, and call :meth:`_finish` at the end of `__init__`.
 
     Args:
         path: file or folder.
@@ -58,45 +52,49 @@ class StructuresDataset(Dataset[Structures]):
 
     Attributes:
         path: as given.
-        skipped: with on_error="skip", one message for each record left out.
+        skipped: with on_error="skip", one message for each invalid record.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        options: ReadOptions | None = None,
-        *,
-        notes: Notes | None = None,
+        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
     ) -> None:
         self.path = Path(path)
         self.options = ReadOptions() if options is None else options
         self.notes = Notes(str(path)) if notes is None else notes
         self.skipped: list[str] = []
+        self.kind = type(self).__name__.removesuffix("Dataset")
+        self._rows: NDArray[np.int64] = np.empty(0, np.int64)
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def _where(self, row: int) -> str:
+        """How errors name a row of the file, e.g. ``data.lmdb, key 3``."""
 
-    @abstractmethod
-    def record(self, index: int) -> Mapping[str, Any]:
-        """The stored fields of system `index`, by their stored names."""
+    def _records(self, rows: Sequence[int]) -> list[Record]:
+        """The stored fields of rows of the file, by their stored names."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def where(self, index: int) -> str:
-        """How errors name system `index`, e.g. ``data.lmdb, key 3``."""
+    def _default_sid(self, row: int) -> int | str:
+        return row
 
-    @abstractmethod
-    def default_sid(self, index: int) -> int | str:
-        """The sid of a record that has none."""
+    def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
+        """Rows of the file as one batch."""
+        return decode(
+            self._records(rows),
+            self.options,
+            where=lambda i: self._where(rows[i]),
+            default_sid=lambda i: self._default_sid(rows[i]),
+            notes=notes,
+        )
 
-    @abstractmethod
-    def _keep(self, indices: list[int]) -> None:
-        """Reduce the data set to `indices`."""
+    def _may_be_relaxation(self) -> bool:
+        """Whether the systems may be frames of one relaxation."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Structures:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"system {index} of {len(self)} in {self.path}")
-        index = int(index) % len(self)
-        return self.convert(index, self.record(index))
+        return self.batch([index])
 
     def __getitems__(self, indices: Sequence[int]) -> Structures:
         """`batch`, by the name that torch's DataLoader calls."""
@@ -108,19 +106,31 @@ class StructuresDataset(Dataset[Structures]):
     def batch(self, indices: Sequence[int]) -> Structures:
         """Many systems in one batch, in the order asked for, repeated where asked for twice.
 
-        The same as `Structures.cat` of them one by one, errors and warnings included, and several
-        times faster where all is in order.
-
         Raises:
-            ValueError: the first system that cannot be read, as when it is read alone.
+            ValueError: the first system that cannot be read, naming it.
             IndexError: an index outside the data set.
         """
-        size = len(self)
-        if len(indices) and -size <= min(indices) and max(indices) < size:
-            structures = self._sound_at_once([int(i) % size for i in indices])
-            if structures is not None:
-                return structures
-        return Structures.cat([self[i] for i in indices])
+        return self._batch(self._rows_of(indices))
+
+    def record(self, index: int) -> dict[str, Any]:
+        """The stored fields of system `index` by their stored names: arrays and plain values.
+
+        Raises:
+            ValueError: a damaged record or field, naming it.
+        """
+        (row,) = self._rows_of([index])
+        fields = dict(self._records([row])[0])
+        for name, value in fields.items():
+            if isinstance(value, Stored):
+                try:
+                    fields[name] = value.numpy()
+                except ValueError as error:
+                    raise ValueError(f"{self._where(row)}: {name} {error}") from error
+        return fields
+
+    def where(self, index: int) -> str:
+        """How errors name system `index`, e.g. ``data.lmdb, key 3``."""
+        return self._where(self._rows_of([index])[0])
 
     def natoms(self) -> NDArray[np.int64]:
         """Atoms of each system (len,), counted without making structures of them.
@@ -128,123 +138,189 @@ class StructuresDataset(Dataset[Structures]):
         Raises:
             ValueError: a record that cannot be read, or holds no atomic numbers.
         """
-        return np.fromiter(map(self._count, range(len(self))), np.int64, len(self))
+        counts = []
+        for row in self._rows.tolist():
+            numbers = self._records([row])[0].get("atomic_numbers")
+            if numbers is None:
+                raise ValueError(f"{self._where(row)}: atomic_numbers is missing")
+            counts.append(to_numpy(numbers).size)
+        return np.array(counts, dtype=np.int64)
 
-    def _count(self, index: int) -> int:
-        numbers = self.record(index).get("atomic_numbers")
-        if numbers is None:
-            raise ValueError(f"{self.where(index)}: atomic_numbers is missing")
-        return math.prod(np.shape(numbers))
-
-    def _at_once(self, indices: Sequence[int]) -> Structures | None:
-        """The systems `indices` in one batch, where nothing about them is out of the ordinary.
-
-        None, without a warning or an error, where a system has to be looked at by itself.
-        """
-        return None
-
-    def _sound_at_once(self, indices: list[int]) -> Structures | None:
-        """`_at_once`, and None where the check of the options finds something."""
-        structures = None if self.options.layer_numbers else self._at_once(indices)
-        if structures is not None and self.options.check is not None:
-            try:
-                self.options.check(structures)
-            except ValueError:
-                return None
-        return structures
-
-    def convert(self, index: int, record: Mapping[str, Any]) -> Structures:
-        """The record of system `index` as a :class:`Structures`.
+    def read_through(self) -> None:
+        """Read every system once, so that an invalid one is found before work begins.
 
         Raises:
-            ValueError: as :func:`flt_mol.data.oc20.to_structures`, and what the check of the
-                options finds.
+            ValueError: the first invalid record.
         """
-        kinds: dict[str, str] = {}
-        structures = to_structures(
-            record,
-            where=self.where(index),
-            default_sid=self.default_sid(index),
-            options=self.options,
-            notes=kinds,
+        if self.options.on_error == "raise":
+            for rows in self._chunks():
+                self._batch(rows)
+
+    def without_targets(self) -> str | None:
+        """What to report of a data set whose first 64 valid records all lack the target.
+
+        Returns:
+            None where one of them has a target, or none can be read.
+        """
+        numbers: dict[str, None] = {}
+        readable = 0
+        for row in self._rows[:_TRIED_FOR_TARGETS].tolist():
+            try:
+                record = self._records([row])[0]
+            except ValueError:
+                continue
+            if record.get(self.options.energy) is not None:
+                return None
+            readable += 1
+            numbers.update(dict.fromkeys(n for n, value in record.items() if _is_energy(n, value)))
+        return self._no_targets(list(numbers)) if readable else None
+
+    def _no_targets(self, numbers: list[str]) -> str:
+        text = (
+            f"this split has no targets (no record holds {self.options.energy}); train and "
+            "evaluate need them, predict does not"
         )
+        found = [name for name in numbers if name != "calculator"]
+        if found:
+            text += f"; stored are: {', '.join(found[:8])}: name one with energy=… or --energy"
+        if "calculator" in numbers:
+            text += '; energy="calculator" takes the total energies that a calculator found'
+            if self._may_be_relaxation():
+                text += (
+                    "; of relaxations, a file each, from_trajectories(…, references=…) and flt-mol "
+                    "data convert --references make records with adsorption energies"
+                )
+        return text
+
+    def _rows_of(self, indices: Sequence[int]) -> list[int]:
+        size = len(self._rows)
+        for index in indices:
+            if not -size <= index < size:
+                raise IndexError(f"system {index} of {size} in {self.path}")
+        rows: list[int] = self._rows[np.asarray(indices, dtype=np.int64)].tolist()
+        return rows
+
+    def _chunks(self) -> Iterator[list[int]]:
+        for start in range(0, len(self._rows), _AT_ONCE):
+            yield self._rows[start : start + _AT_ONCE].tolist()
+
+    def _batch(self, rows: list[int]) -> Structures:
+        kinds: dict[str, str] = {}
+        structures = self._systems(rows, kinds)
         self.notes.add(kinds)
         if self.options.check is not None:
             try:
                 self.options.check(structures)
             except ValueError as error:
-                raise ValueError(f"{self.where(index)}, {error}") from None
+                for row in rows if len(rows) > 1 else ():
+                    self._batch([row])
+                raise ValueError(f"{self._where(rows[0])}, {error}") from None
         return structures
 
-    def read_through(self) -> None:
-        """Read every system once and keep none, so that a bad one is found before work begins.
-
-        Some 0.2 ms a system. With on_error="skip" that was done when the data set was opened, and
-        is not done again.
-
-        Raises:
-            ValueError: the first bad record.
-        """
-        if self.options.on_error == "raise":
-            for start in range(0, len(self), _READ_AT_ONCE):
-                self.batch(range(start, min(start + _READ_AT_ONCE, len(self))))
-
-    def without_targets(self) -> str | None:
-        """What to say of a data set whose first records, 64 that can be read, all lack the target.
-
-        It tells what is stored instead, and how to ask for it.
-
-        Returns:
-            None where one of them has a target, or none can be read.
-        """
-        numbers: dict[str, bool] = {}
-        readable = 0
-        for index in range(min(len(self), _MOST_TRIED)):
-            try:
-                record = self.record(index)
-                if record.get(self.options.energy) is not None:
-                    return None
-                note_numbers(record, numbers)
-            except ValueError:
-                continue
-            readable += 1
-            if readable == _TRIED_FOR_TARGETS:
-                break
-        parts: list[StructuresDataset] = getattr(self, "parts", [self])
-        relaxations = any(part._may_be_relaxation() for part in parts)
-        return no_targets(numbers, self.options, relaxations) if readable else None
-
-    def _may_be_relaxation(self) -> bool:
-        """Whether the systems may be frames of one relaxation."""
-        return False
-
-    def _check(self) -> None:
-        """Look at the first records now, so that complaints come when the data set is opened."""
-        if self.options.require_energy:
-            text = self.without_targets()
-            if text is not None:
-                raise ValueError(f"{self.path}: {text}")
+    def _finish(self, count: int) -> None:
+        """Look at the records now, as far as the options ask for it."""
+        self._rows = np.arange(count)
+        if self.options.require_energy and (text := self.without_targets()) is not None:
+            raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
-            self._keep(list(self._good(range(len(self)))))
-            if not len(self):
-                raise ValueError(f"{self.path}: every record is bad; the first: {self.skipped[0]}")
-        else:
-            # A bad first record is reported when it is asked for, like any other.
-            list(self._good(range(min(1, len(self)))))
-            self.skipped.clear()
+            kept: list[int] = []
+            for rows in self._chunks():
+                kept += self._valid(rows)
+            self._rows = np.array(kept, dtype=np.int64)
+            if not kept:
+                reason = self.skipped[0] if self.skipped else "it is empty"
+                raise ValueError(f"{self.path}: every record is invalid; the first: {reason}")
 
-    def _good(self, indices: Iterable[int]) -> Iterator[int]:
-        """Those of `indices` whose systems can be read; messages of the others are kept."""
-        rest = iter(indices)
-        while chunk := list(islice(rest, _READ_AT_ONCE)):
-            good = self._sound_at_once(chunk) is not None
-            yield from chunk if good else self._good_of(chunk)
+    def _valid(self, rows: list[int]) -> list[int]:
+        """Those of `rows` whose systems can be read; messages of the others are kept."""
+        try:
+            self._batch(rows)
+        except ValueError as error:
+            if len(rows) == 1:
+                self.skipped.append(str(error))
+                return []
+            return [row for one in rows for row in self._valid([one])]
+        return rows
 
-    def _good_of(self, indices: Iterable[int]) -> Iterator[int]:
-        for index in indices:
+
+def _is_energy(name: Any, value: Any) -> bool:
+    """Whether a field may be a target: one floating-point number (frames are counted by ints)."""
+    if not isinstance(name, str) or name in GRAPH_FIELDS or isinstance(value, str | None):
+        return False
+    try:
+        array = to_numpy(value)
+    except ValueError:
+        return False
+    return array.size == 1 and array.dtype.kind == "f"
+
+
+class JoinedDataset(StructuresDataset):
+    """The records of several files, one file after the other.
+
+    Args:
+        path: what the whole is called.
+        files: its files, in order.
+        open_part: opens one file, given the file, the options and the shared notes.
+        options: how records are read.
+        notes: where warnings go.
+
+    Raises:
+        ValueError: as `open_part`, of any file; with on_error="skip", if all are invalid.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        files: Iterable[Path],
+        open_part: Callable[[Path, ReadOptions, Notes], StructuresDataset],
+        options: ReadOptions | None = None,
+        *,
+        notes: Notes | None = None,
+    ) -> None:
+        super().__init__(path, options, notes=notes)
+        self.parts: list[StructuresDataset] = []
+        for file in files:
             try:
-                self[index]
+                part = open_part(file, self.options, self.notes)
             except ValueError as error:
+                if self.options.on_error == "raise":
+                    raise
                 self.skipped.append(str(error))
             else:
-                yield index
+                self.parts.append(part)
+                self.skipped += part.skipped
+        if not self.parts:
+            raise ValueError(f"{path}: every file is invalid; the first: {self.skipped[0]}")
+        self._starts = list(accumulate((len(part) for part in self.parts), initial=0))
+        self._rows = np.arange(self._starts[-1])
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        part = bisect_right(self._starts, row) - 1
+        return part, row - self._starts[part]
+
+    def _where(self, row: int) -> str:
+        part, inside = self._locate(row)
+        return self.parts[part].where(inside)
+
+    def _records(self, rows: Sequence[int]) -> list[Record]:
+        located = [self._locate(row) for row in rows]
+        return [self.parts[part].record(inside) for part, inside in located]
+
+    def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(rows):
+            places.setdefault(self._locate(row)[0], []).append(place)
+        batches = [
+            self.parts[part].batch([self._locate(rows[place])[1] for place in own])
+            for part, own in places.items()
+        ]
+        order = [place for own in places.values() for place in own]
+        joined = batches[0] if len(batches) == 1 else Structures.cat(batches)
+        return joined if order == sorted(order) else joined.select(np.argsort(order).tolist())
+
+    def natoms(self) -> NDArray[np.int64]:
+        """Atoms of each system (len,)."""
+        return np.concatenate([part.natoms() for part in self.parts])
+
+    def _may_be_relaxation(self) -> bool:
+        return any(part._may_be_relaxation() for part in self.parts)

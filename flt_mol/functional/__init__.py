@@ -8,12 +8,10 @@ from flt_mol.functional.exact import (
     exact_attention,
 )
 from flt_mol.functional.feature_maps import (
-    SharedLogits,
     elu_features,
     gaussian_projection,
     hyperbolic_log_features,
     orthogonal_projection,
-    position_logits,
     project_positions,
     relu_features,
     softmax_log_features,
@@ -64,9 +62,7 @@ from flt_mol.functional.streaming import (
     CausalState,
     initial_state,
     state_of,
-    state_of_log,
     step,
-    step_log,
 )
 
 __all__ = [
@@ -74,7 +70,6 @@ __all__ = [
     "NeighborPairs",
     "PositionFeatures",
     "ReciprocalVectors",
-    "SharedLogits",
     "causal_attention",
     "causal_log_attention",
     "centred",
@@ -97,7 +92,6 @@ __all__ = [
     "pair_filter",
     "pair_sums",
     "position_features",
-    "position_logits",
     "project_positions",
     "reciprocal_vectors",
     "relative_mask",
@@ -107,9 +101,7 @@ __all__ = [
     "softplus_log_features",
     "stabilised_features",
     "state_of",
-    "state_of_log",
     "step",
-    "step_log",
     "sum_per_system",
     "system_index",
 ]

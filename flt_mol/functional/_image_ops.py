@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import _pair_ops
-from flt_mol.functional.groups import system_offsets
-from flt_mol.functional.linear import normalised
-from flt_mol.functional.numerics import operator, with_ones, without_autocast
+from flt_mol.functional.groups import operator, system_offsets, without_autocast
+from flt_mol.functional.linear import normalised, with_ones
 from flt_mol.functional.pairs import pair_dots, segment_peak, weighted_sum
 
 # What a pair costs over an entry of an n × n matrix in time: 13 to 25 on one core.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional.numerics import operator, without_autocast
+from flt_mol.functional.groups import operator, without_autocast
 from flt_mol.functional.ragged import systems_of
 
 

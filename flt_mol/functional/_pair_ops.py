@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flt_mol.functional.numerics import operator, without_autocast
+from flt_mol.functional.groups import operator, without_autocast
 
 # Numbers in a chunk's largest tensor: within a core's cache, and enough to keep a GPU busy.
 _CHUNK = {"cpu": 2**17}

@@ -1,9 +1,17 @@
 """Causal linear attention over packed systems: row i sees the rows j ≤ i of its own system.
 
-Rows are cut into blocks of up to 64. Within a block the weights are written out as a small masked
-matrix; from block to block only Σ_j φ(k_j) v_jᵀ is carried on. Time O(N·M·V), memory O(N·(M + V))
-for forward and backward together, since nothing but the inputs and the output is kept in between.
+Rows are cut into blocks. Within a block the weights are written out as a small masked matrix; from
+block to block only Σ_j φ(k_j) v_jᵀ is carried, so time is O(N·M·V). Both forms are differentiable
+steps hidden in one operator, whose backward pass runs them again: nothing but inputs is kept.
 `streaming` has the same sums one row at a time.
+
+**Log features.** With r_i = max_m (q_im + max_{j≤i} k_jm), which no later key can change, the
+weight of key j is A_ij = Σ_m exp(q_im + k_jm − r_i): every term is ≤ 1 and every normaliser ≥ 1.
+For a product of matrices the exponential has to be split, exp(q + s − r) exp(k − s), at a level s_m
+that neither over- nor underflows: the running maximum at the block's first row. Then exp(q + s − r)
+≤ 1, and keys of the block reach exp(g), g being how much the running maximum grows within it. What
+exp(q + s − r) loses to underflow is less than exp(g − 87) of the normaliser; blocks of larger g are
+summed term by term. r and s cancel, so they carry no gradient.
 """
 
 from __future__ import annotations
@@ -12,12 +20,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from flt_mol.functional._blocks import blocks_of, carried_back, carried_in
-from flt_mol.functional._causal_log import attend, attend_backward
-from flt_mol.functional.groups import check_ptr
-from flt_mol.functional.linear import normalised
-from flt_mol.functional.numerics import operator, settled, with_ones, without_autocast
+from flt_mol.functional.groups import (
+    check_ptr,
+    operator,
+    settled,
+    systems_of,
+    without_autocast,
+)
+from flt_mol.functional.linear import normalised, with_ones
+
+BLOCK = 64
+LARGEST_GROWTH = 36.0
+# Smaller factors are 0 instead of the makers of denormal numbers, which slow products tenfold: the
+# first times exp(LARGEST_GROWTH), and the second, are lost in a sum that is at least 1.
+LEAST = {torch.float32: (-57.0, -30.0), torch.float64: (-460.0, -140.0)}
 
 
 def causal_log_attention(
@@ -26,14 +44,9 @@ def causal_log_attention(
     """out_i = Σ_{j≤i} A_ij v_j / Σ_{j≤i} A_ij with A_ij = Σ_m exp(q_im + k_jm), for logits q, k.
 
     Logits may be of any size. What keeps the exponentials in range depends on rows j ≤ i alone,
-    so a later row changes earlier outputs by no more than rounding, however large it is: neither
-    through a maximum over all keys nor through underflow beside it. Normalisers are ≥ 1 by
-    construction, without an eps, and the first row of a system gives its value exactly. A logit of
-    −∞ is a feature of 0; rows that see no weight at all give 0.
-
-    Logits that rise by more than 36 within a block are worked through in ever smaller blocks, which
-    takes up to six times as long. Second and higher derivatives exist in eager mode; they go
-    through autograd, which keeps all intermediate results.
+    so a later row changes earlier outputs by no more than rounding, however large it is. A logit of
+    −∞ is a feature of 0; rows that see no weight at all give 0. Second and higher derivatives exist
+    in eager mode.
 
     Args:
         query_logits: q = log φ(query) (N, H, M).
@@ -57,9 +70,7 @@ def causal_log_attention(
         >>> causal_log_attention(logits, logits, value, torch.tensor([0, 3])).flatten().tolist()
         [1.0, 2.0, 7.0]
     """
-    queries, keys, values = _by_head(query_logits, key_logits, value, ptr)
-    out: Tensor = _log_attention(queries, keys, values, ptr)[0]
-    return out.transpose(0, 1)
+    return _checked(query_logits, key_logits, value, ptr, log=True)
 
 
 def causal_attention(
@@ -67,9 +78,8 @@ def causal_attention(
 ) -> Tensor:
     """out_i = Σ_{j≤i} A_ij v_j / Σ_{j≤i} A_ij with A_ij = φ(q_i)·φ(k_j), for given features φ ≥ 0.
 
-    For features that are not exponentials, such as softplus(Wx + b), ReLU(Wx) or elu(x) + 1: used
-    as they are, without stabiliser. Rows that see no weight at all give 0. Any number of
-    derivatives.
+    For features that are not exponentials, such as ReLU(Wx) or elu(x) + 1: used as they are,
+    without stabiliser. Rows that see no weight at all give 0.
 
     Args:
         query_features: φ(q) (N, H, M), not negative.
@@ -78,7 +88,7 @@ def causal_attention(
         ptr: (B + 1,), first row of each system.
 
     Returns:
-        (N, H, V), accumulated in at least float32 whatever the autocast dtype, in that dtype.
+        (N, H, V), computed in at least float32 whatever the autocast dtype, in that dtype.
 
     Raises:
         ValueError: `ptr` does not describe N rows, or shapes that do not belong together.
@@ -92,143 +102,172 @@ def causal_attention(
         >>> causal_attention(ones, ones, value, torch.tensor([0, 2, 4])).flatten().tolist()
         [1.0, 2.0, 7.0, 8.0]
     """
-    queries, keys, values = _by_head(query_features, key_features, value, ptr)
-    return normalised(causal_sums(queries, keys, with_ones(values), ptr)).transpose(0, 1)
+    return _checked(query_features, key_features, value, ptr, log=False)
 
 
-def causal_sums(
-    queries: Tensor, keys: Tensor, values: Tensor, ptr: Tensor, *, reverse: bool = False
-) -> Tensor:
-    """Σ_{j≤i} (q_i·k_j) v_j over the row's own system; Σ_{j≥i} if `reverse`. Any signs.
-
-    One step for autograd and torch.compile. Its gradients are such sums with the roles exchanged:
-    dq from (g, v, k), dk and dv from (v, g, q) and (k, q, g) in the other direction.
-
-    Args:
-        queries: q (H, N, M).
-        keys: k (H, N, M).
-        values: v (H, N, V), all three of one dtype.
-        ptr: (B + 1,), first row of each system; rows beyond the last offset are padding.
-        reverse: whether to sum over later rows.
-
-    Returns:
-        (H, N, V), 0 for padding.
-    """
-    out: Tensor = _sums(queries, keys, values, ptr, reverse)
-    return out
-
-
-def _by_head(
-    queries: Tensor, keys: Tensor, value: Tensor, ptr: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _checked(queries: Tensor, keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> Tensor:
     check_ptr(ptr, value.shape[0])
     if value.dim() != 3 or queries.shape != keys.shape or queries.shape[:-1] != value.shape[:-1]:
         raise ValueError(
             f"queries {tuple(queries.shape)}, keys {tuple(keys.shape)} and value "
             f"{tuple(value.shape)} must be (N, H, M), (N, H, M) and (N, H, V) of the same N and H"
         )
-    q, k, v = (x.transpose(0, 1) for x in settled(queries, keys, value))
-    return q, k, v
+    out: Tensor = _causal(*settled(queries, keys, value), ptr, log)
+    return out
 
 
-@operator("causal_sums")
-def _sums(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, reverse: bool) -> Tensor:
-    num_rows = q.shape[1]
-    blocks = blocks_of(ptr, num_rows)
-    if not blocks.active:
-        return v.new_zeros(v.shape)
-    q, k, v = blocks.cut(q), blocks.cut_zero_filled(k), blocks.cut(v)
-    with without_autocast(q):
-        weights = q @ k.mT
-        out = (weights.triu_() if reverse else weights.tril_()) @ v
-        if len(blocks.active) > 1:
-            carried = carried_back if reverse else carried_in
-            out += q @ carried(blocks, k.mT @ v)
-        return blocks.join(out, num_rows)
+def _attend(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
+    """Systems of about the same length at once, by differentiable operations."""
+    rows_of_all, parts = [], []
+    for rows, filled in _padded_groups(ptr, len(q)):
+        padded = (x[rows].transpose(1, 2) for x in (q, k, v))  # (G, H, L, ·)
+        some_q, some_k, some_v = padded
+        nothing = -torch.inf if log else 0.0
+        some_k = some_k.masked_fill(~filled[:, None, :, None], nothing)
+        sums = (_log_sums if log else _sums)(
+            *(_blocks(x) for x in (some_q, some_k, with_ones(some_v)))
+        )
+        out = normalised(sums.flatten(2, 3)[:, :, : rows.shape[1]])
+        rows_of_all.append(rows[filled])
+        parts.append(out.transpose(1, 2)[filled])
+    if not parts:
+        return torch.zeros_like(v)
+    return torch.zeros_like(v).index_copy(0, torch.cat(rows_of_all), torch.cat(parts))
 
 
-@_sums.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, reverse: bool) -> Tensor:
+def _padded_groups(ptr: Tensor, num_rows: int) -> list[tuple[Tensor, Tensor]]:
+    """Rows (G, L) of G systems that are at most twice as long as each other, and which are real.
+
+    Slots beyond the end of a system repeat its last row.
+    """
+    systems = [rows for rows in systems_of(ptr, num_rows) if rows.stop > rows.start]
+    by_length: dict[int, list[slice]] = {}
+    for rows in systems:
+        by_length.setdefault((rows.stop - rows.start - 1).bit_length(), []).append(rows)
+    groups = []
+    for members in by_length.values():
+        ends = torch.tensor([(x.start, x.stop) for x in members], device=ptr.device)
+        length = max(x.stop - x.start for x in members)
+        rows = ends[:, :1] + torch.arange(length, device=ptr.device)
+        groups.append((rows.minimum(ends[:, 1:] - 1), rows < ends[:, 1:]))
+    return groups
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """(G, H, L, F) → (G, H, T, n, F), the last block filled up with its last row."""
+    length = x.shape[2]
+    n = min(BLOCK, length)
+    missing = -length % n
+    if missing:
+        x = torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], 2)
+    return x.unflatten(2, (-1, n))
+
+
+def _sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Σ_{j≤i} (q_i·k_j) v_j of blocks (G, H, T, n, ·)."""
+    own = (q @ k.mT).tril() @ v
+    if q.shape[2] == 1:
+        return own
+    after = (k.mT @ v).cumsum(2)
+    return own + q @ torch.cat([torch.zeros_like(after[:, :, :1]), after[:, :, :-1]], 2)
+
+
+def _log_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Σ_{j≤i} Σ_m exp(q_im + k_jm − r_i) v_j of blocks (G, H, T, n, ·)."""
+    # Stands for log 0 where −∞ − (−∞) would be NaN; differences of two such are finite.
+    lowest = torch.finfo(q.dtype).min / 4
+    running = k.detach().flatten(2, 3).cummax(2).values.clamp(min=lowest).view_as(k)
+    r = (q.detach() + running).amax(-1, keepdim=True).clamp(min=lowest)
+    first, last = running[..., :1, :], running[..., -1:, :]
+    least, least_key = LEAST[q.dtype]
+    queries = F.threshold(q + first - r, least, -torch.inf).exp()
+    steep = (last - first).amax((-1, -2)) > LARGEST_GROWTH
+    level = torch.where(steep[..., None, None], last, first)
+    keys = F.threshold(k - level, least_key, -torch.inf).exp()
+    sums = (queries @ keys.mT).tril() @ v
+    if bool(steep.any()):
+        sums = sums.index_put((steep,), _term_by_term(q[steep], k[steep], v[steep], r[steep]))
+    if q.shape[2] == 1:
+        return sums
+    states = _carried(keys.mT @ v, *(x.squeeze(-2)[..., None] for x in (first, level)))
+    return sums + queries @ states
+
+
+def _term_by_term(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> Tensor:
+    """The same within blocks (S, n, ·), one row of weights after the other."""
+    out = []
+    for i in range(q.shape[1]):
+        terms = q[:, i, None] + k[:, : i + 1] - r[:, i, None]
+        out.append(terms.exp().sum(-1)[:, None] @ v[:, : i + 1])
+    return torch.cat(out, 1)
+
+
+def _carried(sums: Tensor, first: Tensor, level: Tensor) -> Tensor:
+    """Σ over earlier blocks relative to each block's `first`: (G, H, T, M, V) → the same shape.
+
+    `sums` are of each block, relative to its `level`; levels (G, H, T, M, 1) never fall.
+    """
+    state = torch.zeros_like(sums[:, :, 0])
+    states = [state]
+    for t in range(sums.shape[2] - 1):
+        keep = (first[:, :, t] - first[:, :, t + 1]).exp()
+        add = (level[:, :, t] - first[:, :, t + 1]).exp()
+        state = state * keep + sums[:, :, t] * add
+        states.append(state)
+    return torch.stack(states, 2)
+
+
+@operator("causal_attention")
+def _causal(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
+    with without_autocast(q), torch.no_grad():
+        return _attend(q, k, v, ptr, log)
+
+
+@_causal.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
     return v.new_empty(v.shape)
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.reverse = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, ptr = ctx.saved_tensors
-    to_q, to_k, to_v = ctx.needs_input_grad[:3]
-    back = not ctx.reverse
-    return (
-        causal_sums(grad, v, k, ptr, reverse=ctx.reverse) if to_q else None,
-        causal_sums(v, grad, q, ptr, reverse=back) if to_k else None,
-        causal_sums(k, q, grad, ptr, reverse=back) if to_v else None,
-        None,
-        None,
-    )
-
-
-_sums.register_autograd(_sums_backward, setup_context=_save_inputs)
-
-
-@operator("causal_log_attention")
-def _log_attention(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """(H, N, M), (H, N, M), (H, N, V) → out (H, N, V) and (H, N, 2) for the backward pass."""
-    with without_autocast(q), torch.no_grad():
-        return attend(q, k, v, ptr)
-
-
-@_log_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), q.new_empty(*q.shape[:2], 2)
-
-
-@operator("causal_log_attention_backward")
-def _log_gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, rows: Tensor, ptr: Tensor
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    with without_autocast(q), torch.no_grad():
-        return attend_backward(grad, q, k, v, out, rows, ptr)
+    """Gradients to q, k and v; differentiable themselves where gradients are enabled."""
+    higher = torch.is_grad_enabled()
+    with torch.enable_grad(), without_autocast(q):
+        # Aliases: where one input was computed from another, that way is not for this function.
+        given = (q, k, v)
+        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in given]
+        out = _attend(*inputs, ptr, log)
+        to_q, to_k, to_v = torch.autograd.grad(out, inputs, grad, create_graph=higher)
+    return to_q, to_k, to_v
 
 
-@_log_gradients.register_fake
+@operator("causal_attention_gradients")
+def _gradients_op(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For compiled graphs. Operators run below autograd, which is what is needed here."""
+    include = torch._C._dispatch_tls_local_include_set()
+    nothing = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+    with torch._C._ForceDispatchKeyGuard(include, nothing), torch.no_grad():
+        return _gradients(grad, q, k, v, ptr, log)
+
+
+@_gradients_op.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, rows: Tensor, ptr: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save_all(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs, *output)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.log = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _log_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, ptr, out, rows = ctx.saved_tensors
-    return *_log_gradients(grad, q, k, v, out, rows, ptr), None
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    run = _gradients_op if torch.compiler.is_compiling() else _gradients
+    return *run(grad, *ctx.saved_tensors, ctx.log), None, None
 
 
-def _save_for_second(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    grad, q, k, v, _, _, ptr = inputs
-    ctx.save_for_backward(grad, q, k, v, ptr)
-
-
-def _log_second_backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-    """By autograd through `attend`, which consists of differentiable operations."""
-    *saved, ptr = ctx.saved_tensors
-    higher = torch.is_grad_enabled()
-    with torch.enable_grad(), without_autocast(saved[0]):
-        # Aliases: where one input was computed from another, that way is not for this function.
-        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in saved]
-        grad, q, k, v = inputs
-        out, _ = attend(q, k, v, ptr)
-        first = torch.autograd.grad(out, (q, k, v), grad, create_graph=True)
-        second = torch.autograd.grad(
-            first, inputs, cotangents, create_graph=higher, materialize_grads=True
-        )
-    return *second, None, None, None
-
-
-_log_attention.register_autograd(_log_backward, setup_context=_save_all)
-_log_gradients.register_autograd(_log_second_backward, setup_context=_save_for_second)
+_causal.register_autograd(_backward, setup_context=_save)

@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from flt_mol.functional.groups import check_ptr, systems_of_both
-from flt_mol.functional.numerics import operator, settled, without_autocast
+from flt_mol.functional.groups import (
+    check_ptr,
+    operator,
+    settled,
+    systems_of,
+    without_autocast,
+)
 
 # Weights that are held at once (1 MB in float32). Up to as many over all heads of a system, three
 # plain products are faster than torch's fused attention (measured on CPU, D from 16 to 96).
@@ -123,7 +128,7 @@ def _gradients(
     scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to Q, K, V, made of differentiable steps; the weights are formed anew, in blocks.
+    """Gradients to Q, K, V, made of differentiable steps; the weights are formed again, in blocks.
 
     With P = softmax(s Q Kᵀ): dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ_v G ∘ out), dQ = s dS K, dK = s dSᵀ Q.
     """
@@ -206,5 +211,6 @@ def _systems(
     queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
 ) -> list[tuple[slice, slice]]:
     """The queries and keys of each system that has both."""
-    both = systems_of_both(ptr, queries.shape[1], key_ptr, keys.shape[1])
+    systems = systems_of(ptr, queries.shape[1])
+    both = zip(systems, systems_of(key_ptr, keys.shape[1], "key_ptr"), strict=True)
     return [(r, k) for r, k in both if r.start < r.stop and k.start < k.stop]

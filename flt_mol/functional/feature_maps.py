@@ -9,24 +9,24 @@ uniform while all numbers stay finite.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from flt_mol.functional.groups import check_ptr, systems_of_both
-from flt_mol.functional.numerics import (
+from flt_mol.functional.groups import (
     at_least_float32,
-    draw_normal,
-    least_exponent,
     operator,
     settled,
-    without_autocast,
+    systems_of,
 )
-from flt_mol.functional.shared import joint_product, shared_product
+from flt_mol.functional.numerics import draw_normal
 
 SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0
+# Where to cut x before exp(x) beside values of 1: far below rounding, far above underflow. Numbers
+# below the smallest normal one make `exp` and products ten to eighty times slower on CPUs.
+LEAST_EXPONENT = {torch.float32: -60.0, torch.float64: -600.0}
 
 
 def gaussian_projection(
@@ -71,27 +71,6 @@ def orthogonal_projection(
     return projection
 
 
-class SharedLogits(NamedTuple):
-    """Position logits T·F not multiplied yet, so that the content's can be added as they are made.
-
-    Attributes:
-        basis: T (N, 2R), shared by all heads.
-        columns: F (H, 2R, M), projections with the weights of position features in them.
-    """
-
-    basis: Tensor
-    columns: Tensor
-
-
-def position_logits(
-    basis: Tensor, weight: Tensor, projection: Tensor, turn: Tensor | None = None
-) -> Tensor | SharedLogits:
-    """W·Φ as `softmax_log_features` takes it: `project_positions`, put off where T is shared."""
-    if basis.dim() == 3:
-        return project_positions(basis, weight, projection, turn)
-    return SharedLogits(basis, _folded(weight, projection, turn))
-
-
 def project_positions(
     basis: Tensor, weight: Tensor, projection: Tensor, turn: Tensor | None = None
 ) -> Tensor:
@@ -115,27 +94,22 @@ def project_positions(
         >>> project_positions(basis, one, w), project_positions(basis, zero, w, turn=one)
         (tensor([[[1.4000]]]), tensor([[[0.2000]]]))
     """
-    basis = at_least_float32(basis)
-    with without_autocast(basis):
-        columns = _folded(weight, projection, turn).to(basis.dtype)
-        if basis.dim() == 2:
-            return shared_product(basis, columns).transpose(0, 1)
-        return (basis.transpose(0, 1) @ columns).transpose(0, 1)
-
-
-def _folded(weight: Tensor, projection: Tensor, turn: Tensor | None) -> Tensor:
-    """F (H, 2R, M) with T·F = W·Φ."""
-    folded = projection * weight[:, None, :]
+    basis = basis.to(torch.promote_types(basis.dtype, torch.float32))
+    columns = projection * weight[:, None, :]
     if turn is not None:
         cosines, sines = (projection * turn[:, None, :]).chunk(2, dim=-1)
-        folded = folded + torch.cat([-sines, cosines], dim=-1)
-    return folded.transpose(1, 2)
+        columns = columns + torch.cat([-sines, cosines], dim=-1)
+    columns = columns.to(basis.dtype).transpose(1, 2)
+    with torch.autocast(basis.device.type, enabled=False):
+        # Laid out by head: as one product with T, torch would rearrange the result.
+        by_head = basis.transpose(0, 1) if basis.dim() == 3 else basis.expand(len(columns), -1, -1)
+        return torch.bmm(by_head, columns).transpose(0, 1)
 
 
 def softmax_log_features(
     x: Tensor,
     projection: Tensor,
-    position_logits: Tensor | SharedLogits | None = None,
+    position_logits: Tensor | None = None,
     *,
     subtract_norm: bool = True,
 ) -> Tensor:
@@ -149,7 +123,7 @@ def softmax_log_features(
     Args:
         x: queries or keys (N, H, D).
         projection: W (H, M, D), rows standard normal.
-        position_logits: (N, H, M) of `project_positions`, or what `position_logits` gives, or None.
+        position_logits: (N, H, M) of `project_positions` or None.
         subtract_norm: whether to subtract ‖x̂‖²/2. For queries it is a constant of the row, which
             cancels; for keys it does not.
 
@@ -160,16 +134,14 @@ def softmax_log_features(
         [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
     """
     scale = x.shape[-1] ** -0.25
-    rows = at_least_float32(x).transpose(0, 1)
-    with without_autocast(rows):
+    rows = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1)
+    with torch.autocast(rows.device.type, enabled=False):
         columns = (projection.to(rows.dtype) * scale).transpose(1, 2)
         if position_logits is None:
             logits = torch.bmm(rows, columns)
-        elif isinstance(position_logits, SharedLogits):
-            shared, own = (factor.to(rows.dtype) for factor in position_logits)
-            logits = joint_product(shared, own, rows, columns)
         else:
-            logits = torch.baddbmm(position_logits.transpose(0, 1), rows, columns)
+            at = position_logits.transpose(0, 1).to(rows.dtype)
+            logits = torch.baddbmm(at, rows, columns)
         if subtract_norm:
             logits.sub_(rows.square().sum(-1, keepdim=True) * (0.5 * scale**2))
     return logits.transpose(0, 1)
@@ -178,7 +150,7 @@ def softmax_log_features(
 def hyperbolic_log_features(
     x: Tensor,
     projection: Tensor,
-    position_logits: Tensor | SharedLogits | None = None,
+    position_logits: Tensor | None = None,
     *,
     subtract_norm: bool = True,
 ) -> Tensor:
@@ -206,9 +178,7 @@ def hyperbolic_log_features(
     return both
 
 
-def relu_features(
-    x: Tensor, projection: Tensor, position_logits: Tensor | SharedLogits | None = None
-) -> Tensor:
+def relu_features(x: Tensor, projection: Tensor, position_logits: Tensor | None = None) -> Tensor:
     """ReLU(W [Φ, x̂]): the map of the paper's image model [1], an attention of its own kind.
 
     Positions act as further inputs here, no longer as the exponential of a mask. A row whose
@@ -234,7 +204,7 @@ def softplus_log_features(
     x: Tensor,
     projection: Tensor,
     bias: Tensor,
-    position_logits: Tensor | SharedLogits | None = None,
+    position_logits: Tensor | None = None,
 ) -> Tensor:
     """Log softplus(W [Φ, x̂] + b), for learned W and b: positive features of any size.
 
@@ -312,7 +282,8 @@ def stabilised_features(
         raised to that, which is far below rounding and spares numbers that are slow.
 
     Raises:
-        ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
+        ValueError: offsets that decrease or end beyond the rows, or are of different numbers of
+            systems.
 
     Example:
         >>> huge = torch.tensor([[900.0, -900.0]]).reshape(1, 1, 2)
@@ -320,7 +291,7 @@ def stabilised_features(
         >>> queries.flatten(), keys.flatten()
         (tensor([1.0000e+00, 8.7565e-27]), tensor([1., 1.]))
     """
-    key_ptr = check_ptr(ptr, query_logits.shape[0], key_ptr, key_logits.shape[0])
+    key_ptr = ptr if key_ptr is None else key_ptr
     queries, keys = (x.transpose(0, 1) for x in settled(query_logits, key_logits))
     queries, keys = _stabilised(queries, keys, ptr, key_ptr)
     return queries.transpose(0, 1), keys.transpose(0, 1)
@@ -330,28 +301,18 @@ def stabilised_features(
 def _stabilised(
     queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    outputs = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
-    system = key_system = slice(0, 0)
-    for system, key_system in systems_of_both(ptr, queries.shape[1], key_ptr, keys.shape[1]):
-        _exponentials(
-            *(queries[:, system], keys[:, key_system]),
-            *(outputs[0][:, system], outputs[1][:, key_system]),
-        )
-    outputs[0][:, system.stop :] = 0.0
-    outputs[1][:, key_system.stop :] = 0.0
+    outputs = queries.new_zeros(queries.shape), keys.new_zeros(keys.shape)
+    least = LEAST_EXPONENT[queries.dtype]
+    systems = systems_of(ptr, queries.shape[1])
+    key_systems = systems if key_ptr is ptr else systems_of(key_ptr, keys.shape[1], "key_ptr")
+    for rows, own in zip(systems, key_systems, strict=True):
+        peak = keys.new_zeros(())
+        if own.stop > own.start:
+            peak = keys[:, own].amax(1, keepdim=True)
+        torch.sub(keys[:, own], peak, out=outputs[1][:, own]).clamp_(min=least).exp_()
+        q = torch.add(queries[:, rows], peak, out=outputs[0][:, rows])
+        q.sub_(q.amax(-1, keepdim=True)).clamp_(min=least).exp_()
     return outputs
-
-
-def _exponentials(queries: Tensor, keys: Tensor, out: Tensor, key_out: Tensor) -> None:
-    """Write φ of the rows of one system to `out` and `key_out`."""
-    if keys.shape[1]:
-        largest = keys.amax(1, keepdim=True)
-    else:
-        largest = keys.new_zeros(keys.shape[0], 1, keys.shape[2])
-    least = least_exponent(keys.dtype)
-    torch.sub(keys, largest, out=key_out).clamp_(min=least).exp_()
-    torch.add(queries, largest, out=out)
-    out.sub_(out.amax(-1, keepdim=True)).clamp_(min=least).exp_()
 
 
 @_stabilised.register_fake
@@ -363,9 +324,7 @@ def _save_outputs(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Te
     ctx.save_for_backward(*output)
 
 
-def _backward(
-    ctx: Any, grad_queries: Tensor, grad_keys: Tensor
-) -> tuple[Tensor, Tensor, None, None]:
+def _backward(ctx: Any, grad_queries: Tensor, grad_keys: Tensor) -> tuple[Tensor | None, ...]:
     queries, keys = ctx.saved_tensors
     return grad_queries * queries, grad_keys * keys, None, None
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.numerics import at_least_float32, without_autocast
+from flt_mol.functional.groups import settled
 
 SPLITS = ("one_sided", "symmetric", "balanced")
 
@@ -83,15 +83,14 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
         raise ValueError(
             f"positions have shape {tuple(positions.shape)}, expected (…, {frequencies.shape[-1]})"
         )
-    r, xi = at_least_float32(positions), at_least_float32(frequencies)
+    r, xi = settled(positions, frequencies)
     if xi.dim() == 3:
         r = r.unsqueeze(-2)
-    with without_autocast(r):
-        # Not a matmul: TF32 would cost phases three digits. No (…, R, ℓ) is formed either.
-        turns = r[..., 0, None] * xi[..., 0]
-        for axis in range(1, xi.shape[-1]):
-            turns = turns + r[..., axis, None] * xi[..., axis]
-        return 2 * math.pi * turns
+    # Not a matmul: TF32 would cost phases three digits. No (…, R, ℓ) is formed either.
+    turns = r[..., 0, None] * xi[..., 0]
+    for axis in range(1, xi.shape[-1]):
+        turns = turns + r[..., axis, None] * xi[..., axis]
+    return 2 * math.pi * turns
 
 
 def fourier_basis(positions: Tensor, frequencies: Tensor) -> Tensor:

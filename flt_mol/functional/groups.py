@@ -1,50 +1,56 @@
-"""The packed layout: rows of B systems, one after the other, and ``ptr``, where each begins.
+"""Systems of a batch: packed rows and their offsets, sums per system, operators over systems.
 
-``ptr`` is (B + 1,) int64: row n belongs to system b if ``ptr[b] <= n < ptr[b + 1]``.
-Systems without rows are allowed. In compiled and exported graphs, where the number of real rows
-is unknown, rows beyond ``ptr[B]`` are padding: they belong to no system and get zeros.
+Rows of B systems stand one after the other, and ``ptr`` (B + 1,) int64 says where each begins:
+row n belongs to system b if ``ptr[b] <= n < ptr[b + 1]``. Systems without rows are allowed. In
+compiled and exported graphs, where the number of real rows is unknown, rows beyond ``ptr[B]`` are
+padding: they belong to no system and get zeros.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+from torch.autograd import forward_ad
 
-from flt_mol.functional.numerics import at_least_float32
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or in float64 if it is float64 already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def system_sizes(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
-    """Rows per system, as B plain integers. Not for code that is compiled: see `check_ptr`.
+def settled(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All of them in the widest of their dtypes, at least float32, as products need them."""
+    dtype = torch.float32
+    for x in tensors:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return tuple(x.to(dtype) for x in tensors)
+
+
+def without_autocast(x: Tensor) -> torch.autocast:
+    """A context in which products of `x` keep their own dtype, whatever autocast asks for."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make of a function one step for autograd and torch.compile, as `torch.library.custom_op`.
+
+    Inside it may loop over systems; its gradients are those of `register_autograd`.
 
     Args:
-        ptr: (B + 1,) integers, 0 first, `num_rows` last, never decreasing.
-        num_rows: N.
-        name: what messages call `ptr`.
-
-    Raises:
-        ValueError: `ptr` does not describe N rows.
-
-    Example:
-        >>> system_sizes(torch.tensor([0, 2, 2, 5]), 5)
-        [2, 0, 3]
+        name: without the namespace.
     """
-    if ptr.dim() != 1 or ptr.numel() == 0 or ptr.is_floating_point():
-        raise ValueError(
-            f"{name} must hold B + 1 integers, got shape {tuple(ptr.shape)} and {ptr.dtype}"
-        )
-    offsets: list[int] = ptr.tolist()
-    sizes = [stop - start for start, stop in pairwise(offsets)]
-    if offsets[0] != 0 or offsets[-1] != num_rows or min(sizes, default=0) < 0:
-        raise ValueError(
-            f"{name} must start at 0, never decrease and end at the number of rows, {num_rows}; "
-            f"it starts at {offsets[0]}, ends at {offsets[-1]} and its smallest step is "
-            f"{min(sizes, default=0)}"
-        )
-    return sizes
+
+    def decorate(function: Callable[..., Any]) -> CustomOpDef:
+        schema = torch.library.infer_schema(function, mutates_args=())
+        return torch.library.custom_op(f"flt_mol::{name}", function, mutates_args=(), schema=schema)
+
+    return decorate
 
 
 def check_ptr(
@@ -68,17 +74,70 @@ def check_ptr(
     keys = ptr if key_ptr is None else key_ptr
     if torch.compiler.is_compiling():
         return keys
-    system_sizes(ptr, num_rows)
+    if key_ptr is None and num_keys not in (None, num_rows):
+        raise ValueError(f"there are {num_keys} keys for {num_rows} queries: give key_ptr too")
+    given = [("ptr", ptr, num_rows)]
     if key_ptr is not None:
-        system_sizes(key_ptr, num_rows if num_keys is None else num_keys, "key_ptr")
+        given.append(("key_ptr", key_ptr, num_rows if num_keys is None else num_keys))
         if key_ptr.numel() != ptr.numel():
             raise ValueError(
                 f"ptr describes {ptr.numel() - 1} systems, key_ptr {key_ptr.numel() - 1}: "
                 "both need the same systems in the same order, empty ones included"
             )
-    elif num_keys not in (None, num_rows):
-        raise ValueError(f"there are {num_keys} keys for {num_rows} queries: give key_ptr too")
+    for name, x, rows in given:
+        if x.dim() != 1 or x.numel() == 0 or x.is_floating_point():
+            raise ValueError(
+                f"{name} must hold B + 1 integers, got shape {tuple(x.shape)} and {x.dtype}"
+            )
+        offsets = x.tolist()
+        if offsets[0] != 0 or offsets[-1] != rows or sorted(offsets) != offsets:
+            raise ValueError(
+                f"{name} must start at 0, never decrease and end at the number of rows, {rows}; "
+                f"found {str(offsets)[:80]}"
+            )
     return keys
+
+
+def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
+    """Rows per system, as B plain integers. Not for code that is compiled.
+
+    Raises:
+        ValueError: `ptr` does not describe N rows.
+
+    Example:
+        >>> system_sizes(torch.tensor([0, 2, 2, 5]), 5)
+        [2, 0, 3]
+    """
+    sizes: list[int] = check_ptr(ptr, num_rows).diff().tolist()
+    return sizes
+
+
+def systems_of(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[slice]:
+    """The rows of every system as slices, for operators: rows beyond the last are padding.
+
+    In compiled graphs nobody has looked at the numbers before.
+
+    Raises:
+        ValueError: offsets that do not start at 0, decrease, or end beyond `num_rows`.
+        NotImplementedError: forward-mode derivatives, which torch would silently take for 0.
+    """
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        raise NotImplementedError(
+            "flt_mol's operators have no forward-mode derivatives: use reverse mode, "
+            "torch.autograd.grad or torch.autograd.functional.jvp"
+        )
+    offsets: list[int] = ptr.tolist()
+    if offsets[0] != 0 or offsets[-1] > num_rows or sorted(offsets) != offsets:
+        raise ValueError(
+            f"{name} must start at 0, never decrease and not end beyond the number of rows, "
+            f"{num_rows}; found {str(offsets)[:80]}"
+        )
+    return [slice(start, stop) for start, stop in pairwise(offsets)]
+
+
+def system_offsets(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
+    """`ptr` as B + 1 plain integers, checked as by `systems_of`."""
+    return [0, *(rows.stop for rows in systems_of(ptr, num_rows, name))]
 
 
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
@@ -151,41 +210,6 @@ def offsets_of(system: Tensor, num_systems: int | None = None) -> tuple[Tensor, 
     return ptr, torch.argsort(system, stable=True)
 
 
-def offsets_of_both(
-    system: Tensor, key_system: Tensor, num_systems: int | None = None
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """`offsets_of` for queries and keys that are different sets of rows of the same B systems.
-
-    Args:
-        system: (N,) integers ≥ 0, the system of each query.
-        key_system: (K,) integers ≥ 0, the system of each key.
-        num_systems: B; the default is the largest index of both + 1, or N + K in a compiled graph.
-
-    Returns:
-        ptr, order, key_ptr, key_order.
-
-    Raises:
-        ValueError: indices that are negative or ≥ `num_systems`.
-
-    Example:
-        >>> ptr, _, key_ptr, _ = offsets_of_both(torch.tensor([0, 2]), torch.tensor([1, 1, 2]))
-        >>> ptr.tolist(), key_ptr.tolist()
-        ([0, 1, 1, 2], [0, 0, 2, 3])
-    """
-    rows = system.shape[0]
-    if num_systems is None and torch.compiler.is_compiling():
-        both = dense_ranks(torch.cat([system.to(torch.int64), key_system.to(torch.int64)]))
-        system, key_system, num_systems = both[:rows], both[rows:], both.shape[0]
-    ptr, order = offsets_of(system, num_systems)
-    key_ptr, key_order = offsets_of(key_system, num_systems)
-    missing = ptr.shape[0] - key_ptr.shape[0]
-    if missing > 0:
-        key_ptr = torch.cat([key_ptr, key_ptr[-1:].expand(missing)])
-    elif missing < 0:
-        ptr = torch.cat([ptr, ptr[-1:].expand(-missing)])
-    return ptr, order, key_ptr, key_order
-
-
 def dense_ranks(system: Tensor) -> Tensor:
     """Indices renumbered 0, 1, 2, … without gaps, in their order: (N,) → (N,) int64.
 
@@ -210,7 +234,8 @@ def _sorted_offsets(system: Tensor, num_systems: int) -> tuple[Tensor, Tensor]:
 
 def sum_per_system(x: Tensor, ptr: Tensor) -> Tensor:
     """Σ of the rows of each system: (N, …) → (B, …); zeros for systems without rows."""
-    return _sum_at(x, system_index(ptr, x.shape[0]), ptr.shape[0] - 1)
+    total = x.new_zeros(ptr.shape[0], *x.shape[1:])  # padding goes to a system of its own
+    return total.index_add(0, system_index(ptr, x.shape[0]), x)[:-1]
 
 
 def mean_per_system(x: Tensor, ptr: Tensor) -> Tensor:
@@ -266,7 +291,7 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
         >>> centred(torch.tensor([[100001.0], [100002.0], [5.0]]), torch.tensor([0, 2, 3])).tolist()
         [[-0.5], [0.5], [0.0]]
     """
-    positions = at_least_float32(positions)
+    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
     num_rows, num_systems = positions.shape[0], ptr.shape[0] - 1
     system = system_index(ptr, num_rows)
     real = (system < num_systems)[:, None]
@@ -274,55 +299,7 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
     # The mean makes the result independent of the anchor, so the anchor needs no gradient.
     anchor = torch.cat([first_per_system(positions.detach(), ptr), zero])
     local = (positions - anchor[system]).masked_fill(~real, 0.0)
-    mean = _sum_at(local, system, num_systems) / ptr.diff().clamp(min=1)[:, None]
-    return local - torch.cat([mean, zero])[system]
-
-
-def _sum_at(x: Tensor, system: Tensor, num_systems: int) -> Tensor:
-    """Σ of rows by their system; those of system B, the padding, are dropped."""
-    return x.new_zeros(num_systems + 1, *x.shape[1:]).index_add(0, system, x)[:-1]
-
-
-def system_offsets(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
-    """`ptr` as B + 1 plain integers, for operators to read: rows beyond the last are padding.
-
-    In compiled graphs nobody has looked at the numbers before.
-
-    Raises:
-        ValueError: offsets that do not start at 0, decrease, or end beyond `num_rows`.
-    """
-    offsets: list[int] = ptr.tolist()
-    check_offsets(offsets, num_rows, name)
-    return offsets
-
-
-def check_offsets(offsets: Sequence[int], num_rows: int, name: str = "ptr") -> None:
-    """ValueError unless offsets start at 0, never decrease and do not end beyond `num_rows`."""
-    if not offsets or offsets[0] != 0 or offsets[-1] > num_rows or _falls(offsets):
-        raise ValueError(
-            f"{name} must start at 0, never decrease and not end beyond the number of rows, "
-            f"{num_rows}; found {str(list(offsets))[:80]}"
-        )
-
-
-def systems_of_both(
-    ptr: Tensor, num_rows: int, key_ptr: Tensor, num_keys: int
-) -> list[tuple[slice, slice]]:
-    """The queries and keys of every system, empty ones included.
-
-    Raises:
-        ValueError: offsets that do not describe the rows or the keys, or not the same systems.
-    """
-    offsets = system_offsets(ptr, num_rows)
-    key_offsets = offsets if key_ptr is ptr else system_offsets(key_ptr, num_keys, "key_ptr")
-    if len(offsets) != len(key_offsets):
-        raise ValueError(
-            f"ptr describes {len(offsets) - 1} systems, key_ptr {len(key_offsets) - 1}: "
-            "both need the same systems in the same order, empty ones included"
-        )
-    both = zip(pairwise(offsets), pairwise(key_offsets), strict=True)
-    return [(slice(*rows), slice(*keys)) for rows, keys in both]
-
-
-def _falls(offsets: Sequence[int]) -> bool:
-    return any(stop < start for start, stop in pairwise(offsets))
+    total = local.new_zeros(num_systems + 1, local.shape[1]).index_add(0, system, local)
+    sizes = torch.cat([ptr.diff(), ptr.new_ones(1)]).clamp(min=1)
+    # Rows of padding, those of system B, are all 0.
+    return local - (total / sizes[:, None])[system]

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import _image_ops
-from flt_mol.functional.groups import system_sizes
-from flt_mol.functional.numerics import settled, without_autocast
+from flt_mol.functional.groups import settled, system_sizes, without_autocast
 from flt_mol.functional.pairs import segment_peak, segment_sum
 
 

@@ -20,12 +20,13 @@ from flt_mol.functional._shortest_vectors import (
     shortest_vectors,
 )
 from flt_mol.functional.groups import (
+    at_least_float32,
     first_per_system,
     spread,
     system_index,
     system_sizes,
 )
-from flt_mol.functional.numerics import at_least_float32, outside
+from flt_mol.functional.numerics import outside
 from flt_mol.functional.virtual_cells import (
     UnfitSystemError,
     VirtualCells,

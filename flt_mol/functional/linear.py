@@ -7,8 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import check_ptr, systems_of_both
-from flt_mol.functional.numerics import operator, settled, with_ones, without_autocast
+from flt_mol.functional.groups import (
+    check_ptr,
+    operator,
+    settled,
+    systems_of,
+    without_autocast,
+)
 
 
 def linear_attention(
@@ -20,7 +25,7 @@ def linear_attention(
 ) -> Tensor:
     """out_i = φ(q_i)·S / φ(q_i)·z with S = Σ_j φ(k_j) v_jᵀ, z = Σ_j φ(k_j), j in the system of i.
 
-    Costs O(N·M·V) time and O(N·M + M·V) memory per head. Only the denominator is clamped, at the
+    Costs O(N·M·V) time and O(N·M + B·M·V) memory per head. Only the denominator is clamped, at the
     smallest normal number, so rows without any weight give 0, and so do rows without keys.
 
     Args:
@@ -64,12 +69,12 @@ def linear_sums(
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
     """
     key_ptr = check_ptr(ptr, query_features.shape[0], key_ptr, value.shape[0])
-    queries, keys, values = (
-        x.transpose(0, 1) for x in settled(query_features, key_features, value)
-    )
-    with without_autocast(values):
+    q, k, v = (x.transpose(0, 1) for x in settled(query_features, key_features, value))
+    with torch.autocast(v.device.type, enabled=False):
         # A column of ones makes z one more column of S.
-        return read_back(queries, keys, with_ones(values), ptr, key_ptr).transpose(0, 1)
+        sums = system_sums(k, with_ones(v), key_ptr)
+        out: Tensor = read_sums(q, sums, ptr)
+    return out.transpose(0, 1)
 
 
 def normalised(sums: Tensor) -> Tensor:
@@ -82,107 +87,70 @@ def normalised(sums: Tensor) -> Tensor:
         >>> normalised(torch.tensor([[6.0, 2.0], [0.0, 0.0]])).tolist()
         [[3.0], [0.0]]
     """
-    with without_autocast(sums):
-        denominator = sums[..., -1:]
-        empty = denominator == 0
-        clamped = denominator.clamp(min=torch.finfo(sums.dtype).tiny).masked_fill(empty, 1.0)
-        return sums[..., :-1] / clamped
+    denominator = sums[..., -1:]
+    clamped = denominator.clamp(min=torch.finfo(sums.dtype).tiny)
+    return sums[..., :-1] / clamped.masked_fill(denominator == 0, 1.0)
 
 
-def read_back(
-    queries: Tensor, keys: Tensor, values: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> Tensor:
-    """Q_b (K_bᵀ V_b) for every system b, seen by autograd and by torch.compile as one step.
+def with_ones(value: Tensor) -> Tensor:
+    """(…, V) → (…, V + 1): a last column of ones, whose weighted sum is the normaliser."""
+    return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], -1)
 
-    Its gradients are read_backs with the roles exchanged, dQ = G (Vᵀ K), dK = V (Gᵀ Q),
-    dV = K (Qᵀ G), so it can be differentiated any number of times, as training on forces does.
 
-    Args:
-        queries: Q (H, N, M).
-        keys: K (H, K, M).
-        values: V (H, K, V), all three of one dtype.
-        ptr: (B + 1,), first query of each system; queries beyond the last offset are padding.
-        key_ptr: (B + 1,), first key of each system; keys beyond the last offset are padding.
+@operator("system_sums")
+def system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
+    """X_bᵀ Y_b of every system b: (H, N, I), (H, N, J) → (B, H, I, J), 0 for empty systems.
 
-    Returns:
-        (H, N, V); 0 for padding and for queries without keys.
+    With `read_sums` closed under differentiation: any number of derivatives, and one step for
+    autograd and torch.compile. Both tensors have one dtype; rows beyond ``ptr[B]`` are left out.
     """
-    out: Tensor = _read_back(queries, keys, values, ptr, key_ptr)
+    systems = systems_of(ptr, x.shape[1])
+    out = x.new_empty(len(systems), x.shape[0], x.shape[2], y.shape[2])
+    for rows, sums in zip(systems, out, strict=True):
+        torch.bmm(x[:, rows].mT, y[:, rows], out=sums)
     return out
 
 
-@operator("read_back")
-def _read_back(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor) -> Tensor:
-    systems = _systems(q, k, ptr, key_ptr)
-    parts = [q[:, rows].bmm(k[:, keys].mT.bmm(v[:, keys])) for rows, keys in systems]
-    return _joined(parts, q, v.shape[-1])
+@operator("read_sums")
+def read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
+    """X_b S_b of every system b: (H, N, I), (B, H, I, J) → (H, N, J), 0 beyond ``ptr[B]``."""
+    systems = systems_of(ptr, x.shape[1])
+    parts = [x[:, rows].bmm(own) for rows, own in zip(systems, sums, strict=True)]
+    beyond = x.shape[1] - systems[-1].stop if systems else x.shape[1]
+    if len(parts) == 1 and beyond == 0:
+        return parts[0]
+    return torch.cat([*parts, x.new_zeros(x.shape[0], beyond, sums.shape[-1])], 1)
 
 
-@_read_back.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+@system_sums.register_fake
+def _(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
+    return x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2], y.shape[2])
 
 
-@operator("read_back_gradients")
-def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All three gradients at once: the sums Qᵀ G serve two of them."""
-    to_queries, to_keys, to_values = [], [], []
-    for rows, keys in _systems(q, k, ptr, key_ptr):
-        g, k_b, v_b = grad[:, rows], k[:, keys], v[:, keys]
-        to_queries.append(g.bmm(v_b.mT.bmm(k_b)))
-        to_sums = q[:, rows].mT.bmm(g)
-        to_keys.append(v_b.bmm(to_sums.mT))
-        to_values.append(k_b.bmm(to_sums))
-    return (
-        _joined(to_queries, q, q.shape[-1]),
-        _joined(to_keys, k, k.shape[-1]),
-        _joined(to_values, v, v.shape[-1]),
-    )
+@read_sums.register_fake
+def _(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1], sums.shape[-1])
 
 
-@_gradients.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, ptr, key_ptr = ctx.saved_tensors
-    to_queries, to_keys, to_values = ctx.needs_input_grad[:3]
+def _system_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, ptr = ctx.saved_tensors
     with without_autocast(grad):
-        if to_queries and to_keys and to_values and not torch.is_grad_enabled():
-            return *_gradients(grad, q, k, v, ptr, key_ptr), None, None
-        return (
-            _read_back(grad, v, k, ptr, key_ptr) if to_queries else None,
-            _read_back(v, grad, q, key_ptr, ptr) if to_keys else None,
-            _read_back(k, q, grad, key_ptr, ptr) if to_values else None,
-            None,
-            None,
-        )
+        to_x = read_sums(y, grad.mT, ptr) if ctx.needs_input_grad[0] else None
+        to_y = read_sums(x, grad, ptr) if ctx.needs_input_grad[1] else None
+    return to_x, to_y, None
 
 
-_read_back.register_autograd(_backward, setup_context=_setup_context)
+def _read_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, sums, ptr = ctx.saved_tensors
+    with without_autocast(grad):
+        to_x = read_sums(grad, sums.mT, ptr) if ctx.needs_input_grad[0] else None
+        to_sums = system_sums(x, grad, ptr) if ctx.needs_input_grad[1] else None
+    return to_x, to_sums, None
 
 
-def _systems(
-    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> list[tuple[slice, slice]]:
-    """The queries and keys of each system that has any of either."""
-    both = systems_of_both(ptr, queries.shape[1], key_ptr, keys.shape[1])
-    return [(r, k) for r, k in both if r.start < r.stop or k.start < k.stop]
-
-
-def _joined(parts: list[Tensor], like: Tensor, width: int) -> Tensor:
-    """(H, N, width) from the systems' rows, then zeros for the padding beyond the last system."""
-    heads, rows = like.shape[:2]
-    padding = rows - sum(part.shape[1] for part in parts)
-    if len(parts) == 1 and padding == 0:
-        return parts[0]
-    return torch.cat([*parts, like.new_zeros(heads, padding, width)], dim=1)
+system_sums.register_autograd(_system_sums_backward, setup_context=_save)
+read_sums.register_autograd(_read_sums_backward, setup_context=_save)

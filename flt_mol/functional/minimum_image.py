@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional.groups import spread, system_sizes
-from flt_mol.functional.numerics import at_least_float32
+from flt_mol.functional.groups import at_least_float32, spread, system_sizes
 from flt_mol.functional.virtual_cells import rows_times, short_basis
 
 # Sums of these of four vectors that add up to zero: one of each pair ±, the other is the rest.

@@ -13,8 +13,8 @@ from flt_mol.functional._boundaries import boundaries, stored_flat
 from flt_mol.functional._pair_lattices import as_given, lattices_of
 from flt_mol.functional._pair_search import search
 from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.groups import system_sizes
-from flt_mol.functional.numerics import at_least_float32, outside
+from flt_mol.functional.groups import at_least_float32, system_sizes
+from flt_mol.functional.numerics import outside
 
 _FARTHEST = 1e8  # Å; vesin counts cells in 32 bits
 

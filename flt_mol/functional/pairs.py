@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import _pair_ops
-from flt_mol.functional.numerics import settled, with_ones, without_autocast
+from flt_mol.functional.groups import settled, without_autocast
+from flt_mol.functional.linear import with_ones
 
 
 def pair_filter(

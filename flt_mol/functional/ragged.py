@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional.numerics import operator, without_autocast
+from flt_mol.functional.groups import operator, without_autocast
 
 # Rows of a system from which a product with its transposed matrix is formed transposed, too.
 LONG = 4096

@@ -10,8 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import check_ptr
-from flt_mol.functional.numerics import at_least_float32, without_autocast
+from flt_mol.functional.groups import at_least_float32, check_ptr, without_autocast
 
 
 def softmax_attention(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flt_mol.functional import _rows
 from flt_mol.functional._mixed_kernels import mixed_product
-from flt_mol.functional.numerics import operator, without_autocast
+from flt_mol.functional.groups import operator, without_autocast
 from flt_mol.functional.ragged import (
     matrices,
     ragged_product,

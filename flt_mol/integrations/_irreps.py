@@ -5,13 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.groups import at_least_float32, without_autocast
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.integrations._irreps_layout import check_width, cleaned, o3, parts_of, terms_of
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.numerics import seeded_generator
@@ -19,21 +19,16 @@ from flt_mol.integrations._irreps_layout import (
     refuse_missing,
     terms_of,
 )
-from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_sizes
-from flt_mol.nn.attend import Projected, Rule, attend, check_mode
-from flt_mol.nn.attention import default_crossover
-from flt_mol.nn.checks import check_features, check_pairs, check_rows, check_tensors
-from flt_mol.nn.feature_map import FeatureMap, feature_map_of
-from flt_mol.nn.inputs import Place
-from flt_mol.nn.inspection import attention_matrices
-from flt_mol.nn.layout import Layout, layout_of
+from flt_mol.nn.attention import Attention, AttentionRows
+from flt_mol.nn.feature_maps import FeatureMap
+from flt_mol.nn.layers import drawn_linear
+from flt_mol.nn.layout import Layout, check_rows, layout_of
 from flt_mol.nn.local import PairWeights
-from flt_mol.nn.projections import _width_of_positions
 from flt_mol.nn.rpe import FourierRPE
 
 
-class IrrepsAttention(nn.Module):
+class IrrepsAttention(Attention):
     r"""Attention among the atoms of each system, y_i = O(⊕_h Σ_j A^h_ij v^h_j), v of any irreps.
 
     Weights A^h_ij ∝ exp(q_i·k_j/√D + …) are those of `nn.FLTAttention`, in all its modes and with
@@ -111,36 +106,27 @@ class IrrepsAttention(nn.Module):
         refuse_missing("irreps_out", self.irreps_out, self.irreps_value, "the values")
         self._terms, self._value_terms = terms_of(self.irreps), terms_of(self.irreps_value)
         self._dim = self.irreps.dim
-        self.num_heads, self.head_dim, self.norms = num_heads, head_dim, norms
-        self.position_dim = _width_of_positions(rpe, position_dim, num_heads)
-        self.rpe = rpe
+        self.head_dim, self.norms = head_dim, norms
         generator = seeded_generator(generator)
         width = number_of_invariants(self.irreps, norms)
         self.query = drawn_linear(width, num_heads * head_dim, bias, generator)
         self.key = drawn_linear(width, num_heads * head_dim, bias, generator)
         self.value = IrrepsLinear(self.irreps, self.irreps_value, generator=generator)
         self.out = IrrepsLinear(self.irreps_value, self.irreps_out, bias, generator)
-        self.feature_map = feature_map_of(
-            feature_map,
-            (num_heads, head_dim, self.position_dim),
-            generator,
+        self.set_up(
+            num_heads,
+            head_dim,
+            feature_map=feature_map,
             num_features=num_features,
+            rpe=rpe,
+            position_dim=position_dim,
             orthogonal=orthogonal,
+            mode=mode,
+            exact_below=exact_below,
+            causal=False,
             redraw_every=redraw_every,
+            generator=generator,
         )
-        default = default_crossover(self.feature_map.num_features, head_dim, self.position_dim)
-        self.exact_below = default if exact_below is None else exact_below
-        self.mode = mode
-
-    @property
-    def mode(self) -> str:
-        """How attention is computed: "linear", "exact" or "auto"."""
-        return self._mode
-
-    @mode.setter
-    def mode(self, mode: str) -> None:
-        check_mode(mode, self.feature_map)
-        self._mode = mode
 
     def forward(
         self,
@@ -178,7 +164,7 @@ class IrrepsAttention(nn.Module):
         """
         layout = self._layout(x, ptr, system, num_systems, mask)
         rows = self._projected(x, layout, positions, position_features, pairs, images)
-        out = attend(self._rule, rows).to(rows.value.dtype)
+        out = self.attend(rows).to(rows.value.dtype)
         return layout.unpack(self.out(joined(out, self._value_terms)))
 
     def matrices(
@@ -192,12 +178,8 @@ class IrrepsAttention(nn.Module):
     ) -> list[Tensor]:
         """The weights in use: B matrices (H, n, n) whose rows sum to 1. For looking: O(N·n·H)."""
         layout = self._layout(x, ptr, None, None, None)
-        rows = self._projected(x, layout, positions, None, pairs, images, redraw=False)
-        return attention_matrices(self._rule, rows)
-
-    @property
-    def _rule(self) -> Rule:
-        return Rule(self.feature_map, self.mode, False, self.exact_below)
+        rows = self._projected(x, layout, positions, None, pairs, images)
+        return self.weights(rows)
 
     def _layout(
         self,
@@ -207,7 +189,6 @@ class IrrepsAttention(nn.Module):
         num_systems: int | None,
         mask: Tensor | None,
     ) -> Layout:
-        check_tensors(x=x, ptr=ptr, system=system, mask=mask)
         check_rows(x, self._dim, "x", self.query.weight)
         return layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
 
@@ -219,14 +200,8 @@ class IrrepsAttention(nn.Module):
         features: PositionFeatures | None,
         pairs: PairWeights | None,
         images: PairWeights | None,
-        *,
-        redraw: bool = True,
-    ) -> Projected:
+    ) -> AttentionRows:
         layout.refuse_unsorted(pairs, images)
-        check_pairs(pairs, layout.ptr, self.num_heads, "pairs")
-        check_pairs(images, layout.ptr, self.num_heads, "images")
-        if redraw:
-            self.feature_map.refresh()
         rows = layout.pack(x)
         scalars = invariants(rows, self._terms, self.norms)
         query, key = (
@@ -235,20 +210,8 @@ class IrrepsAttention(nn.Module):
         value = by_head(self.value(rows), self._value_terms, self.num_heads)
         at = None
         if images is None:
-            at = self._places(Place(layout, positions, features), len(rows), redraw)
-        return Projected(query, key, value, layout.ptr, None, at, at, pairs, images)
-
-    def _places(self, place: Place, num_rows: int, redraw: bool) -> PositionFeatures | None:
-        """Φ and Ψ, or None for a layer without positions."""
-        if self.position_dim == 0:
-            if place.positions is not None or place.features is not None:
-                raise ValueError(
-                    "this layer was built without positions: build it with rpe=… or position_dim=…"
-                )
-            return None
-        at = place.position_features(self.rpe, num_rows, "mean", redraw=redraw)
-        check_features(at, num_rows, self.num_heads, self.position_dim)
-        return at
+            at = self.features_at(layout, positions, features, "mean")
+        return AttentionRows(query, key, value, layout.ptr, None, at, at, pairs, images)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""

@@ -8,19 +8,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.groups import at_least_float32, without_autocast
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.integrations._irreps import IrrepsLinear
 from flt_mol.integrations._irreps_layout import cleaned, o3
-from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes
 from flt_mol.nn._plain import applied
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.local import LocalGeometry
 
 

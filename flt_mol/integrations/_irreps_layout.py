@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.numerics import at_least_float32
-from flt_mol.nn.checks import check_tensors
+from flt_mol.functional.groups import at_least_float32
 
 try:
     from e3nn import nn as e3nn_nn
@@ -75,7 +74,6 @@ def check_width(x: Tensor, dim: int, irreps: o3.Irreps, *, packed: bool = False)
         Traceback (most recent call last):
         ValueError: x has shape (5, 8), expected (N, 12) for irreps 4x1o
     """
-    check_tensors(x=x)
     if x.dim() == 0 or x.shape[-1] != dim or (packed and x.dim() != 2):
         raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {dim}) for irreps {irreps}")
 

@@ -14,7 +14,7 @@ from flt_mol.nn.local_filter import LocalBasis, LocalFilter
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
 from flt_mol.nn.spectrum import SPECTRA
-from flt_mol.nn.transformer import FLTBlock, FLTEncoder
+from flt_mol.nn.block import FLTBlock, FLTEncoder
 
 __all__ = ["build_encoder", "build_local_basis", "build_local_filter", "build_rpe"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from flt_mol.files import shipped_folder
-from flt_mol.nn.feature_map import FEATURE_MAPS, RandomFeatures
+from flt_mol.nn.feature_maps import FEATURE_MAPS, RandomFeatures
 from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.spectrum import SPECTRA
 

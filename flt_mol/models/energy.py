@@ -17,7 +17,7 @@ from flt_mol.models.geometry import Geometry, check_systems
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
 from flt_mol.nn.heads import DisplacementHead, EnergyHead
-from flt_mol.nn.transformer import BlockGeometry
+from flt_mol.nn.block import BlockGeometry
 from flt_mol.structures import Structures
 
 __all__ = ["CONFIG_KEY", "EnergyModel", "config_of"]

@@ -12,7 +12,7 @@ from flt_mol.functional._shortest_vectors import MOST_CANDIDATES
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.lattice import TooManyVectorsError, check_vectors
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs, pair_lengths
-from flt_mol.functional.numerics import without_autocast
+from flt_mol.functional.groups import without_autocast
 from flt_mol.functional.virtual_cells import UnfitSystemError
 from flt_mol.models.build import build_local_basis, build_local_filter
 from flt_mol.models.config import EnergyConfig, ImageConfig
@@ -23,7 +23,7 @@ from flt_mol.nn.local_filter import LocalGeometry
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry, padding_of
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.transformer import BlockGeometry, FLTEncoder
+from flt_mol.nn.block import BlockGeometry, FLTEncoder
 from flt_mol.structures import Structures
 
 

@@ -1,9 +1,18 @@
 """Modules: RPE families, frequencies, feature maps, attention, filters, blocks."""
 
 from flt_mol.nn.attention import (
+    Attention,
+    AttentionInputs,
+    AttentionRows,
+    Fidelity,
     FLTAttention,
 )
-from flt_mol.nn.feature_map import (
+from flt_mol.nn.block import (
+    BlockGeometry,
+    FLTBlock,
+    FLTEncoder,
+)
+from flt_mol.nn.feature_maps import (
     FEATURE_MAPS,
     ELUFeatures,
     FeatureMap,
@@ -26,9 +35,6 @@ from flt_mol.nn.gaussian_bias import (
 from flt_mol.nn.heads import (
     DisplacementHead,
     EnergyHead,
-)
-from flt_mol.nn.inspection import (
-    Fidelity,
 )
 from flt_mol.nn.local import (
     ImageKeys,
@@ -68,16 +74,14 @@ from flt_mol.nn.spectrum import (
 from flt_mol.nn.streaming import (
     AttentionState,
 )
-from flt_mol.nn.transformer import (
-    BlockGeometry,
-    FLTBlock,
-    FLTEncoder,
-)
 
 __all__ = [
     "FEATURE_MAPS",
     "FREQUENCIES",
     "SPECTRA",
+    "Attention",
+    "AttentionInputs",
+    "AttentionRows",
     "AttentionState",
     "BSplineSpectrum",
     "BlockGeometry",

@@ -2,28 +2,315 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.causal import causal_attention, causal_log_attention
+from flt_mol.functional.exact import exact_attention
+from flt_mol.functional.feature_maps import stabilised_features
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.groups import (
+    at_least_float32,
+    index_in_system,
+    mean_per_system,
+    system_index,
+)
+from flt_mol.functional.images import image_attention
+from flt_mol.functional.linear import linear_sums, normalised
 from flt_mol.functional.numerics import seeded_generator
-from flt_mol.nn import streaming
-from flt_mol.nn.attend import Rule, attend, check_mode
-from flt_mol.nn.feature_map import FeatureMap, current_names, feature_map_of
-from flt_mol.nn.inputs import AttentionInputs
-from flt_mol.nn.inspection import Fidelity, attention_matrices, fidelity
-from flt_mol.nn.local import PairWeights
-from flt_mol.nn.projections import Projections
+from flt_mol.functional.pairs import pair_sums
+from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
+from flt_mol.nn.image_keys import PairWeights
+from flt_mol.nn.layers import drawn_linear
+from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, layout_of, require
 from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.streaming import AttentionState
+from flt_mol.nn.streaming import Streaming
 
+MODES = ("linear", "exact", "auto")
 # Where exact and linear attention take the same time, in units of M/D^¼: see `exact_below`.
 CROSSOVER, CAUSAL_CROSSOVER = 6.5, 18.0
 
 
-class FLTAttention(Projections):
+class AttentionInputs(TypedDict, total=False):
+    """What `FLTAttention` takes by name; all of it is optional, and None is the same.
+
+    Attributes:
+        ptr: (B + 1,), first row of each system, for packed rows. **Without `ptr` and `system`,
+            rows (N, C) are all one system.**
+        system: (N,), the system of each row in any order, instead of `ptr`.
+        num_systems: B, with `system` only: indices beyond it are refused.
+        mask: (B, L) bool, True for real rows, for padded rows. What stands in the others has no
+            influence, not even NaN; they come out as 0.
+        position_features: Φ, Ψ of the rows as given, instead of `positions`: a basis (N, 2R) or
+            (B, L, 2R).
+        context: (K, C') or (B, L', C'), the rows that keys and values are made of, where they are
+            another set (cross-attention). Rows whose system has no context get ``out(0)``.
+        context_positions: of the context, as `positions`.
+        context_ptr: of the context, as `ptr`.
+        context_system: of the context, as `system`.
+        context_mask: of the context, as `mask`.
+        context_features: of the context, as `position_features`.
+        context_values: rows that values are made of, where keys are made of others.
+        pairs: what `PairCorrection` gives, of packed rows: near pairs' weights times 1 + weight.
+        images: what `ImageKeys` gives, of packed rows, for mode "exact": keys that are periodic
+            images. Positions are not needed then.
+    """
+
+    ptr: Tensor | None
+    system: Tensor | None
+    num_systems: int | None
+    mask: Tensor | None
+    position_features: PositionFeatures | None
+    context: Tensor | None
+    context_positions: Tensor | None
+    context_ptr: Tensor | None
+    context_system: Tensor | None
+    context_mask: Tensor | None
+    context_features: PositionFeatures | None
+    context_values: Tensor | None
+    pairs: PairWeights | None
+    images: PairWeights | None
+
+
+_INPUTS = frozenset(AttentionInputs.__annotations__)
+_OF_CONTEXT = tuple(f"context_{x}" for x in ("positions", "ptr", "system", "mask", "features"))
+
+
+class AttentionRows(NamedTuple):
+    """What attention works on: packed rows by head, and the geometry between them.
+
+    Attributes:
+        query: (N, H, D).
+        key: (K, H, D).
+        value: (K, H, V).
+        ptr: (B + 1,), first query of each system.
+        key_ptr: (B + 1,), first key of each system; None where keys are rows of the same set.
+        query_at: Φ of the queries; None without positions.
+        key_at: Ψ of the keys.
+        pairs: A_ij → A_ij (1 + weight_ij), see `AttentionInputs`.
+        images: keys that are periodic images, each with the logarithm of its factor.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    ptr: Tensor
+    key_ptr: Tensor | None = None
+    query_at: PositionFeatures | None = None
+    key_at: PositionFeatures | None = None
+    pairs: PairWeights | None = None
+    images: PairWeights | None = None
+
+
+class Fidelity(NamedTuple):
+    """How far linear attention is from the softmax it estimates, on one batch.
+
+    Attributes:
+        output_error: (H,), ‖out_linear − out_exact‖ / ‖out_exact‖ over all rows of the batch, of
+            the attended values before the output map.
+        total_variation: (H,), the mean over queries of ½ Σ_j |A_ij − A*_ij|: 0 where the weights
+            agree, 1 where they lie on other keys.
+    """
+
+    output_error: Tensor
+    total_variation: Tensor
+
+
+class Attention(nn.Module):
+    """From queries, keys and values to attended values: `FLTAttention` without its linear maps.
+
+    For layers that make rows in a way of their own. They call ``nn.Module.__init__``, then
+    `set_up`, and give `attend` their `AttentionRows`.
+    """
+
+    num_heads: int
+    position_dim: int
+    causal: bool
+    exact_below: int
+    rpe: FourierRPE | None
+    feature_map: FeatureMap
+    _mode: str
+
+    def set_up(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        feature_map: str | FeatureMap,
+        num_features: int | None,
+        rpe: FourierRPE | None,
+        position_dim: int | None,
+        orthogonal: bool | None,
+        mode: str,
+        exact_below: int | None,
+        causal: bool,
+        redraw_every: int | None,
+        generator: torch.Generator,
+    ) -> None:
+        """Make the feature map and keep the settings; arguments as those of `FLTAttention`.
+
+        Raises:
+            ValueError: settings that do not fit together.
+        """
+        self.num_heads = num_heads
+        self.position_dim = _width_of_positions(rpe, position_dim, num_heads)
+        self.rpe = rpe
+        self.causal = causal
+        self.feature_map = feature_map_of(
+            feature_map,
+            (num_heads, head_dim, self.position_dim),
+            generator,
+            num_features=num_features,
+            orthogonal=orthogonal,
+            redraw_every=redraw_every,
+        )
+        if exact_below is None:
+            scale = self.num_features * head_dim**-0.25
+            # Exact attention multiplies rows of D + 2R numbers.
+            share = 1 + 0.5 * self.position_dim / (head_dim + 32)
+            exact_below = round(CAUSAL_CROSSOVER * scale if causal else CROSSOVER * scale / share)
+        self.exact_below = exact_below
+        self.mode = mode
+
+    @property
+    def mode(self) -> str:
+        """How attention is computed: "linear", "exact" or "auto"."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
+        if mode == "auto" and not self.feature_map.estimates_softmax:
+            raise ValueError(
+                f"mode 'auto' mixes softmax with {type(self.feature_map).__name__}, which does not "
+                "estimate it: use 'linear' or 'exact', or feature_map='softmax'"
+            )
+        self._mode = mode
+
+    @property
+    def num_features(self) -> int:
+        """M."""
+        return self.feature_map.num_features
+
+    def attend(self, rows: AttentionRows, mode: str | None = None) -> Tensor:
+        """Attended values (N, H, V), at least float32, in this layer's mode or another.
+
+        Raises:
+            ValueError: a combination that has no meaning or no implementation.
+        """
+        mode = self._mode if mode is None else mode
+        alone = not self.causal and rows.key_ptr is None
+        for name, pairs in (("pairs", rows.pairs), ("images", rows.images)):
+            if pairs is not None:
+                _check_pairs(pairs, rows, name)
+        if rows.images is not None:
+            if mode != "exact" or not alone or rows.pairs is not None:
+                raise ValueError(
+                    "image keys are for mode 'exact', among the atoms of one set: without causal, "
+                    "pairs and context"
+                )
+            return image_attention(rows.query, rows.key, rows.value, rows.ptr, *rows.images)
+        if rows.pairs is not None and (mode == "auto" or not alone):
+            raise ValueError(
+                "pairs correct attention among the atoms of one set: not with causal, not with a "
+                "context, and in mode 'linear' or 'exact', which the caller chooses"
+            )
+        if mode == "exact":
+            return _exact(rows, self.causal)
+        if mode == "linear":
+            return self._linear(rows)
+        return self._by_size(rows)
+
+    def _linear(self, rows: AttentionRows) -> Tensor:
+        """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
+        exponential = self.feature_map.exponential
+        queries = self.feature_map(rows.query, rows.query_at, key=False)
+        keys = self.feature_map(rows.key, rows.key_at, key=True)
+        expected = (*rows.key.shape[:2], self.feature_map.num_features)
+        if tuple(keys.shape) != expected:
+            raise ValueError(
+                f"{type(self.feature_map).__name__} gives features of shape {tuple(keys.shape)} "
+                f"for rows {tuple(rows.key.shape)}, expected {expected}"
+            )
+        if self.causal:
+            run = causal_log_attention if exponential else causal_attention
+            return run(queries, keys, rows.value, rows.ptr)
+        if exponential:
+            queries, keys = stabilised_features(queries, keys, rows.ptr, rows.key_ptr)
+        sums = linear_sums(queries, keys, rows.value, rows.ptr, rows.key_ptr)
+        if rows.pairs is not None:
+            sums = sums + pair_sums(queries, keys, rows.value, rows.pairs.weight, *rows.pairs[:2])
+        return normalised(sums)
+
+    def _by_size(self, rows: AttentionRows) -> Tensor:
+        """Each system by its own number of keys: exact below `exact_below`, linear from there."""
+        key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
+        small = key_ptr.diff() < self.exact_below
+        if not torch.compiler.is_compiling():
+            if bool(small.all()):
+                return _exact(rows, self.causal)
+            if not bool(small.any()):
+                return self._linear(rows)
+        near, few = _part(rows, small)
+        far, many = _part(rows, ~small)
+        by_softmax, by_features = _exact(few, self.causal), self._linear(many)
+        out = by_softmax.new_zeros(rows.query.shape[0], *by_softmax.shape[1:])
+        # Added, not put: a compiled graph holds all rows in both parts, zero where not chosen.
+        return out.index_add(0, near, by_softmax).index_add(0, far, by_features)
+
+    def weights(self, rows: AttentionRows, mode: str | None = None) -> list[Tensor]:
+        """The normalised weights A of each system: B matrices (H, n, m), rows summing to 1.
+
+        Attention is linear in its values, so its weights are what comes out for values that are
+        the rows of a unit matrix: those in use, whatever the mode.
+        """
+        key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
+        keys, heads = rows.value.shape[:2]
+        sizes = key_ptr.diff().tolist()
+        unit = torch.eye(max(sizes, default=0), device=key_ptr.device, dtype=rows.value.dtype)
+        value = unit[index_in_system(key_ptr, keys)][:, None, :].expand(-1, heads, -1)
+        weights = self.attend(rows._replace(value=value.contiguous()), mode).transpose(0, 1)
+        parts = torch.split(weights, rows.ptr.diff().tolist(), dim=1)
+        return [part[..., :size] for part, size in zip(parts, sizes, strict=True)]
+
+    def features_at(
+        self,
+        layout: Layout,
+        positions: Tensor | None,
+        features: PositionFeatures | None,
+        origin: str | Tensor,
+    ) -> PositionFeatures | None:
+        """Φ and Ψ of packed rows: those given or of this layer's RPE; None without positions.
+
+        Raises:
+            ValueError: positions of another shape, missing, or given to a layer without them.
+        """
+        if self.position_dim == 0:
+            if positions is not None or features is not None:
+                raise ValueError(
+                    "this layer was built without positions: build it with rpe=… or position_dim=…"
+                )
+            return None
+        if features is None:
+            if self.rpe is None:
+                raise ValueError("position_features are missing: this layer has no rpe of its own")
+            packed = packed_positions(layout, positions, self.rpe.dim)
+            at: PositionFeatures = self.rpe(packed, layout.ptr, origin=origin)
+            return at
+        basis, heads = features.basis, features.key_weight.shape[0]
+        leading, width = tuple(basis.shape[: len(layout.leading)]), basis.shape[-1]
+        if (leading, width, heads) != (layout.leading, self.position_dim, self.num_heads):
+            raise ValueError(
+                f"position_features have a basis of shape {tuple(basis.shape)} for {heads} heads, "
+                f"expected {(*layout.leading, self.position_dim)} for {self.num_heads}"
+            )
+        return features._replace(basis=layout.pack(basis))
+
+
+class FLTAttention(Streaming, Attention):
     r"""Attention among the rows of each system, weights exp(q_i·k_j/√D + N̂(r_i − r_j)).
 
     ``mode="linear"`` estimates them with M random features [2] of the concatenations [Φ, q] and
@@ -34,9 +321,8 @@ class FLTAttention(Projections):
     system gets depends on its own size alone. Set `.mode` at any time.
 
     Rows come packed, (N, C) with `ptr` or `system`, or padded, (B, L, C) with `mask`; see
-    `forward`. Positions come from `rpe`, owned by this layer, or, where several layers share an
-    RPE, as `position_features`, computed once by whoever owns it (``position_dim=rpe.num_features``
-    then).
+    `AttentionInputs`. Positions come from `rpe`, owned by this layer, or, where several layers
+    share an RPE, as `position_features`, computed once (``position_dim=rpe.num_features`` then).
 
     Args:
         embed_dim: C.
@@ -54,15 +340,11 @@ class FLTAttention(Projections):
         bias: whether the four linear maps have one.
         mode: "linear", "exact" or "auto".
         exact_below: number of keys from which "auto" is linear. The default, 6.5 M/D^¼ divided by
-            1 + R/(D + 32), is about where the two take the same time on one thread of a CPU, a
-            layer forward, and forward and backward (``scripts/crossover.py``): without positions
-            152 and 171 keys at D = M = 64, 241 and 252 at D = 16, 279 and 300 at M = 128; with
-            R = 16 frequencies 134 and 130, 142 and 185, 229 and 272.
-            Causal layers: 18 M/D^¼ (429 keys forward and backward at D = M = 64, 430 at D = 16,
-            752 at M = 128).
+            1 + R/(D + 32), or 18 M/D^¼ for causal layers, is about where the two take the same time
+            on one thread of a CPU: without positions about 160 keys at D = M = 64, 250 at D = 16.
         causal: whether row i attends to the rows of its system up to itself only.
-        redraw_every: training steps after which training draws random features anew; eval keeps
-            to those saved (see `nn.redraw.Redrawn`). None: training keeps to them, too.
+        redraw_every: training steps after which training draws new random features; eval uses
+            those saved (see `nn.redraw.Redrawn`). None: training uses those, too.
         generator: on CPU, for weights and random features; None takes a seed from torch's global
             one. Random features are buffers, saved with the weights.
 
@@ -76,20 +358,11 @@ class FLTAttention(Projections):
         [2] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
 
     Example:
-        >>> import torch
         >>> from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
-        >>> class Block(torch.nn.Module):
-        ...     def __init__(self, width: int, heads: int) -> None:
-        ...         super().__init__()
-        ...         spectrum = GaussianSpectrum(heads, num_terms=8)
-        ...         rpe = FourierRPE(spectrum, GaussianFrequencies(num_frequencies=16))
-        ...         self.attention = FLTAttention(width, heads, rpe=rpe)
-        ...         self.norm = torch.nn.LayerNorm(width)
-        ...     def forward(self, x, positions, system):
-        ...         return x + self.attention(self.norm(x), positions, system=system)
-        >>> block = Block(width=32, heads=4)
+        >>> rpe = FourierRPE(GaussianSpectrum(4, num_terms=8), GaussianFrequencies(16))
+        >>> attention = FLTAttention(32, 4, rpe=rpe)
         >>> system = torch.tensor([0, 0, 0, 1, 1])
-        >>> block(torch.randn(5, 32), torch.rand(5, 3), system).shape
+        >>> attention(torch.randn(5, 32), torch.rand(5, 3), system=system).shape
         torch.Size([5, 32])
     """
 
@@ -112,59 +385,34 @@ class FLTAttention(Projections):
         redraw_every: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        generator = seeded_generator(generator)
-        super().__init__(
-            embed_dim, num_heads, rpe, position_dim, context_dim, bias, causal, generator
-        )
+        super().__init__()
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+            raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
+        self.embed_dim = embed_dim
+        self.context_dim = embed_dim if context_dim is None else context_dim
+        generator = seeded_generator(seeded_generator(generator))
+        self.query = drawn_linear(embed_dim, embed_dim, bias, generator)
+        self.key = drawn_linear(self.context_dim, embed_dim, bias, generator)
+        self.value = drawn_linear(self.context_dim, embed_dim, bias, generator)
+        self.out = drawn_linear(embed_dim, embed_dim, bias, generator)
         self.dropout = nn.Dropout(dropout)
-        self.feature_map = feature_map_of(
-            feature_map,
-            (num_heads, embed_dim // num_heads, self.position_dim),
-            generator,
+        self.set_up(
+            num_heads,
+            embed_dim // num_heads,
+            feature_map=feature_map,
             num_features=num_features,
+            rpe=rpe,
+            position_dim=position_dim,
             orthogonal=orthogonal,
+            mode=mode,
+            exact_below=exact_below,
+            causal=causal,
             redraw_every=redraw_every,
+            generator=generator,
         )
-        head_dim = embed_dim // num_heads
-        default = default_crossover(self.num_features, head_dim, self.position_dim, causal)
-        self.exact_below = default if exact_below is None else exact_below
-        self.mode = mode
-        self.register_load_state_dict_pre_hook(_rename)  # type: ignore[no-untyped-call]
-
-    @property
-    def mode(self) -> str:
-        """How attention is computed: "linear", "exact" or "auto"."""
-        return self._mode
-
-    @mode.setter
-    def mode(self, mode: str) -> None:
-        check_mode(mode, self.feature_map)
-        self._mode = mode
-
-    @property
-    def num_features(self) -> int:
-        """M."""
-        return self.feature_map.num_features
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor | None = None,
-        *,
-        ptr: Tensor | None = None,
-        system: Tensor | None = None,
-        num_systems: int | None = None,
-        mask: Tensor | None = None,
-        position_features: PositionFeatures | None = None,
-        context: Tensor | None = None,
-        context_positions: Tensor | None = None,
-        context_ptr: Tensor | None = None,
-        context_system: Tensor | None = None,
-        context_mask: Tensor | None = None,
-        context_features: PositionFeatures | None = None,
-        context_values: Tensor | None = None,
-        pairs: PairWeights | None = None,
-        images: PairWeights | None = None,
+        self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
     ) -> Tensor:
         """Attend within each system.
 
@@ -172,24 +420,7 @@ class FLTAttention(Projections):
             x: (N, C), rows of all systems; or (B, L, C), one system for each b.
             positions: (N, ℓ) or (B, L, ℓ), Å, for a layer with an RPE of its own. With ℓ = 1 the
                 default is the place of each row in its system: 0, 1, 2, …, padding not counted.
-            ptr: (B + 1,), first row of each system, for packed rows. **Without `ptr` and `system`,
-                rows (N, C) are all one system.**
-            system: (N,), the system of each row in any order, instead of `ptr`.
-            num_systems: B, with `system` only: indices beyond it are refused.
-            mask: (B, L) bool, True for real rows, for padded rows. What stands in the others has no
-                influence, not even NaN; they come out as 0.
-            position_features: Φ, Ψ of the rows as given, instead of `positions`.
-            context: (K, C') or (B, L', C'), the rows that keys and values are made of, where they
-                are another set (cross-attention). Rows whose system has no context get ``out(0)``.
-            context_positions: of the context, as `positions`.
-            context_ptr: of the context, as `ptr`.
-            context_system: of the context, as `system`.
-            context_mask: of the context, as `mask`.
-            context_features: of the context, as `position_features`.
-            context_values: rows that values are made of, where keys are made of others.
-            pairs: what `PairCorrection` gives, of packed rows.
-            images: what `ImageKeys` gives, of packed rows, for mode "exact": positions are not
-                needed then.
+            **given: ptr, system, mask, context and more: see `AttentionInputs`.
 
         Returns:
             Rows as they came, (N, C) or (B, L, C).
@@ -198,70 +429,75 @@ class FLTAttention(Projections):
             ValueError: shapes that do not fit, positions missing where the layer needs them or
                 given where it has no use for them.
         """
-        layout, rows = self.projected(
-            x,
-            positions,
-            ptr=ptr,
-            system=system,
-            num_systems=num_systems,
-            mask=mask,
-            position_features=position_features,
-            context=context,
-            context_positions=context_positions,
-            context_ptr=context_ptr,
-            context_system=context_system,
-            context_mask=context_mask,
-            context_features=context_features,
-            context_values=context_values,
-            pairs=pairs,
-            images=images,
+        layout, rows = self.rows(x, positions, given)
+        out = self.attend(rows).flatten(1).to(rows.value.dtype)
+        return layout.unpack(self.out(self.dropout(out)))
+
+    def rows(
+        self, x: Tensor, positions: Tensor | None, given: AttentionInputs
+    ) -> tuple[Layout, AttentionRows]:
+        """The layout of the rows, and their queries, keys, values and geometry, packed."""
+        for name in given:
+            if name not in _INPUTS:
+                raise TypeError(f"attention has no argument {name!r}")
+        get = given.get
+        check_rows(x, self.embed_dim, "x", self.query.weight)
+        context, values, pairs, images = map(get, ("context", "context_values", "pairs", "images"))
+        if context is None:
+            if any(get(name) is not None for name in _OF_CONTEXT):
+                raise ValueError("context_… is given, but no context")
+            if self.context_dim != self.embed_dim:
+                raise ValueError(f"context is missing: keys have {self.context_dim} channels")
+            names = ("ptr", "system", "num_systems", "mask")
+            layout = keys = layout_of(x, **{name: get(name) for name in names})
+            own = sources = layout.pack(x)
+        else:
+            if self.causal:
+                raise ValueError("a causal layer attends to its own rows: it takes no context")
+            check_rows(context, self.context_dim, "context", self.key.weight)
+            layout, keys = aligned_layouts(x, context, given)
+            own, sources = layout.pack(x), keys.pack(context)
+        if pairs is not None or images is not None:
+            layout.refuse_unsorted(pairs, images)
+        if values is not None:
+            check_rows(values, self.context_dim, "context_values", self.value.weight)
+            if tuple(values.shape[:-1]) != keys.leading:
+                raise ValueError(
+                    f"context_values have shape {tuple(values.shape)}, the rows that keys are made "
+                    f"of {keys.leading}: one value for each key"
+                )
+            values = keys.pack(values)
+        shape = (-1, self.num_heads, self.embed_dim // self.num_heads)
+        query, key = self.query(own).view(shape), self.key(sources).view(shape)
+        value = self.value(sources if values is None else values).view(shape)
+        at = key_at = None
+        if images is None:
+            features = get("position_features")
+            if context is None:
+                origin = "first" if self.causal else "mean"
+                at = key_at = self.features_at(layout, positions, features, origin)
+            else:
+                at, key_at = self._crossed(layout, keys, positions, given)
+        key_ptr = None if context is None else keys.ptr
+        ptr = layout.ptr
+        return layout, AttentionRows(query, key, value, ptr, key_ptr, at, key_at, pairs, images)
+
+    def _crossed(
+        self, layout: Layout, keys: Layout, positions: Tensor | None, given: AttentionInputs
+    ) -> tuple[PositionFeatures | None, PositionFeatures | None]:
+        """Φ of the queries and Ψ of a context's keys."""
+        features, key_features = given.get("position_features"), given.get("context_features")
+        key_positions = given.get("context_positions")
+        origin: str | Tensor = "mean"
+        if self.rpe is not None and key_features is None:
+            # One origin for both: what an estimate's features are depends on it.
+            packed = packed_positions(keys, key_positions, self.rpe.dim)
+            packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
+            origin = mean_per_system(packed, keys.ptr)
+        return (
+            self.features_at(layout, positions, features, origin),
+            self.features_at(keys, key_positions, key_features, origin),
         )
-        out = attend(self._rule, rows)
-        out = self.out(self.dropout(out.flatten(1).to(rows.value.dtype)))
-        return layout.unpack(out)
-
-    def initial_state(self, num_streams: int) -> AttentionState:
-        """What a causal layer in linear mode knows of `num_streams` sequences before they begin.
-
-        Raises:
-            ValueError: a layer that is not causal, or not in linear mode.
-        """
-        return streaming.initial_state(self, num_streams)
-
-    def state_after(
-        self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
-    ) -> AttentionState:
-        """The state of `step` after whole sequences, one a system; takes what `forward` takes.
-
-        Raises:
-            ValueError: as `initial_state` and `forward`.
-        """
-        return streaming.state_after(self, x, positions, given)
-
-    def step(
-        self,
-        x: Tensor,
-        state: AttentionState,
-        positions: Tensor | None = None,
-        position_features: PositionFeatures | None = None,
-    ) -> tuple[Tensor, AttentionState]:
-        """One more token of every sequence, at a cost that does not depend on what came before.
-
-        Steps give what `forward` gives for the whole sequence, token by token.
-
-        Args:
-            x: (B, C), the next token of each.
-            state: from `initial_state`, `state_after` or the step before; it stays as it is.
-            positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before.
-            position_features: of these tokens, used instead of `positions`.
-
-        Returns:
-            (B, C), and the state after these tokens.
-
-        Raises:
-            ValueError: as `initial_state`, or shapes that do not fit.
-        """
-        return streaming.step(self, x, state, positions, position_features)
 
     def matrices(
         self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
@@ -270,8 +506,7 @@ class FLTAttention(Projections):
 
         Takes what `forward` takes. Costs O(N·n·H): for looking, not for training.
         """
-        rows = self.projected(x, positions, refresh=False, **given)[1]
-        return attention_matrices(self._rule, rows)
+        return self.weights(self.rows(x, positions, given)[1])
 
     @torch.no_grad()
     def fidelity(
@@ -281,15 +516,14 @@ class FLTAttention(Projections):
 
         Takes what `forward` takes. Quadratic in the size of systems.
         """
-        return fidelity(self._rule, self.projected(x, positions, refresh=False, **given)[1])
-
-    def refresh(self) -> None:
-        """Draw random features anew, if their time has come."""
-        self.feature_map.refresh()
-
-    @property
-    def _rule(self) -> Rule:
-        return Rule(self.feature_map, self.mode, self.causal, self.exact_below)
+        rows = self.rows(x, positions, given)[1]
+        ours, truth = self.attend(rows, "linear"), self.attend(rows, "exact")
+        size = truth.square().sum((0, 2))
+        # Without rows, or with values that are all 0, there is nothing to be wrong by.
+        error = (ours - truth).square().sum((0, 2)) / torch.where(size > 0, size, 1.0)
+        both = zip(self.weights(rows, "linear"), self.weights(rows, "exact"), strict=True)
+        distance = sum((a - b).abs().sum((1, 2)) / 2 for a, b in both) + torch.zeros_like(error)
+        return Fidelity(error.sqrt(), distance / max(len(rows.query), 1))
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
@@ -299,19 +533,118 @@ class FLTAttention(Projections):
         )
 
 
-def default_crossover(
-    num_features: int, head_dim: int, position_dim: int, causal: bool = False
-) -> int:
-    """Keys from which linear attention is taken to be faster: see `FLTAttention`."""
-    scale: float = num_features * head_dim**-0.25
-    if causal:
-        return round(CAUSAL_CROSSOVER * scale)
-    # Exact attention multiplies rows of D + 2R numbers.
-    return round(CROSSOVER * scale / (1 + 0.5 * position_dim / (head_dim + 32)))
+def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tensor:
+    """(N, ℓ): those given, or places in the sequence where ℓ = 1.
+
+    Raises:
+        ValueError: they are missing in more dimensions, or not one for each row.
+    """
+    if positions is None:
+        if dim != 1:
+            raise ValueError(
+                f"positions are missing: this layer's rpe needs one for each of "
+                f"{layout.num_rows} rows"
+            )
+        # Sequences of more tokens than float32 counts one by one do not fit any memory.
+        return index_in_system(layout.ptr, layout.num_rows)[:, None].float()
+    if not isinstance(positions, Tensor):
+        raise ValueError(f"positions are a {type(positions).__name__}, expected a tensor")
+    expected = (*layout.leading, dim)
+    if tuple(positions.shape) != expected:
+        raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
+    return layout.pack(positions)
 
 
-def _rename(layer: FLTAttention, weights: Any, prefix: str, *rest: Any) -> None:
-    """Weights saved when attention held its projections itself."""
-    own = [key for key in weights if key.startswith(prefix)]
-    for old, new in current_names(own).items():
-        weights[new] = weights.pop(old)
+def _exact(rows: AttentionRows, causal: bool) -> Tensor:
+    """softmax(q·k/√D + Φ·Ψ), the logit as one product of [q D^{-1/4}, Φ] and [k D^{-1/4}, Ψ]."""
+    scale = rows.query.shape[-1] ** -0.25
+    query, key = at_least_float32(rows.query) * scale, at_least_float32(rows.key) * scale
+    if rows.query_at is not None and rows.key_at is not None:
+        # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
+        at_queries = rows.query_at.query.expand(-1, query.shape[1], -1)
+        query = torch.cat([query, at_queries.to(query.dtype)], dim=-1)
+        key = torch.cat([key, rows.key_at.key.to(key.dtype)], dim=-1)
+    value, ptr = rows.value, rows.ptr
+    if rows.pairs is None:
+        return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)
+    # All pairs (i, j) written out, by i then j: for small systems.
+    i, j, weight = rows.pairs
+    system = system_index(ptr, query.shape[0])
+    partners = ptr.diff()[system]
+    first = partners.cumsum(0) - partners
+    index_i = torch.repeat_interleave(partners)
+    index_j = torch.arange(len(index_i), device=ptr.device) - first[index_i] + ptr[system[index_i]]
+    correction = weight.to(query.dtype).log1p()
+    zeros = correction.new_zeros(len(index_i), correction.shape[1])
+    log_weight = zeros.index_add(0, first[i] + j - ptr[system[i]], correction)
+    return image_attention(query, key, value, ptr, index_i, index_j, log_weight, scale=1.0)
+
+
+def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
+    """The queries of the chosen systems, by their rows, and all that belongs to them."""
+    order, ptr = _chosen_rows(rows.ptr, rows.query.shape[0], chosen)
+    keys, key_ptr = order, None
+    if rows.key_ptr is not None:
+        keys, key_ptr = _chosen_rows(rows.key_ptr, rows.key.shape[0], chosen)
+    at, key_at = rows.query_at, rows.key_at
+    return order, AttentionRows(
+        rows.query[order],
+        rows.key[keys],
+        rows.value[keys],
+        ptr,
+        key_ptr,
+        None if at is None else at._replace(basis=at.basis[order]),
+        None if key_at is None else key_at._replace(basis=key_at.basis[keys]),
+    )
+
+
+def _chosen_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of the chosen systems, and their offsets, in which other systems are empty."""
+    sizes = ptr.diff() * chosen
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    # Rows behind the last offset belong to no system, and are not kept.
+    kept = torch.cat([chosen, chosen.new_zeros(1)])[system_index(ptr, num_rows)]
+    if torch.compiler.is_compiling():
+        # Of static shape: the others' rows stay, as padding behind the last offset.
+        return torch.argsort((~kept).to(torch.uint8), stable=True), offsets
+    return kept.nonzero().squeeze(1), offsets
+
+
+def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_heads: int) -> int:
+    """2R, from whichever of the two is given, checked against the other."""
+    if rpe is None:
+        if position_dim is not None and position_dim < 0:
+            raise ValueError(f"position_dim must be ≥ 0, got {position_dim}")
+        return position_dim or 0
+    if not isinstance(rpe, FourierRPE):
+        raise ValueError(
+            f"rpe is a {type(rpe).__name__}, expected FourierRPE(spectrum, frequencies)"
+        )
+    if rpe.num_heads != num_heads:
+        raise ValueError(f"the rpe has {rpe.num_heads} heads, the attention {num_heads}")
+    if position_dim not in (None, rpe.num_features):
+        raise ValueError(
+            f"position_dim is {position_dim}, but the rpe gives {rpe.num_features} features"
+        )
+    return rpe.num_features
+
+
+def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
+    """Refuse pairs of other heads, of rows that there are not, or of two systems."""
+    index_i, index_j, weight = pairs
+    ptr, num_heads = rows.ptr, rows.query.shape[1]
+    if index_i.shape != index_j.shape or weight.shape != (*index_i.shape, num_heads):
+        raise ValueError(
+            f"{name} have indices {tuple(index_i.shape)} and {tuple(index_j.shape)} and weights "
+            f"{tuple(weight.shape)}, expected (P,), (P,) and (P, {num_heads})"
+        )
+    if index_i.shape[0] == 0:
+        return
+    both = torch.stack([index_i, index_j]).to(torch.int64)
+    inside = (both >= 0) & (both < ptr[-1])
+    require(inside.all(), f"{name} name rows that are not there: were they made for this batch?")
+    system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)
+    require(
+        (system[0] == system[1]).all(),
+        f"{name} join rows of two systems: were they made with the ptr of this batch?",
+    )

@@ -7,17 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.neighbors import NeighborPairs
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.numerics import placed, seeded_generator
 from flt_mol.functional.pairs import segment_sum
-from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_sizes
 from flt_mol.nn._plain import applied
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.radial import _FAR, PairTypes, smooth_cutoff
 
 _SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.groups import check_ptr, mean_per_system, sum_per_system
-from flt_mol.functional.numerics import (
+from flt_mol.functional.groups import (
     at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
+    check_ptr,
+    mean_per_system,
+    sum_per_system,
     without_autocast,
 )
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import filtered_dots, segment_sum
-from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_sizes
 from flt_mol.nn._plain import all_plain
 from flt_mol.nn.embedding import check_tags
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.local import LocalGeometry
 
 READOUTS = ("tags", "sum", "mean")

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import offsets_of, offsets_of_both, system_sizes
-from flt_mol.nn.checks import require
-
-
-class RowsGiven(TypedDict):
-    """What says which system each row belongs to; None where it is not said."""
-
-    ptr: Tensor | None
-    system: Tensor | None
-    mask: Tensor | None
+from flt_mol.functional.groups import check_ptr, offsets_of
 
 
 class Layout(NamedTuple):
@@ -36,9 +28,11 @@ class Layout(NamedTuple):
     leading: tuple[int, ...]
 
     @property
-    def padded(self) -> bool:
-        """Whether rows are given as (B, L, …)."""
-        return len(self.leading) == 2
+    def num_rows(self) -> int:
+        """How many packed rows there are."""
+        if self.order is not None:
+            return self.order.shape[0]
+        return self.leading[0] * (self.leading[1] if len(self.leading) == 2 else 1)
 
     def refuse_unsorted(self, *counted: object) -> None:
         """Refuse what counts packed rows, such as pairs, where rows were given in another order.
@@ -54,7 +48,7 @@ class Layout(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """Rows as given, (N, …) or (B, L, …), to packed rows (K, …)."""
-        if self.padded:
+        if len(self.leading) == 2:
             if self.mask is not None:
                 # Padding may hold NaN, whose product with a gradient of 0 is NaN.
                 x = torch.where(self.mask.view(*self.leading, *[1] * (x.dim() - 2)), x, 0.0)
@@ -65,9 +59,9 @@ class Layout(NamedTuple):
         """Packed rows (K, …) to rows as given, zeros at padding."""
         rows = packed
         if self.order is not None:
-            total = self.leading[0] * (self.leading[1] if self.padded else 1)
+            total = self.leading[0] * (self.leading[1] if len(self.leading) == 2 else 1)
             rows = packed.new_zeros(total, *packed.shape[1:]).index_copy(0, self.order, packed)
-        if self.padded:
+        if len(self.leading) == 2:
             rows = rows.view(*self.leading, *packed.shape[1:])
             if self.mask is not None:
                 mask = self.mask.view(*self.leading, *[1] * (packed.dim() - 1))
@@ -98,6 +92,9 @@ def layout_of(
     Raises:
         ValueError: arguments that do not belong together or do not fit `x`.
     """
+    for given, value in (("ptr", ptr), ("system", system), ("mask", mask)):
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"{given} is a {type(value).__name__}, expected a tensor")
     if x.dim() == 3:
         if ptr is not None or system is not None or num_systems is not None:
             raise ValueError(
@@ -109,79 +106,64 @@ def layout_of(
         raise ValueError(
             f"a mask belongs to padded rows (B, L, C); {name} has {x.dim()} dimensions"
         )
-    return _packed(x, ptr, system, num_systems, name)
+    rows = x.shape[0]
+    if ptr is not None and system is not None:
+        raise ValueError("give ptr or system, not both")
+    if system is not None:
+        return _by_system(system, num_systems, rows, name)
+    if num_systems is not None:
+        raise ValueError("num_systems belongs to system; ptr says it already")
+    if ptr is None:
+        ptr = torch.tensor([0, rows], dtype=torch.int64, device=x.device)
+    elif not torch.compiler.is_compiling():
+        check_ptr(ptr, rows)
+    return Layout(ptr, None, None, (rows,))
 
 
-def aligned_layouts(
-    x: Tensor,
-    context: Tensor,
-    num_systems: int | None,
-    rows: RowsGiven,
-    context_rows: RowsGiven,
-) -> tuple[Layout, Layout]:
-    """The layouts of two sets of rows of the same B systems.
+def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tuple[Layout, Layout]:
+    """The layouts of two sets of rows of the same B systems, one padded and one packed if need be.
 
     Args:
         x: (N, C) or (B, L, C).
-        context: (K, C') or (B, L', C'); may be padded where `x` is packed and the reverse.
-        num_systems: B, where both have `system`.
-        rows: `ptr`, `system` and `mask` of `x`.
-        context_rows: `ptr`, `system` and `mask` of the context.
+        context: (K, C') or (B, L', C').
+        given: ptr, system, mask of `x`, context_ptr, context_system, context_mask, num_systems.
 
     Raises:
         ValueError: arguments that do not belong together, or different numbers of systems.
     """
-    system, context_system = rows["system"], context_rows["system"]
-    if (
-        system is not None
-        and context_system is not None
-        and (system.shape, context_system.shape) == (x.shape[:1], context.shape[:1])
-        and x.dim() == context.dim() == 2
-    ):
-        ptr, order, key_ptr, key_order = offsets_of_both(system, context_system, num_systems)
-        return (
-            Layout(ptr, order, None, (x.shape[0],)),
-            Layout(key_ptr, key_order, None, (context.shape[0],)),
+    get, num_systems = given.get, given.get("num_systems")
+    both = [s for s in (get("system"), get("context_system")) if isinstance(s, Tensor)]
+    if num_systems is None and len(both) == 2:
+        if torch.compiler.is_compiling():
+            raise ValueError("a graph needs num_systems beside system and context_system")
+        num_systems = 1 + max(int(s.max()) if s.numel() else -1 for s in both)
+    layouts = []
+    for rows, prefix in ((x, ""), (context, "context_")):
+        system = get(f"{prefix}system")
+        count = None if system is None else num_systems
+        ptr, mask, name = get(f"{prefix}ptr"), get(f"{prefix}mask"), prefix[:-1] or "x"
+        layouts.append(
+            layout_of(rows, ptr=ptr, system=system, num_systems=count, mask=mask, name=name)
         )
-    layout = layout_of(x, num_systems=None if system is None else num_systems, **rows)
-    keys = layout_of(
-        context,
-        num_systems=None if context_system is None else num_systems,
-        name="context",
-        **context_rows,
-    )
+    layout, keys = layouts
     if layout.ptr.shape != keys.ptr.shape:
         raise ValueError(
-            f"x has {len(layout.ptr) - 1} systems, the context {len(keys.ptr) - 1}: each system "
-            "of x needs its own context, which may be empty; with system, give num_systems"
+            f"x has {len(layout.ptr) - 1} systems, the context {len(keys.ptr) - 1}: each needs its "
+            "own context, which may be empty; with system, give num_systems"
         )
     return layout, keys
 
 
-def _packed(
-    x: Tensor, ptr: Tensor | None, system: Tensor | None, num_systems: int | None, name: str
-) -> Layout:
-    rows = x.shape[0]
-    if ptr is not None and system is not None:
-        raise ValueError("give ptr or system, not both")
-    if system is None and num_systems is not None:
-        raise ValueError("num_systems belongs to system; ptr says it already")
-    if system is not None:
-        if system.shape != (rows,):
-            raise ValueError(
-                f"system has shape {tuple(system.shape)}, expected ({rows},), one for each row of "
-                f"{name}"
-            )
-        if num_systems is not None and torch.compiler.is_compiling():
-            fits = ((system >= 0) & (system < num_systems)).all()
-            require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
-        ptr, order = offsets_of(system, num_systems)
-        return Layout(ptr, order, None, (rows,))
-    if ptr is None:
-        ptr = torch.tensor([0, rows], dtype=torch.int64, device=x.device)
-    elif not torch.compiler.is_compiling():
-        system_sizes(ptr, rows)
-    return Layout(ptr, None, None, (rows,))
+def _by_system(system: Tensor, num_systems: int | None, rows: int, name: str) -> Layout:
+    if system.shape != (rows,):
+        raise ValueError(
+            f"system has shape {tuple(system.shape)}, expected ({rows},), one for each row of "
+            f"{name}"
+        )
+    if num_systems is not None and torch.compiler.is_compiling():
+        fits = ((system >= 0) & (system < num_systems)).all()
+        require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
+    return Layout(*offsets_of(system, num_systems), None, (rows,))
 
 
 def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:
@@ -202,3 +184,39 @@ def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:
     else:
         order = mask.flatten().nonzero().squeeze(1)
     return Layout(ptr, order, mask, (batch, length))
+
+
+def require(condition: Tensor, message: str) -> None:
+    """Refuse numbers that do not fulfil `condition` (), a tensor that depends on them.
+
+    Reading it would break a graph; there it becomes part of the graph, and raises when that runs.
+
+    Raises:
+        ValueError: the condition does not hold, in eager mode.
+    """
+    if torch.compiler.is_compiling():
+        torch._assert_async(condition, message)
+    elif not bool(condition):
+        raise ValueError(message)
+
+
+def check_rows(x: Tensor, width: int, name: str, weight: Tensor) -> None:
+    """Refuse rows of another width, or of another dtype than the weights they meet.
+
+    Raises:
+        ValueError: as said.
+    """
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}, expected a tensor")
+    if x.dim() not in (2, 3) or x.shape[-1] != width:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}, expected (N, {width}) or (B, L, {width})"
+        )
+    if x.dtype != weight.dtype:
+        kind = x.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return
+        raise ValueError(
+            f"{name} is {x.dtype}, the layer's weights are {weight.dtype}: convert one of them, "
+            f"{name}.to({weight.dtype}) or layer.to({x.dtype})"
+        )

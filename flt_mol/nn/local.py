@@ -5,16 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import pair_filter, segment_sum
-from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import (
     check_atoms,
     check_groups,
@@ -23,6 +17,7 @@ from flt_mol.nn._pair_checks import (
     check_vectors,
 )
 from flt_mol.nn.image_keys import ImageKeys, PairWeights
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.local_filter import LocalBasis, LocalFilter, LocalGeometry
 from flt_mol.nn.radial import RadialBasis, smooth_cutoff
 

@@ -8,19 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import pair_filter
-from flt_mol.nn._init import drawn_linear
 from flt_mol.nn._pair_checks import check_atoms, check_numbers, check_sizes, check_vectors
 from flt_mol.nn._plain import applied, is_stack
 from flt_mol.nn._remade import after_activation
+from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.radial import RadialBasis
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.nn.attention import FLTAttention
-from flt_mol.nn.checks import require
-from flt_mol.nn.inputs import AttentionInputs
+from flt_mol.nn.attention import AttentionInputs, FLTAttention
+from flt_mol.nn.layout import require
 
 
 class _NoFusedPath:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.numerics import at_least_float32, draw_normal, placed, seeded_generator
+from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.nn._pair_checks import check_elements, check_sizes
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER
 

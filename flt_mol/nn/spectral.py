@@ -9,18 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.lattice import (
     ReciprocalVectors,
     fractional_positions,
     reciprocal_vectors,
 )
-from flt_mol.functional.numerics import (
-    at_least_float32,
-    draw_normal,
-    placed,
-    seeded_generator,
-    without_autocast,
-)
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.ragged import ragged_layout
 from flt_mol.functional.spectral import (
     kernel_filter,
@@ -29,8 +24,8 @@ from flt_mol.functional.spectral import (
     radial_basis,
     structure_factor_filter,
 )
-from flt_mol.nn._init import drawn_linear
-from flt_mol.nn.checks import check_rows
+from flt_mol.nn.layers import drawn_linear
+from flt_mol.nn.layout import check_rows
 
 _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale only
 

@@ -1,22 +1,17 @@
-"""Causal attention one token at a time: what a layer carries on, and the steps it takes."""
+"""Causal attention one token at a time: what a layer remembers, and the steps it takes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flt_mol.functional import streaming
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.groups import first_per_system
-from flt_mol.functional.numerics import at_least_float32
+from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState
-from flt_mol.nn.checks import check_features
-from flt_mol.nn.inputs import AttentionInputs
-
-if TYPE_CHECKING:
-    from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.layout import Layout
 
 
 class AttentionState(NamedTuple):
@@ -41,112 +36,107 @@ class AttentionState(NamedTuple):
         return AttentionState(self.sums.detach(), origin)
 
 
-def initial_state(layer: FLTAttention, num_streams: int) -> AttentionState:
-    """The state before the first token of `num_streams` sequences.
+class Streaming:
+    """The methods of `FLTAttention` for sequences that come token by token."""
 
-    Raises:
-        ValueError: a layer that is not causal and linear.
-    """
-    _check(layer)
-    weight = layer.query.weight
-    phi = layer.feature_map
-    sums = streaming.initial_state(
-        num_streams,
-        layer.num_heads,
-        phi.num_features,
-        layer.embed_dim // layer.num_heads,
-        log=phi.exponential,
-        dtype=at_least_float32(weight[:0]).dtype,
-        device=weight.device,
-    )
-    origin = None
-    if layer.rpe is not None:
-        origin = sums.sums.new_zeros(num_streams, layer.rpe.dim)
-    return AttentionState(sums, origin)
+    if TYPE_CHECKING:
 
+        def __getattr__(self, name: str) -> Any: ...
 
-def step(
-    layer: FLTAttention,
-    x: Tensor,
-    state: AttentionState,
-    positions: Tensor | None = None,
-    position_features: PositionFeatures | None = None,
-) -> tuple[Tensor, AttentionState]:
-    """One more token of every sequence: (B, C) → (B, C), and the state after it."""
-    _check(layer)
-    streams = state.sums.length.shape[0]
-    if x.shape != (streams, layer.embed_dim):
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}, expected {(streams, layer.embed_dim)}: one token of "
-            "each sequence of the state"
+    def initial_state(self, num_streams: int) -> AttentionState:
+        """What a causal layer in linear mode knows of `num_streams` sequences before they begin.
+
+        Raises:
+            ValueError: a layer that is not causal, or not in linear mode.
+        """
+        self._check_streaming()
+        weight, phi = self.query.weight, self.feature_map
+        sums = streaming.initial_state(
+            num_streams,
+            self.num_heads,
+            phi.num_features,
+            self.embed_dim // self.num_heads,
+            log=phi.exponential,
+            dtype=torch.promote_types(weight.dtype, torch.float32),
+            device=weight.device,
         )
-    at, origin = _where(layer, state, positions, position_features)
-    query, key, value = (
-        f(x).view(streams, layer.num_heads, layer.embed_dim // layer.num_heads)
-        for f in (layer.query, layer.key, layer.value)
-    )
-    phi = layer.feature_map
-    run = streaming.step_log if phi.exponential else streaming.step
-    out, sums = run(phi(query, at, key=False), phi(key, at, key=True), value, state.sums)
-    out = layer.out(layer.dropout(out.flatten(1).to(value.dtype)))
-    return out, AttentionState(sums, origin)
+        origin = None if self.rpe is None else sums.sums.new_zeros(num_streams, self.rpe.dim)
+        return AttentionState(sums, origin)
 
+    def state_after(
+        self, x: Tensor, positions: Tensor | None = None, **given: Any
+    ) -> AttentionState:
+        """The state of `step` after whole sequences, one a system; takes what `forward` takes.
 
-def _where(
-    layer: FLTAttention,
-    state: AttentionState,
-    positions: Tensor | None,
-    features: PositionFeatures | None,
-) -> tuple[PositionFeatures | None, Tensor | None]:
-    """Position features of one token of each sequence, and the sequences' origins."""
-    if layer.position_dim == 0:
-        if positions is not None or features is not None:
-            raise ValueError("this layer was built without positions")
-        return None, None
-    length = state.sums.length
-    if features is None:
-        if layer.rpe is None or state.origin is None:
-            raise ValueError("position_features are missing: this layer has no rpe of its own")
-        if positions is None:
-            if layer.rpe.dim != 1:
-                raise ValueError(f"positions are missing: give (B, {layer.rpe.dim})")
-            positions = length[:, None].to(state.origin.dtype)
-        if positions.shape != state.origin.shape:
+        Raises:
+            ValueError: as `initial_state` and `forward`.
+        """
+        self._check_streaming()
+        layout, rows = self.rows(x, positions, given)
+        phi = self.feature_map
+        keys = phi(rows.key, rows.key_at, key=True)
+        sums = streaming.state_of(keys, rows.value, rows.ptr, log=phi.exponential)
+        origin = None
+        if self.rpe is not None:
+            # Without positions tokens count from 0.
+            origin = sums.sums.new_zeros(rows.ptr.shape[0] - 1, self.rpe.dim)
+            if positions is not None:
+                origin = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
+        return AttentionState(sums, origin)
+
+    def step(
+        self,
+        x: Tensor,
+        state: AttentionState,
+        positions: Tensor | None = None,
+        position_features: PositionFeatures | None = None,
+    ) -> tuple[Tensor, AttentionState]:
+        """One more token of every sequence, at a cost that does not depend on what came before.
+
+        Steps give what `forward` gives for the whole sequence, token by token.
+
+        Args:
+            x: (B, C), the next token of each.
+            state: from `initial_state`, `state_after` or the step before; it stays as it is.
+            positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before.
+            position_features: of these tokens, used instead of `positions`.
+
+        Returns:
+            (B, C), and the state after these tokens.
+
+        Raises:
+            ValueError: as `initial_state`, or shapes that do not fit.
+        """
+        self._check_streaming()
+        length = state.sums.length
+        streams = len(length)
+        if x.shape != (streams, self.embed_dim):
             raise ValueError(
-                f"positions have shape {tuple(positions.shape)}, expected "
-                f"{tuple(state.origin.shape)}: one of each sequence of the state"
+                f"x has shape {tuple(x.shape)}, expected {(streams, self.embed_dim)}: one token "
+                "of each sequence of the state"
             )
-        positions = at_least_float32(positions)
-        origin = state.origin.to(positions.dtype)
-        origin = torch.where((length == 0)[:, None], positions, origin)
-        ptr = torch.arange(length.shape[0] + 1, device=length.device)
-        features = layer.rpe(positions, ptr, origin=origin)
-        state = state._replace(origin=origin)
-    check_features(features, length.shape[0], layer.num_heads, layer.position_dim)
-    return features, state.origin
+        origin = state.origin
+        if self.rpe is not None and position_features is None and origin is not None:
+            if positions is None and self.rpe.dim == 1:
+                positions = length[:, None].to(origin.dtype)
+            if positions is not None and positions.shape == origin.shape:
+                positions = at_least_float32(positions)
+                first = (length == 0)[:, None]
+                origin = torch.where(first, positions, origin.to(positions.dtype))
+        ptr = torch.arange(streams + 1, device=length.device)
+        layout = Layout(ptr, None, None, (streams,))
+        at = self.features_at(layout, positions, position_features, origin)
+        shape = (streams, self.num_heads, -1)
+        query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
+        phi = self.feature_map
+        queries, keys = phi(query, at, key=False), phi(key, at, key=True)
+        out, sums = streaming.step(queries, keys, value, state.sums)
+        out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
+        return out, AttentionState(sums, origin)
 
-
-def state_after(
-    layer: FLTAttention, x: Tensor, positions: Tensor | None, given: AttentionInputs
-) -> AttentionState:
-    """The state after the sequences `x`, as if their tokens had come one by one."""
-    _check(layer)
-    layout, rows = layer.projected(x, positions, refresh=False, **given)
-    keys = layer.feature_map(rows.key, rows.key_at, key=True)
-    run = streaming.state_of_log if layer.feature_map.exponential else streaming.state_of
-    sums = run(keys, rows.value, rows.ptr)
-    origin = None
-    if layer.rpe is not None:
-        # Without positions tokens count from 0.
-        origin = sums.sums.new_zeros(rows.ptr.shape[0] - 1, layer.rpe.dim)
-        if positions is not None:
-            origin = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
-    return AttentionState(sums, origin)
-
-
-def _check(layer: FLTAttention) -> None:
-    if not layer.causal or layer.mode != "linear":
-        raise ValueError(
-            "only a causal layer in linear mode goes token by token: build it with causal=True "
-            f"and mode='linear' (it has causal={layer.causal} and mode={layer.mode!r})"
-        )
+    def _check_streaming(self) -> None:
+        if not self.causal or self.mode != "linear":
+            raise ValueError(
+                "only a causal layer in linear mode goes token by token: build it with causal=True "
+                f"and mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
+            )

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flt_mol.data.catalog import recipe
-from flt_mol.data.slabs.surface import Surface, parse_rule
+from flt_mol.data.recipes import recipe
+from flt_mol.data.tags import Surface, parse_rule
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.structures import Structures
 

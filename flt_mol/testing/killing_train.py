@@ -97,7 +97,7 @@ def short_run(folder: Path, systems: int = 40, **training: Any) -> RunConfig:
     from ase.io import write
 
     from flt_mol.data import open_dataset, to_ase
-    from flt_mol.data.catalog import recipe
+    from flt_mol.data.recipes import recipe
 
     paths: dict[str, Path] = {}
     for split, count in (("train", systems), ("val_id", systems // 4)):

@@ -13,9 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import missing_for, relaxed_displacement
 from flt_mol.functional.neighbors import NeighborPairs
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, missing_for, relaxed_displacement
 
 ROTATIONS = ("none", "z", "full")
 _LEAST_VOLUME = 1e-6  # that three vectors of length one span

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from flt_mol.data.slabs.surface import parse_rule
+from flt_mol.data.tags import parse_rule
 from flt_mol.files import shipped_folder
 from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
 from flt_mol.models.config import (
@@ -24,7 +24,7 @@ from flt_mol.models.config import (
     named_config,
     shipped_name,
 )
-from flt_mol.nn.feature_map import FEATURE_MAPS
+from flt_mol.nn.feature_maps import FEATURE_MAPS
 
 __all__ = [
     "DataConfig",

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.targets import far_off_message
+from flt_mol.data.schema import far_off_message
 
 __all__ = ["data_digest", "warn_far_off"]
 
 
 def warn_far_off(systems: Any, split: str) -> None:
-    """Warn of energies :func:`~flt_mol.targets.far_off` in a split held in memory, by sid.
+    """Warn of energies :func:`~flt_mol.data.schema.far_off` in a split held in memory, by sid.
 
     Args:
         systems: as :func:`load_split` gave them.

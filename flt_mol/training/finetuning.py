@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flt_mol.data.slabs.surface import Surface
+from flt_mol.data.tags import Surface
 from flt_mol.training.config import RunConfig, load_run_config
 from flt_mol.training.run import TrainingResult, closing_lines, train
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from flt_mol.data.loading.batching import Loader
+from flt_mol.data.loader import Loader
 from flt_mol.models.energy import EnergyModel
 from flt_mol.outputs import counted
 from flt_mol.training.callbacks import EarlyStop, EpochProgress, History, WeightAverage

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.displacements import missing_for, relaxed_displacement
+from flt_mol.structures import missing_for, relaxed_displacement
 from flt_mol.models.normalizer import Normalizer
 from flt_mol.structures import Structures
 from flt_mol.training.config import LossConfig

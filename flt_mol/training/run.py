@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from flt_mol.data.loading.statistics import target_statistics, trained_on
+from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_splits
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from flt_mol.data import make_loader, open_dataset
-from flt_mol.data.catalog import recipe
-from flt_mol.data.chosen import Chosen
-from flt_mol.data.loading.batching import Loader
-from flt_mol.data.options import OnError
-from flt_mol.data.splits import skipped_message
+from flt_mol.data.recipes import recipe
+from flt_mol.data.loader import Chosen
+from flt_mol.data.loader import Loader
+from flt_mol.data.schema import OnError
+from flt_mol.data.recipes import skipped_message
 from flt_mol.models.geometry import check_systems
 from flt_mol.structures import Structures
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data import make_loader
-from flt_mol.data.loading.statistics import TargetStatistics
+from flt_mol.data.loader import TargetStatistics
 from flt_mol.models.energy import EnergyModel
 from flt_mol.modes import evaluating
 from flt_mol.structures import Structures

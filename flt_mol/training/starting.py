@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.data.loading.statistics import TargetStatistics, trained_on
+from flt_mol.data.loader import TargetStatistics, trained_on
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_checkpoint, read_weights
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from flt_mol.data.slabs.surface import parse_rule
+from flt_mol.data.tags import parse_rule
 
 if TYPE_CHECKING:
-    from flt_mol.data.catalog import Recipe
-    from flt_mol.data.slabs.surface import Surface
+    from flt_mol.data.recipes import Recipe
+    from flt_mol.data.tags import Surface
 
 __all__ = ["DEFAULT", "TagRule", "common_rule", "inherited", "surface_rule", "tag_rules"]
 
@@ -147,7 +147,7 @@ def _of_start(config: Mapping[str, Any], path: Path) -> TagRule | None:
 
 
 def _recipe(name: str) -> Recipe | None:
-    from flt_mol.data.catalog import recipe
+    from flt_mol.data.recipes import recipe
 
     try:
         return recipe(name)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from flt_mol.displacements import relaxed_displacement
 from flt_mol.evaluation.metrics import EnergyMetrics
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, relaxed_displacement
 from flt_mol.training.losses import distances, needed, passes
 
 __all__ = ["OutputMetrics"]

@@ -13,7 +13,7 @@ from ase.build import add_adsorbate, fcc111, molecule
 from ase.calculators.emt import EMT
 
 from flt_mol.data import from_ase, open_dataset, to_ase
-from flt_mol.data.loading.batching import make_loader
+from flt_mol.data.loader import make_loader
 from flt_mol.data.memory import MemoryDataset
 from flt_mol.data.oc20 import to_structures
 from flt_mol.structures import Structures

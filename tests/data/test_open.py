@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flt_mol.data import ShardedDataset, open_dataset
-from flt_mol.data.catalog import recipe
+from flt_mol.data.recipes import recipe
 
 
 @pytest.fixture

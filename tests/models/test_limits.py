@@ -13,7 +13,7 @@ from conftest import KINDS, SPECTRAL, small_model
 
 from flt_mol.cli import main
 from flt_mol.data import open_dataset, to_ase
-from flt_mol.data.loading.statistics import target_statistics
+from flt_mol.data.loader import target_statistics
 from flt_mol.models import EnergyConfig
 from flt_mol.models.limits import check_systems
 from flt_mol.prediction.energies import predict_structures

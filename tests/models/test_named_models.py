@@ -27,7 +27,7 @@ from flt_mol.analysis.paper_models import (
 )
 from flt_mol.analysis.timing import one_thread
 from flt_mol.data import open_dataset
-from flt_mol.data.catalog import recipe
+from flt_mol.data.recipes import recipe
 from flt_mol.files import shipped_folder
 from flt_mol.models.energy import EnergyConfig, EnergyModel
 from flt_mol.training.config import load_run_config

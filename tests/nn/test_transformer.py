@@ -14,7 +14,7 @@ from flt_mol.nn.local import ImageKeys, LocalBasis, LocalFilter, PairCorrection
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
-from flt_mol.nn.transformer import BlockGeometry, FLTBlock, FLTEncoder
+from flt_mol.nn.block import BlockGeometry, FLTBlock, FLTEncoder
 
 C, H, CUTOFF = 8, 2, 4.2
 SIZES = (5, 0, 1, 6)

@@ -13,7 +13,7 @@ from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral import SpectralFilter
 from flt_mol.nn.spectrum import SPECTRA, GaussianSpectrum
-from flt_mol.nn.transformer import FLTBlock, FLTEncoder
+from flt_mol.nn.block import FLTBlock, FLTEncoder
 from flt_mol.testing import PackedLayer, PaddedLayer
 
 C, H = 8, 2

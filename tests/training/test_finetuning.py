@@ -19,8 +19,8 @@ from rich.console import Console
 from flt_mol import Structures
 from flt_mol.cli import build_parser, main
 from flt_mol.data import open_dataset
-from flt_mol.data.catalog import recipe
-from flt_mol.data.loading.statistics import target_statistics
+from flt_mol.data.recipes import recipe
+from flt_mol.data.loader import target_statistics
 from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.prediction import surface_rule
 from flt_mol.training.checkpoints import find_checkpoint, load_model, save_checkpoint

@@ -19,7 +19,7 @@ from flt_mol import Structures
 from flt_mol.data import open_dataset
 from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.models.energy import EnergyConfig, EnergyModel, PairConfig, SpectralConfig
-from flt_mol.targets import far_off
+from flt_mol.data.schema import far_off
 from flt_mol.training.checkpoints import load_model
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig, load_run_config
 from flt_mol.training.losses import LossConfig, training_loss

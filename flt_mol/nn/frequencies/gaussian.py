@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.feature_maps import orthogonal_projection
-from flt_mol.functional.numerics import at_least_float32, draw_normal, placed
+from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.numerics import draw_normal, placed
 from flt_mol.nn.frequencies.base import Frequencies
 from flt_mol.nn.spectrum import Spectrum
 

@@ -8,7 +8,7 @@ from ase.constraints import FixAtoms
 from slabs import platinum
 
 from flt_mol.data import from_ase, open_dataset, tag_slab, to_ase
-from flt_mol.data.catalog import recipe
+from flt_mol.data.recipes import recipe
 from flt_mol.data.slabs import tag_structures
 from flt_mol.data.slabs.coordination import OPEN, coordination
 from flt_mol.data.slabs.frame import slab_frame

@@ -1,0 +1,307 @@
+"""ASE's atoms, and the files and databases that ASE reads."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flt_mol.data.aselmdb import merged
+from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.decoding import decode
+from flt_mol.data.schema import ReadOptions, Record
+from flt_mol.data.tags import layer_note
+from flt_mol.structures import Structures
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = [
+    "AseDataset",
+    "atoms_record",
+    "fixed_atoms",
+    "frames_of",
+    "from_ase",
+    "holds_structures",
+    "to_ase",
+]
+
+_ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}  # other names of targets
+_OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under other names
+# Formats of structures that a folder may hold; of others ASE guesses by suffix alone, such as a
+# README.md for CASTEP's.
+_OF_FOLDERS = {"traj", "extxyz", "xyz", "db", "cif", "vasp", "vasp-xdatcar", "vasp-out", "vasp-xml"}
+_OF_FOLDERS |= {"proteindatabank", "xsf", "gen", "res", "aims", "lammps-data", "lammps-dump-text"}
+_HEAD = 4096  # bytes
+
+
+def from_ase(
+    atoms: Atoms,
+    sid: int | str | None = None,
+    *,
+    ignore_energy: bool = False,
+    notes: MutableMapping[str, str] | None = None,
+) -> Structures:
+    """ASE atoms as a batch of B = 1.
+
+    Tags are those of the atoms (0 below the surface, 1 surface, 2 adsorbate); fixed are the atoms
+    that `FixAtoms`, or `FixCartesian` and `FixScaled` in all three directions, hold. The energy of
+    a calculator is never taken for the target: only `atoms.info["y_relaxed"]` (or
+    "energy_relaxed") is, an adsorption energy in eV; likewise "y_init". Relaxed positions are
+    those of `atoms.arrays["pos_relaxed"]`.
+
+    Args:
+        atoms: the structure, with cell and pbc.
+        sid: its name; None takes `atoms.info["sid"]`, else 0.
+        ignore_energy: targets and relaxed positions are not read, valid or not.
+        notes: filled with the defaults taken (kind → text), such as all tags 0; no warning is
+            issued here.
+
+    Raises:
+        ValueError: no atoms, positions not finite, tags outside 0 to 2, a cell singular along a
+            periodic direction, a y_relaxed that is not a finite number.
+
+    Example:
+        >>> from ase.build import molecule
+        >>> from_ase(molecule("H2O"), sid="water")
+        Structures(1 systems, 3 atoms)
+    """
+    record = atoms_record(atoms)
+    if sid is not None or record.get("sid") is None:
+        record["sid"] = 0 if sid is None else sid
+    if notes is not None:
+        notes.update(layer_note(record))
+    options = ReadOptions(ignore_energy=ignore_energy)
+    return decode([record], options, where=lambda _: "ASE atoms", notes=notes)
+
+
+def to_ase(structures: Structures, index: int = 0) -> Atoms:
+    """System `index` as ASE atoms: tags, `FixAtoms`, and sid and targets in `info`."""
+    from ase import Atoms
+    from ase.constraints import FixAtoms
+
+    system = structures[index].to("cpu")
+    info: dict[str, Any] = {"sid": system.sid[0]}
+    if system.energy is not None:
+        info["y_relaxed"] = float(system.energy[0])
+    if system.energy_initial is not None:
+        info["y_init"] = float(system.energy_initial[0])
+    atoms: Any = Atoms(
+        numbers=system.atomic_numbers.numpy(),
+        positions=system.positions.double().numpy(),
+        cell=system.cell[0].double().numpy(),
+        pbc=system.pbc[0].numpy(),
+        tags=system.tags.numpy(),
+        info=info,
+    )
+    if system.fixed.any():
+        hold: Any = FixAtoms
+        atoms.set_constraint(hold(mask=system.fixed.numpy()))
+    result: Atoms = atoms
+    return result
+
+
+def atoms_record(atoms: Any) -> dict[str, Any]:
+    """The atoms in the names of the OC20 schema.
+
+    Further fields are, by name: what `info` holds, a database row's data and its key-value pairs
+    (in this order, where several hold a name), and vectors per atom of `arrays`. What a calculator
+    found for these positions is in "calculator" (energy, eV) and "forces" (eV/Å); nothing is
+    calculated.
+    """
+    info = dict(atoms.info)
+    record: dict[str, Any] = {
+        name: array
+        for name, array in atoms.arrays.items()
+        if name not in _OF_ATOMS and array.ndim == 2 and array.dtype.kind in "biuf"
+    }
+    record |= merged(info.pop("key_value_pairs", {}), info.pop("data", {}))
+    record |= {name: value for name, value in info.items() if isinstance(name, str)}
+    record.pop("unique_id", None)
+    record.pop("calculator", None)
+    found = _results(atoms)
+    if "energy" in found:
+        record["calculator"] = float(found["energy"])
+    if "forces" in found:
+        record["forces"] = np.asarray(found["forces"])
+    for name, other in _ALSO.items():
+        if record.get(name) is None and other in record:
+            record[name] = record[other]
+    return record | {
+        "pos": atoms.get_positions(),
+        "atomic_numbers": atoms.get_atomic_numbers(),
+        "cell": np.asarray(atoms.get_cell()),
+        "pbc": np.asarray(atoms.get_pbc()),
+        "tags": np.asarray(atoms.get_tags()),
+        "fixed": fixed_atoms(atoms),
+        "natoms": len(atoms),
+    }
+
+
+def _results(atoms: Any) -> Mapping[str, Any]:
+    """What a calculator has found for these very positions."""
+    results = getattr(atoms.calc, "results", None)
+    stale = getattr(atoms.calc, "check_state", None)
+    if not isinstance(results, Mapping) or (callable(stale) and stale(atoms)):
+        return {}
+    return {name: value for name, value in results.items() if value is not None}
+
+
+def fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
+    """(N,), the atoms that constraints hold in all three directions.
+
+    Raises:
+        ValueError: a constraint of atoms that are not there.
+    """
+    from ase.constraints import FixAtoms, FixCartesian, FixScaled
+
+    held = np.zeros((len(atoms), 3), dtype=bool)
+    for constraint in atoms.constraints:
+        if isinstance(constraint, FixAtoms | FixCartesian | FixScaled):
+            index = np.asarray(constraint.index).reshape(-1)
+            if index.size and not -len(atoms) <= index.min() <= index.max() < len(atoms):
+                raise ValueError(
+                    f"a {type(constraint).__name__} holds atom {index.max()}, and there are "
+                    f"{len(atoms)}, counted from 0: set the constraint again"
+                )
+            held[index] |= True if isinstance(constraint, FixAtoms) else constraint.mask
+    return np.asarray(held.all(axis=1))
+
+
+class AseDataset(StructuresDataset):
+    """All frames of a file that ASE reads, kept in memory.
+
+    The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
+    several. Further fields are those of :func:`atoms_record`.
+
+    Args:
+        path: the file.
+        options: how records are read; invalid ones are found when the file is opened.
+        notes: where warnings go.
+
+    Raises:
+        ValueError: ASE cannot read the file, or not all of it; a frame that :func:`from_ase`
+            refuses.
+
+    Warns:
+        UserWarning: defaults taken; once each.
+    """
+
+    def __init__(
+        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
+    ) -> None:
+        super().__init__(path, options, notes=notes)
+        self.kind = f"ASE {_format_of(self.path)}"
+        self._frames: list[dict[str, Any]] = []
+        try:
+            self._frames.extend(frames_of(self.path))
+        except ValueError as error:
+            if self.options.on_error == "raise" or not self._frames:
+                raise
+            self.skipped.append(str(error))
+        if not self._frames:
+            raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
+        for row, record in enumerate(self._frames):
+            if record.get("sid") is None:
+                record["sid"] = self._name(row)
+        self._finish(len(self._frames))
+        self.read_through()
+        for record in () if self.options.layer_numbers else self._frames:
+            self.notes.add(layer_note(record))
+
+    def _records(self, rows: Sequence[int]) -> list[Record]:
+        return [self._frames[row] for row in rows]
+
+    def _name(self, row: int) -> str:
+        return f"{self.path.name}#{row}" if len(self._frames) > 1 else self.path.name
+
+    def _where(self, row: int) -> str:
+        return str(self.path.parent / self._name(row))
+
+    def _may_be_relaxation(self) -> bool:
+        return len(self) > 1
+
+
+def frames_of(path: Path) -> Iterator[dict[str, Any]]:
+    """All frames of a file by OC20's names, read one by one where the format allows it.
+
+    Raises:
+        ValueError: an unknown format, or a file that ASE cannot read, or not to its end; naming
+            file and reason.
+    """
+    kind = _format_of(path)
+    count = 0
+    try:
+        for atoms in _rows(path, kind) if kind in ("db", "json") else _images(path):
+            yield atoms_record(atoms)
+            count += 1
+    except GeneratorExit:
+        raise
+    # ASE's readers raise anything.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        hint = "no element of that symbol; " if isinstance(error, KeyError) else ""
+        before = f" beyond its first {count} frames" if count else ""
+        raise ValueError(f"ASE cannot read {path}{before} ({hint}{reason})") from error
+
+
+def _images(path: Path) -> Iterator[Any]:
+    import ase.io
+
+    yield from ase.io.iread(str(path), index=":", do_not_split_by_at_sign=True)
+
+
+def _rows(path: Path, kind: str) -> Iterator[Any]:
+    """The rows of a database, SQLite or JSON, with their key-value pairs and data."""
+    import ase.db
+
+    if kind == "db":
+        # ase.db would write its tables into whatever is called .db.
+        where = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with contextlib.closing(sqlite3.connect(where, uri=True)) as connection:
+            tables = "SELECT name FROM sqlite_master WHERE name = 'systems'"
+            if not connection.execute(tables).fetchall():
+                raise ValueError("it is an SQLite database, but none of ASE (no table systems)")
+    with ase.db.connect(str(path), type=kind, serial=True, use_lock_file=False) as database:
+        for row in database.select():
+            yield row.toatoms(add_additional_information=True)
+
+
+def holds_structures(path: Path) -> bool:
+    """Whether a file among others in a folder is one of structures, by name and first bytes."""
+    try:
+        return _format_of(path) in _OF_FOLDERS
+    except ValueError:  # an empty one is an invalid file of the folder, not another one
+        return path.suffix.lower() in (".traj", ".extxyz", ".xyz", ".db", ".cif")
+
+
+def _format_of(path: Path) -> str:
+    from ase.io.formats import UnknownFileTypeError, filetype, ioformats
+
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if head.startswith(b"SQLite format 3\0"):
+        return "db"
+    if not head.strip(b"\0"):
+        reason = "begins with zeros: an interrupted download" if head else "is empty (0 bytes)"
+        raise ValueError(f"{path} {reason}; download or write it again")
+    try:
+        kind = str(filetype(str(path)))
+    except UnknownFileTypeError:
+        kind = ""
+    except Exception as error:
+        raise ValueError(f"ASE cannot read {path}: {error or type(error).__name__}") from error
+    if kind not in ioformats:
+        packed = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz"}
+        found = next((f" ({kind})" for start, kind in packed.items() if head.startswith(start)), "")
+        raise ValueError(
+            f"{path} is of unknown format{found}; read are LMDB files, and what ASE reads (traj, "
+            "extxyz, cif, POSCAR, …) under its usual suffix"
+        )
+    return kind

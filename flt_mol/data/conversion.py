@@ -1,0 +1,375 @@
+"""Any data set to a flat file (.safetensors), .aselmdb or .extxyz, compared at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import flt_mol
+from flt_mol.data.ase import to_ase
+from flt_mol.data.dataset import StructuresDataset
+from flt_mol.data.flat import FlatWriter
+from flt_mol.data.lmdb import write_lmdb
+from flt_mol.data.schema import OnError
+from flt_mol.files import temporary_path
+from flt_mol.structures import Structures
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = [
+    "SUFFIXES",
+    "ConvertResult",
+    "Progress",
+    "convert",
+    "readable_batches",
+    "remove_leftovers",
+    "to_frame",
+    "write_frame",
+]
+
+Progress = Callable[[int, int | None], None]
+"""Called with how many records are done, and of how many."""
+
+SUFFIXES = (".safetensors", ".aselmdb", ".extxyz")
+_AT_ONCE = 256  # systems read together
+_DIGITS = 1e-8  # Å, of positions in .extxyz
+_SCHEMA = ("sid", "natoms", "atomic_numbers", "pos", "cell", "pbc", "tags", "fixed", "calculator")
+
+
+@dataclass(frozen=True)
+class ConvertResult:
+    """What a conversion did.
+
+    Args:
+        output: the file.
+        systems: how many it holds.
+        bytes: its size.
+        skipped: one message for each record that was skipped.
+        left_out: names of stored fields of the first record that the file does not hold.
+        seconds: that it took.
+    """
+
+    output: Path
+    systems: int
+    bytes: int
+    skipped: tuple[str, ...]
+    left_out: tuple[str, ...]
+    seconds: float
+
+    @property
+    def bytes_per_system(self) -> float:
+        """Mean size of a system in the output."""
+        return self.bytes / self.systems
+
+
+def convert(
+    source: StructuresDataset,
+    output: str | Path,
+    *,
+    indices: Sequence[int] | None = None,
+    on_error: OnError = "raise",
+    forces: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Write systems of `source` to another kind of file, from which the same systems are read.
+
+    `open_dataset(output)` gives the same `Structures` in the same order: bit for bit, but for
+    positions in .extxyz, which have eight decimals. Targets that `source` reads under other names
+    are stored under OC20's; further plain values are kept; graphs, large further arrays, and forces
+    unless asked for, are left out. The file has its name only when it is whole and was compared.
+
+    Args:
+        source: the records.
+        output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
+            says of which kind.
+        indices: which systems, in which order; None for all.
+        on_error: "raise", or "skip": invalid records are skipped and listed.
+        forces: keep forces (not in .extxyz).
+        overwrite: replace an output that exists.
+        progress: called with records done and all: each counts once when it is written, and once
+            when it is compared.
+
+    Raises:
+        ValueError: an invalid record, or one that this kind of file cannot hold, naming it and the
+            field; an output that exists or is of no such kind.
+        OSError: a full disk.
+    """
+    begun, output = time.perf_counter(), Path(output)
+    _check_output(output, forces=forces, overwrite=overwrite)
+    chosen = range(len(source)) if indices is None else indices
+    skipped: list[str] = list(source.skipped)
+    on_invalid = skipped.append if on_error == "skip" else None
+    done, kept = _Counter(progress, 2 * len(chosen)), list[int]()
+
+    def systems() -> Iterator[tuple[list[int], Structures]]:
+        for rows, batch in readable_batches(source, chosen, on_invalid):
+            kept.extend(rows)
+            yield rows, batch
+            done.add(len(batch))
+        if not kept:
+            first = f"; the first: {skipped[0]}" if skipped else ""
+            raise ValueError(f"{source.path}: no record of {len(chosen)} can be converted{first}")
+
+    remove_leftovers(output)
+    with temporary_path(output, durable=True) as temporary:
+        _WRITERS[output.suffix.lower()](source, systems(), temporary, forces)
+        _compare(source, kept, temporary, done)
+        size = temporary.stat().st_size
+    left_out = _left_out(source, kept[0], forces)
+    seconds = time.perf_counter() - begun
+    return ConvertResult(output, len(kept), size, tuple(skipped), left_out, seconds)
+
+
+def readable_batches(
+    source: Any, indices: Sequence[int], on_invalid: Callable[[str], None] | None = None
+) -> Iterator[tuple[list[int], Structures]]:
+    """Systems in batches of which either all or none have each target, with their indices.
+
+    Args:
+        source: a data set.
+        indices: of its systems.
+        on_invalid: called with the message of each record that cannot be read, which is skipped;
+            None raises it.
+
+    Raises:
+        ValueError: the first invalid record.
+    """
+    for start in range(0, len(indices), _AT_ONCE):
+        rows = [int(index) for index in indices[start : start + _AT_ONCE]]
+        with suppress(ValueError):
+            batch = source.batch(rows)
+            if None not in (batch.energy, batch.energy_initial, batch.positions_relaxed):
+                yield rows, batch
+                continue
+        # A batch has a target only where all of its systems do.
+        for row in rows:
+            try:
+                system = source[row]
+            except ValueError as error:
+                if on_invalid is None:
+                    raise
+                on_invalid(str(error))
+            else:
+                yield [row], system
+
+
+def _check_output(output: Path, *, forces: bool, overwrite: bool) -> None:
+    suffix = output.suffix.lower()
+    if suffix not in SUFFIXES:
+        hint = "; .lmdb is only read" if suffix == ".lmdb" else ""
+        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}{hint}")
+    if forces and suffix == ".extxyz":
+        raise ValueError(f"{output}: .extxyz does not hold forces; choose another kind of file")
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder; choose another name")
+    if os.path.lexists(output) and not overwrite:
+        raise ValueError(f"{output} exists; choose another name, or overwrite it (--overwrite)")
+
+
+def remove_leftovers(output: Path) -> None:
+    """Remove temporary files and folders that killed processes left beside `output`."""
+    beside = f".{output.name}."
+    for path in output.parent.glob(f"{beside}*.tmp{output.suffix}"):
+        process = path.name.removeprefix(beside).partition(".")[0]
+        if os.name != "posix" or not process.isdigit():
+            continue
+        try:
+            os.kill(int(process), 0)  # sends nothing: asks whether it is running
+        except ProcessLookupError:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError:
+            continue
+
+
+class _Counter:
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+Batches = Iterator[tuple[list[int], Structures]]
+
+
+def _write_flat(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
+    about = {"source": source.path.name, "written_by": f"flt_mol {flt_mol.__version__}"}
+    with FlatWriter(path.parent) as writer:
+        for rows, batch in systems:
+            writer.add(batch, _forces(source, rows, batch) if forces else None)
+        writer.finish(path, about)
+
+
+def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -> NDArray[Any]:
+    """(N, 3), NaN where a record has none."""
+    parts = []
+    for row, count in zip(rows, batch.natoms.tolist(), strict=True):
+        found = _force_of(source, row)
+        parts.append(np.full((count, 3), np.nan) if found is None else found.reshape(count, 3))
+    return np.concatenate(parts)
+
+
+def _force_of(source: StructuresDataset, row: int) -> NDArray[Any] | None:
+    record = source.record(row)
+    value = next((record[name] for name in ("force", "forces") if name in record), None)
+    return None if value is None else np.asarray(value)
+
+
+def _write_frames(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for _, batch in systems:
+            for system in batch:
+                write_frame(file, system)
+
+
+def write_frame(file: TextIO, system: Structures) -> None:
+    """Append one system to an extended XYZ file, in the form of :func:`to_frame`."""
+    from ase.io.extxyz import write_extxyz
+
+    atoms: Any = to_frame(system)
+    further = [name for name in atoms.arrays if name not in ("numbers", "positions")]
+    write_extxyz(file, [atoms], columns=["symbols", "positions", *further, "move_mask"])
+
+
+def to_frame(system: Structures) -> Atoms:
+    """One system as ASE atoms with all that .extxyz keeps.
+
+    Besides what :func:`flt_mol.data.to_ase` gives: further values in `info`, relaxed positions, Å,
+    in `arrays["pos_relaxed"]`. Texts that ASE would read as numbers are in its JSON form.
+    """
+    atoms: Any = to_ase(system)
+    atoms.info |= {name: value for name, (value,) in system.info.items() if value is not None}
+    for name, value in atoms.info.items():
+        if isinstance(value, str):
+            atoms.info[name] = _kept_text(value)
+    if system.positions_relaxed is not None:
+        atoms.arrays["pos_relaxed"] = system.positions_relaxed.double().numpy()
+    frame: Atoms = atoms
+    return frame
+
+
+def _kept_text(text: str) -> str:
+    from ase.io.extxyz import key_val_dict_to_str, key_val_str_to_dict
+
+    back = key_val_str_to_dict(key_val_dict_to_str({"text": text})).get("text")
+    kept = isinstance(back, str) and back == text and "\n" not in text and text.isascii()
+    return text if kept else f"_JSON {json.dumps(text)}"
+
+
+def _write_rows(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
+    """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
+    from ase.io.jsonio import encode
+
+    def items() -> Iterator[tuple[bytes, bytes]]:
+        count = 0
+        for rows, batch in systems:
+            for row, system in zip(rows, batch, strict=True):
+                count += 1
+                text = encode(_row(system, _force_of(source, row) if forces else None))
+                yield str(count).encode(), zlib.compress(text.encode())
+        yield b"nextid", zlib.compress(str(count + 1).encode())
+
+    write_lmdb(path, items())
+
+
+def _row(system: Structures, force: NDArray[Any] | None) -> dict[str, Any]:
+    data = {name: value for name, (value,) in system.info.items() if value is not None}
+    data["sid"] = system.sid[0]
+    for name, energy in (("y_relaxed", system.energy), ("y_init", system.energy_initial)):
+        if energy is not None:
+            data[name] = energy.item()
+    if system.positions_relaxed is not None:
+        data["pos_relaxed"] = system.positions_relaxed.numpy()
+    held = system.fixed.nonzero().flatten().tolist()
+    row = {
+        "numbers": system.atomic_numbers.numpy(),
+        "positions": system.positions.numpy(),
+        "cell": system.cell[0].numpy(),
+        "pbc": system.pbc[0].numpy(),
+        "tags": system.tags.numpy(),
+        "constraints": [{"name": "FixAtoms", "kwargs": {"indices": held}}] if held else [],
+        "key_value_pairs": {},
+        "data": data,
+        "ctime": 0.0,
+        "mtime": 0.0,
+        "user": "",
+        # ASE's rows have a random name; here it is made of what the row holds.
+        "unique_id": hashlib.sha256(repr(data).encode()).hexdigest()[:32],
+    }
+    return row if force is None else {**row, "calculator": "unknown", "forces": force}
+
+
+_WRITERS = dict(zip(SUFFIXES, (_write_flat, _write_rows, _write_frames), strict=True))
+
+
+def _compare(
+    source: StructuresDataset, indices: Sequence[int], written: Path, done: _Counter
+) -> None:
+    """Read the file and the source, and refuse what is not the same in both."""
+    from flt_mol.data.opening import open_dataset
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of defaults that the source took, too
+        back = open_dataset(written)
+        if len(back) != len(indices):
+            raise ValueError(f"{len(indices)} systems were written, and {len(back)} are read")
+        tolerance = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
+        first = 0
+        for rows, expected in readable_batches(source, indices):
+            batches = readable_batches(back, range(first, first + len(rows)))
+            found = Structures.cat([batch for _, batch in batches])
+            name = _difference(expected, found, tolerance)
+            if name is not None:
+                raise ValueError(
+                    f"{source.where(rows[0])} and following: {name} does not come back from "
+                    f"{written.suffix}; choose another kind of file, or remove the field"
+                )
+            first += len(rows)
+            done.add(len(rows))
+
+
+def _difference(expected: Structures, found: Structures, tolerance: float) -> str | None:
+    """The first field in which they differ."""
+    for field in fields(Structures):
+        a, b = getattr(expected, field.name), getattr(found, field.name)
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            same = a.dtype == b.dtype and a.shape == b.shape
+            near = tolerance if field.name.startswith("positions") else 0.0
+            same = same and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
+        else:
+            same = repr(a) == repr(b)
+        if not same:
+            return field.name
+    return None
+
+
+def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str, ...]:
+    """Names of the fields of a record that no place is kept for: the graph, arrays, forces."""
+    record, options = source.record(index), source.options
+    kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if forces else ())}
+    if not options.ignore_energy:
+        kept |= {options.energy, options.energy_initial, options.positions_relaxed}
+    further = [name for name in record if name not in kept and not name.startswith("_")]
+    return tuple(sorted(name for name in further if record[name] is not None))

@@ -1,0 +1,416 @@
+"""The one decoder: stored records of the OC20 schema → a batch of :class:`Structures`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flt_mol.data.schema import (
+    GRAPH_FIELDS,
+    LARGEST_ENERGY,
+    Notes,
+    ReadOptions,
+    Record,
+    Stored,
+    heights,
+    to_numpy,
+)
+from flt_mol.data.tags import tags_are_layers
+from flt_mol.structures import Structures
+
+__all__ = ["decode"]
+
+_OWN_NAMES = ("y_relaxed", "y_init", "pos_relaxed")
+_NOT_INFO = GRAPH_FIELDS | {"pos", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms"}
+_NOT_INFO |= {"sid", "force", "forces", "x", "y", "normal", "face", "calculator", *_OWN_NAMES}
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST_HEIGHT = 0.5  # Å, thinner than any crystal: no two atoms are closer than 0.7 Å
+_FAR = 100.0  # Å from the origin; beyond it float32 is coarser than 1e-5 Å
+_INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
+_TAGS = "0 below the surface, 1 surface, 2 adsorbate"
+
+
+def decode(
+    records: Sequence[Record],
+    options: ReadOptions,
+    *,
+    where: Callable[[int], str],
+    default_sid: Callable[[int], int | str] = lambda i: i,
+    notes: Notes | None = None,
+) -> Structures:
+    """Records as one batch, all at once; one by one only to name the one that cannot be read.
+
+    Numbers may come as tensors, arrays or lists of any dtype, and in shapes that differ by axes of
+    length one. Used fields: pos and pos_relaxed (N, 3) Å, atomic_numbers, tags, fixed (N,), cell
+    (3, 3) Å, pbc (3,), natoms, sid, y_init and y_relaxed eV.
+
+    Defaults: tags 0, fixed False, sid `default_sid`, no targets. Without `pbc`, a system repeats
+    along every lattice vector that is not zero; without `cell`, along none. Further plain values
+    and up to 64 numbers (bulk_index, ads_index, …) go to `info`; the graph, forces and large
+    arrays do not. A system whose centre is more than 100 Å from the origin is moved there, since
+    float32 would blur its distances. A malformed y_init is a note, since nothing depends on it.
+
+    Args:
+        records: B ≥ 1, values by name.
+        options: which targets are read, under which names, and whether one is required.
+        where: what errors call record i, e.g. ``data.lmdb, key 3``.
+        default_sid: the sid of record i where none is stored.
+        notes: filled with the defaults taken, kind → text.
+
+    Raises:
+        ValueError: a field missing or malformed, an element outside 1 to 118, a number that is
+            not finite or too large for float32, counts that disagree, a cell singular along a
+            periodic direction; naming `where`, the sid, and the field.
+
+    Example:
+        >>> record = {"pos": [[0, 0, 0.0]], "atomic_numbers": [29.0], "sid": 7, "y_relaxed": -1.5}
+        >>> decode([record], ReadOptions(), where=str).sid
+        (7,)
+    """
+    notes = {} if notes is None else notes
+    try:
+        found = _decode(records, options, default_sid, notes)
+    except ValueError as error:
+        if len(records) == 1:
+            raise ValueError(f"{where(0)}{_named(records[0])}: {error}") from error
+        found = None
+    if found is not None:
+        return found
+    return Structures.cat(
+        [
+            decode(
+                [record],
+                options,
+                where=lambda _, i=i: where(i),  # type: ignore[misc]
+                default_sid=lambda _, i=i: default_sid(i),  # type: ignore[misc]
+                notes=notes,
+            )
+            for i, record in enumerate(records)
+        ]
+    )
+
+
+def _named(record: Record) -> str:
+    try:
+        sid = _sid(record, "", {})
+    except ValueError:
+        return ""
+    return f", sid {sid}" if sid != "" else ""
+
+
+def _decode(
+    records: Sequence[Record],
+    options: ReadOptions,
+    default_sid: Callable[[int], int | str],
+    notes: Notes,
+) -> Structures | None:
+    """None where some of several records have an optional field and others do not."""
+    sid = tuple(
+        record["sid"] if type(record.get("sid")) is int else _sid(record, default_sid(i), notes)
+        for i, record in enumerate(records)
+    )
+    numbers, natoms = _numbers(records, notes)
+    names = () if options.ignore_energy else _targets(records, options)
+    for name in names:
+        if 0 < sum(record.get(name) is not None for record in records) < len(records):
+            return None
+    ptr = np.concatenate([[0], np.cumsum(natoms)])
+    positions = _vectors(records, "pos", natoms)
+    if positions is None:
+        raise ValueError(f"pos is missing; fields stored: {', '.join(records[0])}")
+    energy = initial = relaxed = None
+    if names:
+        relaxed = _vectors(records, options.positions_relaxed, natoms)
+        energy = _energies(records, options.energy)
+        try:
+            initial = _energies(records, options.energy_initial)
+        except ValueError as error:
+            if len(records) > 1:
+                raise
+            notes["y_init"] = f"energy before relaxation not read: {error}"
+    positions, relaxed = _near_origin(positions, relaxed, ptr)
+    cell, pbc = _cells(records, notes)
+    return Structures(
+        atomic_numbers=torch.from_numpy(numbers),
+        positions=torch.from_numpy(positions.astype(np.float32)),
+        cell=torch.from_numpy(cell.astype(np.float32)),
+        pbc=torch.from_numpy(pbc),
+        tags=torch.from_numpy(_tags(records, ptr, options, notes)),
+        fixed=torch.from_numpy(_whole(records, "fixed", natoms, notes) != 0),
+        ptr=torch.from_numpy(ptr),
+        sid=sid,
+        energy=energy,
+        energy_initial=initial,
+        positions_relaxed=None if relaxed is None else torch.from_numpy(relaxed.astype(np.float32)),
+        info=_info(records, names),
+    )
+
+
+def _sid(record: Record, default: int | str, notes: Notes) -> int | str:
+    value = record.get("sid")
+    if value is None:
+        notes["sid"] = "no sid (the key is used)"
+        return default
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if not isinstance(value, str):
+        array = _array(value, "sid")
+        if array.size != 1 or array.item() != (value := int(array.item())):
+            raise ValueError(f"sid is {array.tolist()!r:.60}, expected one whole number or text")
+    return value
+
+
+def _array(value: Any, field: str) -> NDArray[Any]:
+    try:
+        return (
+            value if type(value) is np.ndarray and value.dtype.kind in "biuf" else to_numpy(value)
+        )
+    except ValueError as error:
+        raise ValueError(f"{field} {error}") from error
+
+
+def _numbers(
+    records: Sequence[Record], notes: Notes
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Atomic numbers (N,) and atoms of each record (B,)."""
+    arrays = []
+    for record in records:
+        value = record.get("atomic_numbers")
+        if value is None:
+            fields = ", ".join(map(repr, record)) or "none"
+            raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
+        arrays.append(_array(value, "atomic_numbers"))
+        n = arrays[-1].size
+        if n == 0:
+            raise ValueError("atomic_numbers is empty: the system has no atoms")
+        _check_count(record, n, notes)
+    natoms = np.array([array.size for array in arrays], dtype=np.int64)
+    return _joined(arrays, "atomic_numbers", natoms, (1, 118), "elements 1 to 118"), natoms
+
+
+def _check_count(record: Record, n: int, notes: Notes) -> None:
+    """A stored natoms must agree, and batch or ptr of PyG be of one graph."""
+    natoms = record.get("natoms")
+    if natoms is None:
+        notes["natoms"] = "no natoms (counted)"
+    elif type(natoms) is not int or natoms != n:
+        stored = _array(natoms, "natoms")
+        if stored.size != 1 or stored.item() != n:
+            raise ValueError(f"natoms is {stored.tolist()}, but there are {n} atomic numbers")
+    for field in ("batch", "ptr"):
+        value = record.get(field)
+        if isinstance(value, Tensor | np.ndarray | Stored):
+            graphs = np.unique(_array(value, field)).size - (field == "ptr")
+            if graphs > 1:
+                raise ValueError(f"{field} is of {graphs} graphs: store one system per record")
+
+
+def _joined(
+    arrays: Sequence[NDArray[Any]],
+    field: str,
+    natoms: NDArray[np.int64],
+    bounds: tuple[int, int] | None = None,
+    expected: str = "",
+) -> NDArray[np.int64]:
+    """One whole number per atom (N,), out of (n,), (n, 1) or (1, n)."""
+    for array, n in zip(arrays, natoms.tolist(), strict=True):
+        if array.size != n or max(array.shape, default=1) != n:
+            raise ValueError(f"{field} has shape {array.shape}, expected ({n},)")
+    given = np.concatenate([array.reshape(-1) for array in arrays])
+    with np.errstate(invalid="ignore"):
+        whole = given.astype(np.int64)
+    if given.dtype.kind == "f" and not np.array_equal(whole, given):
+        raise ValueError(f"{field} holds numbers that are not whole")
+    if bounds is not None and (whole.min() < bounds[0] or whole.max() > bounds[1]):
+        wrong = given[(whole < bounds[0]) | (whole > bounds[1])][0]
+        raise ValueError(f"{field} holds {wrong:g}, expected {expected}")
+    return whole
+
+
+def _whole(
+    records: Sequence[Record],
+    field: str,
+    natoms: NDArray[np.int64],
+    notes: Notes,
+    bounds: tuple[int, int] | None = None,
+    expected: str = "",
+) -> NDArray[np.int64]:
+    """One whole number per atom (N,); 0 where the field is missing."""
+    values = [record.get(field) for record in records]
+    if any(value is None for value in values):
+        notes[field] = f"no field {field} (taken as 0)"
+    arrays = [
+        np.zeros(n, np.int64) if value is None else _array(value, field)
+        for value, n in zip(values, natoms, strict=True)
+    ]
+    return _joined(arrays, field, natoms, bounds, expected)
+
+
+def _tags(
+    records: Sequence[Record], ptr: NDArray[np.int64], options: ReadOptions, notes: Notes
+) -> NDArray[np.int64]:
+    if options.layer_numbers:
+        records = [{} if tags_are_layers(record) else record for record in records]
+    found: Notes = {}
+    expected = f"{_TAGS} (ase.build numbers layers instead: tag_slab sets tags)"
+    tags = _whole(records, "tags", ptr[1:] - ptr[:-1], found, (0, 2), expected)
+    if found:
+        notes["tags"] = f"no tags (taken as 0; set tags: {_TAGS})"
+    elif not np.maximum.reduceat(tags, ptr[:-1]).all():
+        notes["tags"] = (
+            f"all tags are 0, no atom is marked surface or adsorbate (set tags: {_TAGS})"
+        )
+    return tags
+
+
+def _vectors(
+    records: Sequence[Record], field: str, natoms: NDArray[np.int64]
+) -> NDArray[Any] | None:
+    """One finite vector per atom, Å, (N, 3); None where the first record has none."""
+    if records[0].get(field) is None:
+        return None
+    arrays = [_array(record.get(field), field) for record in records]
+    for array, n in zip(arrays, natoms.tolist(), strict=True):
+        if array.shape not in ((n, 3), (1, n, 3)):
+            raise ValueError(f"{field} has shape {array.shape}, expected ({n}, 3)")
+    joined = np.concatenate([array.reshape(-1, 3) for array in arrays])
+    if joined.dtype != np.float32:
+        with np.errstate(invalid="ignore"):  # a signalling NaN, refused below
+            joined = joined.astype(np.float64)
+    if not np.abs(joined).max() <= _LARGEST:  # not so of NaN
+        atom = int(np.argmin((np.abs(joined) <= _LARGEST).all(1)))
+        reason = "is too large for float32" if np.isfinite(joined).all() else "is not finite"
+        raise ValueError(f"{field} of atom {atom} {reason}")
+    return joined
+
+
+def _near_origin(
+    positions: NDArray[Any], relaxed: NDArray[Any] | None, ptr: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Systems far from the origin moved there."""
+    if np.abs(positions).max() <= _FAR:
+        return positions, relaxed
+    natoms = ptr[1:] - ptr[:-1]
+    centre = np.add.reduceat(positions.astype(np.float64), ptr[:-1]) / natoms[:, None]
+    far = np.abs(centre).max(1, keepdims=True) > _FAR
+    moved = np.repeat(np.where(far, centre, 0.0), natoms, axis=0)
+    return positions - moved, None if relaxed is None else relaxed - moved
+
+
+def _cells(
+    records: Sequence[Record], notes: Notes
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Cells (B, 3, 3), Å, and pbc (B, 3), of which no periodic direction is singular."""
+    cells = np.zeros((len(records), 3, 3))
+    pbc = np.zeros((len(records), 3), dtype=np.bool_)
+    for b, record in enumerate(records):
+        cell, periodic = record.get("cell"), record.get("pbc")
+        if cell is not None:
+            array = _array(cell, "cell")
+            if array.shape == (3,):
+                array = np.diag(array)
+            if array.size != 9 or array.shape[-1] not in (3, 9):
+                raise ValueError(f"cell has shape {array.shape}, expected (3, 3)")
+            cells[b] = array.reshape(3, 3)
+        if periodic is None:
+            pbc[b] = cells[b].any(axis=1)
+        else:
+            array = _array(periodic, "pbc")
+            if array.size not in (1, 3) or not np.isin(array, (0, 1)).all():
+                raise ValueError(f"pbc is {array.tolist()!r:.60}, expected true or false per axis")
+            pbc[b] = array.reshape(-1)
+    if not np.abs(cells).max() <= _LARGEST:
+        raise ValueError("cell is not finite, or too large for float32")
+    if not cells.any(axis=(1, 2)).all():
+        notes["cell"] = "no cell (taken as not periodic)"
+    for pattern in np.unique(pbc, axis=0) if len(records) > 1 else pbc:
+        distance = heights(cells[(pbc == pattern).all(axis=1)][:, pattern])
+        if distance.size and distance.min() < _SMALLEST_HEIGHT:
+            raise ValueError(
+                f"cell is singular along a periodic direction: {distance.min():.2g} Å between "
+                f"images, at least {_SMALLEST_HEIGHT} Å expected; give a cell with a lattice "
+                "vector for each periodic direction, or set pbc False there"
+            )
+    return cells, pbc
+
+
+def _targets(records: Sequence[Record], options: ReadOptions) -> tuple[str, ...]:
+    """The names of the targets; those asked for have to be fields of every record."""
+    names = (options.energy, options.energy_initial, options.positions_relaxed)
+    for name in names:
+        for record in records if name not in _OWN_NAMES else ():
+            if name not in record:
+                raise ValueError(
+                    f"{name} was asked for, and is not stored; {_stored(record, name)}"
+                )
+    for record in records if options.require_energy else ():
+        if record.get(options.energy) is None:
+            raise ValueError(
+                f"{options.energy} is missing: the system has no target; "
+                f"{_stored(record, options.energy)} (the option energy names the target)"
+            )
+    return names
+
+
+def _stored(record: Record, name: str) -> str:
+    names = [str(n) for n in record if record[n] is not None and n not in GRAPH_FIELDS]
+    return f"stored are: {', '.join(get_close_matches(name, names, n=20, cutoff=0)) or 'none'}"
+
+
+def _energies(records: Sequence[Record], field: str) -> Tensor | None:
+    """One finite energy per record, eV, (B,) float64; None where the first record has none."""
+    values = [record.get(field) for record in records]
+    if values[0] is None:
+        return None
+    energies = np.empty(len(values))
+    for b, value in enumerate(values):
+        if type(value) is not float:
+            array = _array(value, field)
+            if array.size != 1 or array.dtype.kind == "b":
+                raise ValueError(f"{field} is {array.tolist()!r:.60}, expected one number in eV")
+            value = array.item()
+        energies[b] = value
+    if not np.abs(energies).max() <= LARGEST_ENERGY:
+        wrong = energies[~(np.abs(energies) <= LARGEST_ENERGY)][0]
+        raise ValueError(f"{field} is {wrong:g}, expected a finite energy in eV")
+    return torch.from_numpy(energies)
+
+
+def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Further plain values and short lists: a tuple with an entry for each record, by name."""
+    names = dict.fromkeys(name for record in records for name in record)
+    info: dict[str, tuple[Any, ...]] = {}
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"{name!r:.60} is the name of a field, expected text")
+        if name in _NOT_INFO or name in targets or name.startswith("_"):
+            continue
+        values = tuple(_plain(record.get(name)) for record in records)
+        if any(value is not None for value in values):
+            info[name] = values
+    return info
+
+
+def _plain(value: Any) -> Any:
+    """Texts and numbers as they are, short arrays and lists as lists, None for anything else."""
+    if value is None or type(value) in (str, bool, float):
+        return value
+    if type(value) is int:
+        return value if -(1 << 63) <= value < 1 << 63 else None
+    if isinstance(value, list | tuple):
+        if len(value) > _INFO_SIZE or not all(type(v) in (str, bool, int, float) for v in value):
+            return None
+        return list(value)
+    try:
+        array = np.asarray(value) if isinstance(value, np.generic) else to_numpy(value)
+    except ValueError:
+        return None
+    if array.ndim > 1 or array.size > _INFO_SIZE:
+        return None
+    return array.item() if array.size == 1 else array.tolist()

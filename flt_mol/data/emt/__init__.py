@@ -1,1 +1,0 @@
-"""The data set emt_adsorption: slabs and adsorbates of ASE's effective medium theory, relaxed."""

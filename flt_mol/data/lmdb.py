@@ -1,0 +1,327 @@
+"""LMDB files of records: checked before they are opened, shared by all readers of a process."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+
+from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.pyg import fields_of
+from flt_mol.data.schema import ReadOptions, Record
+from flt_mol.data.unpickle import unpickle
+from flt_mol.files import readable, temporary_path
+
+__all__ = ["LmdbDataset", "data_file", "first_value", "is_lmdb", "write_lmdb"]
+
+_MAGIC = struct.pack("<I", 0xBEEFC0DE)
+_META = struct.Struct("<16x 4s I Q Q I 92x Q Q")  # one of the two first pages of a file, see lmdb.h
+_DIGITS = 18  # of a key that still is an int64
+_ABOUT = (b"length", b"metadata", b"nextid", b"deleted_ids", b"schema", b"format", b"index")
+_CHUNK, _FIRST_MAP = 1000, 1 << 24  # records in one commit; bytes, doubled as needed
+_OTHER_KINDS = {
+    b"\x1f\x8b": "a gzip archive; unpack it first",
+    b"PK\x03\x04": "a zip archive; unpack it first",
+    b"BZh": "a bzip2 archive; unpack it first",
+    b"\xfd7zXZ": "an xz archive; unpack it first",
+    b"\x28\xb5\x2f\xfd": "a zstd archive; unpack it first",
+    b"version https://git-lfs": "a git-lfs pointer; run `git lfs pull` to get the data",
+    b"<": "a web page or XML; the download went wrong",
+    b"SQLite format 3": "an SQLite database",
+}
+
+_Stamp = tuple[int, int, int, int]
+
+
+def data_file(path: Path) -> Path:
+    """The file itself: `data.mdb` of LMDB's folder form, and where a link leads."""
+    inside = path / "data.mdb"
+    return Path(os.path.realpath(inside if inside.is_file() else path))
+
+
+def is_lmdb(path: Path) -> bool:
+    """Whether the file begins as an LMDB file does."""
+    with readable(path), path.open("rb") as file:
+        return file.read(20)[16:] == _MAGIC
+
+
+def _check_size(path: Path) -> None:
+    """Refuse what is no LMDB file, or shorter than it says: reading beyond its end is a SIGBUS."""
+    with readable(path), path.open("rb") as file:
+        status = os.stat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a regular file; copy its contents into one")
+        if status.st_size == 0:
+            raise ValueError(f"{path} is empty (0 bytes); download or write it again")
+        head = file.read(_META.size)
+        if head[16:20] != _MAGIC:
+            raise ValueError(f"{path} is not an LMDB file; it looks like {_kind(head)}")
+        needed = 8192
+        if len(head) == _META.size:
+            page_size, last = _META.unpack(head)[4:6]
+            file.seek(page_size)
+            second = file.read(_META.size)
+            if len(second) == _META.size and second[16:20] == _MAGIC:
+                last = max(last, _META.unpack(second)[5])
+            needed = max(2, last + 1) * page_size
+        if status.st_size < needed:
+            raise ValueError(
+                f"{path} is truncated: {status.st_size} bytes of at least {needed}; "
+                "download or write it again"
+            )
+
+
+def _kind(head: bytes) -> str:
+    for magic, kind in _OTHER_KINDS.items():
+        if head.startswith(magic):
+            return kind
+    if not head.strip(b"\0"):
+        return "zeros: an interrupted download"
+    return f"something else, beginning with {head[:20]!r}"
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Device, inode, size and time of change of a file: which one it is, in which state."""
+    with readable(path):
+        status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class _Environment:
+    """A read-only LMDB file that is open in this process: no lock file, nothing is written.
+
+    py-lmdb 3 refuses to open a file twice in a process, forked children included. So all data sets
+    share one environment per file; a forked child closes what it inherited.
+    """
+
+    def __init__(self, path: Path) -> None:
+        _check_size(path)
+        try:
+            self.lmdb = lmdb.open(
+                str(path), subdir=False, readonly=True, lock=False, readahead=False, meminit=False
+            )
+        except lmdb.Error as error:
+            raise ValueError(f"{path} cannot be opened: {error}") from error
+        self.path = path
+        self.stamp = _stamp(path)
+        self.pid = os.getpid()
+        self.close = weakref.finalize(self, self.lmdb.close)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open in this process."""
+        return self.pid == os.getpid() and self.close.alive
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """A transaction; LMDB's errors name the file."""
+        try:
+            with self.lmdb.begin() as transaction:
+                yield transaction
+        except lmdb.Error as error:
+            raise ValueError(f"{self.path} is damaged: {error}; download it again") from error
+
+
+_OPEN: weakref.WeakValueDictionary[Path, _Environment] = weakref.WeakValueDictionary()
+
+
+def _opened(path: Path) -> _Environment:
+    """The environment of a file, shared by everyone in this process who reads it.
+
+    Raises:
+        ValueError: no LMDB file, or a truncated one; naming it.
+    """
+    environment = _OPEN.get(path)
+    if environment is not None and environment.usable and environment.stamp == _stamp(path):
+        return environment
+    if environment is not None:  # inherited by a fork, or of contents that were overwritten
+        environment.close()
+    environment = _OPEN[path] = _Environment(path)
+    return environment
+
+
+def first_value(path: Path) -> bytes:
+    """The value of the first key that is a whole number, empty where there is none.
+
+    Raises:
+        ValueError: no LMDB file, or a truncated one; naming it.
+    """
+    with _opened(path).reading() as transaction:
+        keys = transaction.cursor().iternext(keys=True, values=False)
+        key = next((key for key in keys if key.isdigit()), None)
+        return b"" if key is None else bytes(transaction.get(key))
+
+
+class LmdbDataset(StructuresDataset):
+    """Records of one LMDB file: keys are whole numbers in ascii, values pickles, zlib or plain.
+
+    Where no key is a number, all keys but `length` and the like are records. The file is opened
+    by whoever reads, once per process, and not written to; the data set can be pickled and forked.
+
+    Args:
+        path: the file, or the folder with `data.mdb` in it.
+        options: how records are read.
+        notes: shared by the parts of a larger data set.
+        prefix: put before the key, where a record without sid is named by it.
+
+    Raises:
+        ValueError: a file that is not an LMDB file, is truncated, or holds no records; where
+            targets are required, a file without them.
+
+    Warns:
+        UserWarning: `length` or gaps between keys disagree with the records found; defaults taken
+            for missing fields; each once.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        options: ReadOptions | None = None,
+        *,
+        notes: Notes | None = None,
+        prefix: str = "",
+    ) -> None:
+        super().__init__(path, options, notes=notes)
+        self.file = data_file(self.path)
+        self.prefix = prefix
+        self._environment: _Environment | None = None
+        self._stamp = _stamp(self.file)
+        self._keys = np.array(self._read_keys(), dtype=np.bytes_)
+        self.kind = f"LMDB of {self._content()}"
+        self._finish(len(self._keys))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_environment": None}
+
+    def _where(self, row: int) -> str:
+        return f"{self.path}, key {self._keys[row].decode(errors='replace')}"
+
+    def _default_sid(self, row: int) -> int | str:
+        key = self._keys[row].decode(errors="replace")
+        return f"{self.prefix}{key}" if self.prefix or not key.isdigit() else int(key)
+
+    def _records(self, rows: Sequence[int]) -> list[Record]:
+        records = []
+        with self._open().reading() as transaction:
+            for row in rows:
+                data = transaction.get(bytes(self._keys[row])) or b""
+                try:
+                    records.append(self._record(data))
+                except ValueError as error:
+                    raise ValueError(f"{self._where(row)}: {error}") from error
+        return records
+
+    def _record(self, data: bytes) -> Record:
+        fields = fields_of(unpickle(data))
+        if fields is None:
+            raise ValueError("the record is neither PyG Data nor a dict")
+        return fields
+
+    def _open(self) -> _Environment:
+        environment = self._environment
+        if environment is None or not environment.usable:
+            environment = self._environment = _opened(self.file)
+        if environment.stamp != self._stamp or self._overwritten():
+            raise ValueError(f"{self.path} has changed since it was opened; open it again")
+        return environment
+
+    def _overwritten(self) -> bool:
+        """Whether the file itself was written to; one that was replaced is read as it was."""
+        try:
+            now = _stamp(self.file)
+        except ValueError:
+            return False
+        return now[:2] == self._stamp[:2] and now != self._stamp
+
+    def _read_keys(self) -> list[bytes]:
+        """Keys of the records in numeric order; what the file says of their number is compared."""
+        with self._open().reading() as transaction:
+            every = list(transaction.cursor().iternext(keys=True, values=False))
+            about = {key: transaction.get(key) for key in _ABOUT}
+            keys = sorted((k for k in every if k.isdigit() and len(k) <= _DIGITS), key=int)
+            if not keys:
+                keys = [k for k in every if k not in _ABOUT]
+                if not (keys and transaction.get(keys[0]).startswith((b"\x80", b"x"))):
+                    shown = ", ".join(repr(k.decode(errors="replace")) for k in every[:3]) or "none"
+                    raise ValueError(
+                        f"no records in {self.path}: their keys are whole numbers; found: {shown}"
+                    )
+        announced = self._announced(about)
+        count, kinds = len(keys), {}
+        if announced not in (None, count):
+            kinds[f"length {self.file}"] = (
+                f"{self.file.name} says that it holds {announced} records, {count} are stored "
+                f"({count} are read)"
+            )
+        absent = int(keys[-1]) - int(keys[0]) + 1 - count if keys[0].isdigit() else 0
+        # Keys that are mostly absent are not numbered one by one, but are names.
+        if 0 < absent <= count:
+            kinds[f"gaps {self.file}"] = f"{absent} keys of {self.file.name} are missing"
+        self.notes.add(kinds)
+        return keys
+
+    def _content(self) -> str:
+        value = first_value(self.file)
+        if b"torch_geometric" in value:
+            return f"PyG {'2' if b'GlobalStorage' in value else '1'}.x pickles"
+        return "zlib-compressed pickles" if value[:1] == b"x" else "pickles"
+
+    def _announced(self, about: dict[bytes, bytes | None]) -> int | str | None:
+        """What `length` says: a pickled int, or digits."""
+        data = about[b"length"]
+        if data is None:
+            return None
+        if data.strip().isdigit():
+            return int(data[:_DIGITS])
+        try:
+            return int(unpickle(data))
+        except (ValueError, TypeError):
+            return "an unreadable number of"
+
+
+def write_lmdb(path: str | Path, items: Iterable[tuple[bytes, bytes]]) -> None:
+    """Write keys and values into one LMDB file, which has its name only when it is whole.
+
+    The same bytes for the same records; memory and file stay small.
+
+    Args:
+        path: the file; overwritten at the end.
+        items: keys and values; of equal keys the last counts.
+
+    Raises:
+        ValueError: LMDB or the disk refuses, naming the file.
+    """
+    with temporary_path(path) as temporary:
+        try:
+            # Without a lock, no lock file is left beside; nobody else knows the file.
+            with lmdb.open(
+                str(temporary), subdir=False, lock=False, map_size=_FIRST_MAP, map_async=True
+            ) as environment:
+                rest = iter(items)
+                while chunk := list(islice(rest, _CHUNK)):
+                    _put(environment, chunk)
+                environment.sync(True)
+        except lmdb.Error as error:
+            raise ValueError(f"{path} cannot be written: {error}") from error
+
+
+def _put(environment: lmdb.Environment, chunk: Sequence[tuple[bytes, bytes]]) -> None:
+    """Commit a chunk, in a larger map where it does not fit."""
+    while True:
+        try:
+            with environment.begin(write=True) as transaction:
+                for key, value in chunk:
+                    transaction.put(key, value)
+        except lmdb.MapFullError:
+            environment.set_mapsize(2 * environment.info()["map_size"])
+        else:
+            return

@@ -1,1 +1,0 @@
-"""LMDB files: checked, opened once per process, read as data sets, written."""

@@ -1,0 +1,317 @@
+"""One function that opens whatever holds structures, in files or in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flt_mol.data.ase import AseDataset, atoms_record, holds_structures
+from flt_mol.data.aselmdb import AseLmdbDataset, is_row
+from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
+from flt_mol.data.lmdb import LmdbDataset, data_file, first_value, is_lmdb
+from flt_mol.data.pyg import is_pyg, pyg_records
+from flt_mol.data.schema import OnError, ReadOptions, Record
+from flt_mol.data.tags import layer_note
+from flt_mol.data.unpickle import read_saved
+from flt_mol.files import natural_key, readable
+from flt_mol.structures import Structures
+
+__all__ = ["MemoryDataset", "is_object", "open_dataset"]
+
+_LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
+_SAVED = (".pt", ".pth", ".pkl", ".pickle")
+_EXPECTED = "ASE Atoms, PyG Data or Batch, Structures, or mappings with OC20's names"
+_SHOWN = 5  # names in a message
+
+
+def open_dataset(
+    source: Any,
+    *,
+    require_energy: bool = False,
+    ignore_energy: bool = False,
+    on_error: OnError = "raise",
+    energy: str = "y_relaxed",
+    energy_initial: str = "y_init",
+    positions_relaxed: str = "pos_relaxed",
+    check: Callable[[Structures], None] | None = None,
+    layer_numbers: bool = False,
+) -> StructuresDataset:
+    """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
+
+    Read are: an LMDB file of OC20 records (pickles) or of ASE's rows (`.aselmdb`), known by its
+    contents whatever it is called; LMDB's folder form (`data.mdb` inside); flat files
+    (`.safetensors`); files of `torch.save` or `pickle.dump` with PyG objects; any file that ASE
+    reads, with all its frames; a folder of LMDB or flat files, else of files that ASE reads, in
+    the order of the numbers in their names. And objects in memory: `ase.Atoms`, torch_geometric's
+    `Data`, `Batch` and data sets, :class:`Structures`, mappings with OC20's names, each or a list
+    of them.
+
+    Args:
+        source: path of a file or folder (text or any `os.PathLike`), or objects in memory.
+        require_energy: systems without the target are errors.
+        ignore_energy: targets and relaxed positions are not read, so that invalid ones do no harm.
+        on_error: "raise": an invalid record raises ValueError when it is read. "skip": all records
+            are read once now, the invalid ones skipped and listed in `dataset.skipped`.
+        energy: name under which the target is stored, eV: a field, a name in ASE's `info`,
+            data or key-value pairs, or "calculator" for the energy that a calculator found.
+        energy_initial: name of the energy before relaxation, eV.
+        positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
+        check: called with the systems that are read, one or many; what it raises ValueError for is
+            an invalid record, such as one too large for a model. Picklable, where other processes
+            read.
+        layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
+            :func:`flt_mol.data.tag_slab` to set them, in place of being refused or warned of.
+
+    Raises:
+        ValueError: a path that does not exist or cannot be read, naming it and the reason; the
+            folder or name of a data set of several splits; no records; with require_energy, no
+            targets.
+
+    Warns:
+        UserWarning: defaults taken for missing fields, files passed over; each kind once.
+    """
+    options = ReadOptions(
+        require_energy,
+        ignore_energy,
+        on_error,
+        energy,
+        energy_initial,
+        positions_relaxed,
+        check,
+        layer_numbers,
+    )
+    if not isinstance(source, str | os.PathLike):
+        return MemoryDataset(source, options)
+    name = os.fsdecode(source)
+    if not name:
+        raise ValueError("the path is empty; give that of a file or folder (. for this one)")
+    path = Path(name)
+    with readable(path):
+        if not path.exists():
+            raise ValueError(
+                f"{path} does not exist (looked in {path.absolute().parent}){_known(name)}"
+            )
+        _refuse_splits(path)
+        if path.is_dir() and data_file(path).name != "data.mdb":
+            return _open_folder(path, options)
+        return _open_file(path, options, Notes(name))
+
+
+def _open_file(
+    path: Path, options: ReadOptions, notes: Notes, prefix: str = ""
+) -> StructuresDataset:
+    suffix = path.suffix.lower()
+    with readable(path):
+        file = data_file(path)
+        if not file.is_file():
+            raise ValueError(f"{path} is not a regular file; copy its contents into one")
+        if suffix == ".safetensors":
+            from flt_mol.data.flat import FlatDataset
+
+            return FlatDataset(path, options, notes=notes)
+        if suffix in _LMDB_SUFFIXES or is_lmdb(file):
+            rows = is_row(first_value(file)) or suffix == ".aselmdb"
+            kind = AseLmdbDataset if rows else LmdbDataset
+            return kind(path, options, notes=notes, prefix=prefix)
+        if suffix in _SAVED:
+            return MemoryDataset(read_saved(path), options, notes=notes, name=str(path))
+        return AseDataset(path, options, notes=notes)
+
+
+def _known(name: str) -> str:
+    """How to open the data set that has this name."""
+    from flt_mol.data.recipes import known_name, recipe
+
+    with suppress(OSError):  # the shipped recipes are missing
+        if known_name(name) is not None:
+            splits = recipe(name).splits
+            split = "val_id" if "val_id" in splits else next(iter(splits))
+            return (
+                f"; it is the name of a data set: open a split of it by "
+                f'flt_mol.data.recipes.recipe("{name}").open("{split}"); its splits are: '
+                f"{', '.join(splits)}"
+            )
+    return ""
+
+
+def _refuse_splits(path: Path) -> None:
+    """A data set's folder, whose splits would be mixed, or its `dataset.yaml`."""
+    folder = path.parent if path.name == "dataset.yaml" else path
+    if not (folder / "dataset.yaml").is_file():
+        return
+    from flt_mol.data.recipes import recipe
+
+    try:
+        found = recipe(folder)
+    except ValueError:  # somebody else's dataset.yaml
+        return
+    split = next(iter(found.splits))
+    raise ValueError(
+        f"{path} is a data set with the splits {', '.join(found.splits)}; open one of them: "
+        f'flt_mol.data.recipes.recipe("{folder}").open("{split}"), or the file of one, '
+        f"{found.splits[split]}; in commands: --split {split}"
+    )
+
+
+def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
+    """All LMDB and flat files of a folder as one data set; without any, all that ASE reads."""
+    entries = [
+        entry
+        for entry in sorted(path.iterdir(), key=natural_key)
+        if not (entry.name.startswith(".") or entry.name.endswith(("-lock", "lock.mdb")))
+    ]
+    files, kind = [entry for entry in entries if _is_shard(entry)], "*.lmdb"
+    if not files:
+        files = [entry for entry in entries if entry.is_file() and holds_structures(entry)]
+        kind = "files of structures"
+    others = [entry.name for entry in entries if entry not in files]
+    if not files:
+        inside = sorted({found.parent.name for found in path.glob("*/*.lmdb")})
+        hint = f"it holds {_names(others)}" if others else "the folder is empty"
+        hint = f"folders inside that have some: {_names(inside)}" if inside else hint
+        raise ValueError(f"no *.lmdb was found in {path}; {hint}")
+    notes = Notes(str(path))
+    if others:
+        notes.add({"others": f"passed over, as they are not {kind}: {_names(others)}"})
+
+    def open_part(file: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:
+        return _open_file(file, options, notes, f"{file.stem}:" if len(files) > 1 else "")
+
+    return JoinedDataset(path, files, open_part, options, notes=notes)
+
+
+def _is_shard(entry: Path) -> bool:
+    if entry.suffix.lower() in (*_LMDB_SUFFIXES, ".safetensors"):
+        return True
+    file = data_file(entry)
+    return file.is_file() and is_lmdb(file)
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(sorted(names)[:_SHOWN]) + more
+
+
+class MemoryDataset(StructuresDataset):
+    """Systems out of objects in memory.
+
+    Objects are one of, or a sequence of: `ase.Atoms`, torch_geometric's `Data` and `Batch`,
+    :class:`Structures`, mappings with OC20's names. Of a list all are looked at when the data set
+    is made, and those of several systems taken apart; of anything else that has a length and
+    places, such as a data set of torch_geometric, each is fetched when it is asked for, and holds
+    one system.
+
+    Args:
+        source: the objects.
+        options: how they are read.
+        notes: where warnings go.
+        name: what errors call the data set, e.g. ``list of 3 Data``.
+
+    Raises:
+        ValueError: nothing to read, or objects of another kind, naming their place.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        options: ReadOptions | None = None,
+        *,
+        notes: Notes | None = None,
+        name: str | None = None,
+    ) -> None:
+        name = _name(source) if name is None else name
+        super().__init__(name, options, notes=Notes(name) if notes is None else notes)
+        self.kind = "in memory"
+        lazy = not is_object(source) and not isinstance(source, list | tuple)
+        self._lazy = lazy and hasattr(source, "__len__") and hasattr(source, "__getitem__")
+        self._items: Any = source if self._lazy else self._taken_apart(source)
+        if not len(self._items):
+            reason = self.skipped[0] if self.skipped else "it is empty"
+            raise ValueError(f"no records in {name}: {reason}")
+        self._finish(len(self._items))
+
+    def _records(self, rows: Sequence[int]) -> list[Record]:
+        return [self._items[row] if not self._lazy else self._fetched(row) for row in rows]
+
+    def _where(self, row: int) -> str:
+        return f"{self.path}, system {row}"
+
+    def _fetched(self, row: int) -> Record:
+        several = self._split(self._items[row], row)
+        if len(several) != 1:
+            raise ValueError(
+                f"{self._where(row)}: it holds {len(several)} systems, expected one; give a list, "
+                "of which those are taken apart"
+            )
+        return several[0]
+
+    def _taken_apart(self, source: Any) -> list[Record]:
+        """A record for each system of all objects."""
+        if not is_object(source) and not isinstance(source, Iterable):
+            raise ValueError(
+                f"{self.path}: a {type(source).__name__} holds no structures, expected a path, "
+                f"or {_EXPECTED}"
+            )
+        items: list[Record] = []
+        for place, obj in enumerate([source] if is_object(source) else source):
+            try:
+                items += self._split(obj, place)
+            except ValueError as error:
+                if self.options.on_error == "raise":
+                    raise
+                self.skipped.append(str(error))
+        return items
+
+    def _split(self, obj: Any, place: int) -> Sequence[Record]:
+        kinds: dict[str, str] = {}
+        try:
+            if isinstance(obj, Structures):
+                return [_of_structures(system) for system in obj]
+            if isinstance(obj, Mapping):
+                return [obj]
+            if _is_atoms(obj):
+                record = atoms_record(obj)
+                self.notes.add({} if self.options.layer_numbers else layer_note(record))
+                return [record]
+            records = pyg_records(obj, kinds)
+        except ValueError as error:
+            raise ValueError(f"{self.path}, place {place}: {error} (or {_EXPECTED})") from error
+        self.notes.add(kinds)
+        return records
+
+
+def is_object(value: Any) -> bool:
+    """Whether it holds structures by itself."""
+    return isinstance(value, Structures | Mapping) or _is_atoms(value) or is_pyg(value)
+
+
+def _is_atoms(value: Any) -> bool:
+    return any((c.__module__, c.__name__) == ("ase.atoms", "Atoms") for c in type(value).__mro__)
+
+
+def _name(source: Any) -> str:
+    kind = type(source).__name__
+    if is_object(source) or not isinstance(source, list | tuple) or not source:
+        return f"{kind} in memory"
+    return f"{kind} of {len(source)} {type(source[0]).__name__}"
+
+
+def _of_structures(system: Structures) -> dict[str, Any]:
+    """A batch of one by OC20's names."""
+    record = {
+        "pos": system.positions,
+        "atomic_numbers": system.atomic_numbers,
+        "cell": system.cell,
+        "pbc": system.pbc,
+        "tags": system.tags,
+        "fixed": system.fixed,
+        "natoms": system.num_atoms,
+        "sid": system.sid[0],
+        "y_relaxed": system.energy,
+        "y_init": system.energy_initial,
+        "pos_relaxed": system.positions_relaxed,
+    }
+    return {**{name: values[0] for name, values in system.info.items()}, **record}

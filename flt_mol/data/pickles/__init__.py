@@ -1,1 +1,0 @@
-"""Pickled records, read without running anything that they ask for."""

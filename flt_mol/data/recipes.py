@@ -1,0 +1,317 @@
+"""Recipes: data sets by name, each described by a `dataset.yaml`; and where their files are.
+
+Small data are beside their recipe, large ones in a data folder: ``$FLT_MOL_DATA``, then
+``~/.cache/flt_mol/data`` (``$XDG_CACHE_HOME/flt_mol/data`` where that is set).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flt_mol.data.dataset import StructuresDataset
+from flt_mol.files import shipped_folder
+
+__all__ = [
+    "Recipe",
+    "data_folders",
+    "find_recipe",
+    "known_name",
+    "names",
+    "open_source",
+    "recipe",
+    "skipped_message",
+]
+
+_FILE = "dataset.yaml"
+_VARIABLE = "FLT_MOL_DATA"
+_FLAT = "flat"  # folder of a data set's own folder, with converted splits
+_DISTINCT = 3  # parts at the end of a path that identify a data set: all/val_id/data.lmdb
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A data set: where its splits are, and what its `dataset.yaml` contains.
+
+    Args:
+        name: of the data set.
+        folder: that holds `dataset.yaml`; paths of files are relative to it.
+        splits: split → file or folder, as it would be beside `dataset.yaml`.
+        metadata: all of `dataset.yaml`.
+    """
+
+    name: str
+    folder: Path
+    splits: Mapping[str, Path]
+    metadata: Mapping[str, Any] = field(repr=False)
+
+    def path(self, split: str) -> Path:
+        """File or folder of a split, the first that exists.
+
+        Searched are the recipe's folder, ``$FLT_MOL_DATA`` (in the data set's folder `NAME`, or
+        unpacked there by someone else), and the default data folder. In each, a converted
+        ``flat/SPLIT.safetensors`` comes before the file itself, and the file may be under the
+        end of its path: for `…/data/is2re/all/val_id/data.lmdb`, `all/val_id/data.lmdb` will do.
+
+        Raises:
+            ValueError: an unknown split, with the known ones; a file that does not exist, with the
+                places and the command that gets it.
+        """
+        found = self.find(split)
+        if found is None:
+            text = f"{self.relative(split)} does not exist, split {split} of data set {self.name}"
+            raise ValueError(f"{text}; {self.how_to_get([split])}")
+        return found
+
+    def find(self, split: str, folder: Path | None = None) -> Path | None:
+        """As :meth:`path`, but None for a split that does not exist.
+
+        Args:
+            split: its name.
+            folder: look for it there only.
+
+        Raises:
+            ValueError: an unknown split, with the known ones.
+        """
+        return next((p for p in self._candidates(split, folder) if os.path.exists(p)), None)
+
+    def _candidates(self, split: str, folder: Path | None) -> Iterator[Path]:
+        relative = self.relative(split)
+        if relative.is_absolute():
+            yield relative
+            return
+        for place, own in (self._places() if folder is None else {folder: True}).items():
+            if own:
+                yield place / _FLAT / f"{split}.safetensors"
+            elif len(relative.parts) < _DISTINCT:
+                continue  # in a folder for all data sets only what cannot be of another one
+            for cut in range(max(len(relative.parts) - _DISTINCT, 0) + 1):
+                yield place.joinpath(*relative.parts[cut:])
+
+    def _places(self) -> dict[Path, bool]:
+        """Folder → whether it is the data set's own."""
+        places = {self.folder: True}
+        for data in data_folders():
+            for own in dict.fromkeys((self.name, self.name.replace("_", "-"))):
+                places.setdefault(data / own, True)
+            places.setdefault(data, False)
+        return places
+
+    def relative(self, split: str) -> Path:
+        """Path of a split's file in the folder of its data set, as `dataset.yaml` gives it.
+
+        Raises:
+            ValueError: an unknown split, with the known ones.
+        """
+        if split not in self.splits:
+            raise ValueError(f"data set {self.name} has no split {_unknown(split, self.splits)}")
+        file = self.splits[split]
+        return file.relative_to(self.folder) if file.is_relative_to(self.folder) else file
+
+    def expected(self, split: str) -> Mapping[str, Any]:
+        """What `dataset.yaml` states of a split: count, bytes, md5 or sha256.
+
+        Raises:
+            ValueError: an unknown split, with the known ones.
+        """
+        self.relative(split)
+        entry = self.metadata["splits"][split]
+        return entry if isinstance(entry, dict) else {}
+
+    def is_converted(self, path: Path) -> bool:
+        """Whether a path of :meth:`path` is a converted split, not the file that was published."""
+        return path.parent.name == _FLAT and path not in self.splits.values()
+
+    def open(self, split: str, **options: Any) -> StructuresDataset:
+        """The systems of a split; options as of :func:`flt_mol.data.open_dataset`.
+
+        Raises:
+            ValueError: an unknown split; a file that is missing or invalid.
+
+        Warns:
+            UserWarning: as :meth:`check_count`.
+        """
+        from flt_mol.data.opening import open_dataset
+
+        dataset = open_dataset(self.path(split), **options)
+        self.check_count(split, dataset, stacklevel=3)
+        return dataset
+
+    def check_count(self, split: str, dataset: StructuresDataset, stacklevel: int = 2) -> None:
+        """Warn of a part of a split, or another one, that is taken for the whole.
+
+        Args:
+            split: its name.
+            dataset: its file, opened in full; records that were skipped count.
+            stacklevel: as of :func:`warnings.warn`.
+
+        Warns:
+            UserWarning: the recipe gives another number of systems.
+        """
+        found, count = len(dataset) + len(dataset.skipped), self.expected(split).get("count")
+        if isinstance(count, int) and found != count:
+            warnings.warn(
+                f"{split} of {self.name}: {dataset.path} holds {found:,} systems, the recipe "
+                f"states {count:,}: results cannot be compared with those of others",
+                UserWarning,
+                stacklevel=stacklevel,
+            )
+
+    def how_to_get(self, splits: Sequence[str]) -> str:
+        """For splits that do not exist: where they were searched, and what gets them."""
+        searched = ", ".join(map(str, self._places()))
+        text = f"searched in {searched}"
+        own = os.environ.get(_VARIABLE)
+        if own and not Path(own).expanduser().is_dir():
+            text = f"{_VARIABLE} is {own}, which is not a folder; {text}"
+        if command := self.command(splits):
+            sizes = [self.expected(split).get("bytes", 0) for split in splits]
+            text += (
+                f"; get {'it' if len(splits) == 1 else 'them'} with: {command} "
+                f"({self.metadata['archive'].get('bytes', 0):,} bytes to fetch, {sum(sizes):,} on "
+                f"disk); or set {_VARIABLE} to the folder where the data are unpacked"
+            )
+        return text
+
+    def command(self, splits: Sequence[str]) -> str:
+        """The command that fetches splits; empty for a data set without an archive."""
+        if not isinstance(self.metadata.get("archive"), dict):
+            return ""
+        every = set(splits) == set(self.splits)
+        chosen = "" if every else "".join(f" --split {split}" for split in splits)
+        return f"flt-mol data download {self.name.replace('_', '-')}{chosen}"
+
+
+def data_folders() -> list[Path]:
+    """Folders of large data sets, the first of which is written to; they need not exist."""
+    folders = []
+    if own := os.environ.get(_VARIABLE):
+        folders.append(Path(own).expanduser().absolute())
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with suppress(RuntimeError):  # no home
+        cache = cache if cache.is_absolute() else Path("~/.cache").expanduser()
+        folders.append(cache / "flt_mol" / "data")
+    return folders
+
+
+def names() -> list[str]:
+    """Names of the data sets that have a recipe."""
+    return sorted(path.parent.name for path in shipped_folder("datasets").glob(f"*/{_FILE}"))
+
+
+def known_name(name: str) -> str | None:
+    """The data set of that name, dashes and underscores being the same; None if there is none.
+
+    Example:
+        >>> known_name("oc20-is2re"), known_name("oc21")
+        ('oc20_is2re', None)
+    """
+    plain = name.replace("-", "_")
+    return next((known for known in names() if known.replace("-", "_") == plain), None)
+
+
+def recipe(name_or_folder: str | Path) -> Recipe:
+    """The data set of that name, or the one described in a folder (or `dataset.yaml`) of one's own.
+
+    A known name wins over a folder of the same name in the working directory. In names, dashes
+    and underscores are the same.
+
+    Raises:
+        ValueError: neither a known name nor a folder with `dataset.yaml`; a file that is not such a
+            description.
+    """
+    name = str(name_or_folder)
+    known = known_name(name) if isinstance(name_or_folder, str) else None
+    if known is not None:
+        return _read(shipped_folder("datasets") / known / _FILE)
+    path = Path(name_or_folder)
+    for candidate in (path, path / _FILE):
+        if candidate.name == _FILE and candidate.is_file():
+            return _read(candidate)
+    if path.exists():
+        raise ValueError(f"{path} is not a data set: it has no {_FILE}")
+    raise ValueError(f"no data set {_unknown(name, names())}, and no such folder")
+
+
+def _read(file: Path) -> Recipe:
+    try:
+        metadata = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read as yaml: {error}") from error
+    splits = metadata.get("splits") if isinstance(metadata, dict) else None
+    if not isinstance(splits, dict) or not splits:
+        raise ValueError(f"{file} has no mapping `splits:` of split to file")
+    # So that `splits: {1: …}` has names, too.
+    metadata["splits"] = splits = {str(split): entry for split, entry in splits.items()}
+    folder = file.parent.resolve()
+    files: dict[str, Path] = {}
+    for split, entry in splits.items():
+        relative = entry.get("file") if isinstance(entry, dict) else entry
+        if not isinstance(relative, str) or not relative:
+            raise ValueError(f"{file}: split {split} names no file")
+        files[split] = folder / relative
+    return Recipe(str(metadata.get("name", folder.name)), folder, files, metadata)
+
+
+def _unknown(name: str, known: Iterable[Any]) -> str:
+    """`'nam' (did you mean name?); there are: name, other`."""
+    known = [str(item) for item in known]
+    near = difflib.get_close_matches(name, known, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    return f"'{name}'{guess}; there are: {', '.join(known) or 'none'}"
+
+
+def find_recipe(name_or_path: str | Path) -> Recipe | None:
+    """The data set of that name or folder; None for a plain file or folder of records.
+
+    Raises:
+        ValueError: nothing of that name, with the names there are.
+    """
+    path = Path(name_or_path)
+    if path.exists() and not (path / _FILE).is_file():
+        return None
+    try:
+        return recipe(name_or_path)
+    except ValueError as error:
+        raise ValueError(f"no file or folder '{name_or_path}', and {error}") from error
+
+
+def open_source(
+    name_or_path: str | Path, split: str | None = None, **options: Any
+) -> StructuresDataset:
+    """One data set of records: a file, a folder of records, or a split of a data set.
+
+    Raises:
+        ValueError: no such data set, or one whose `split` was not named.
+    """
+    from flt_mol.data.opening import open_dataset
+
+    found = find_recipe(name_or_path)
+    if found is None:
+        if split is not None:
+            raise ValueError(f"{name_or_path} is a file or folder of records and has no splits")
+        return open_dataset(name_or_path, **options)
+    if split is None:
+        raise ValueError(
+            f"{name_or_path} has several splits; choose one with --split: {', '.join(found.splits)}"
+        )
+    return found.open(split, **options)
+
+
+def skipped_message(dataset: Any) -> str:
+    """How many records of a data set were skipped, and the first five with the reason."""
+    skipped: Sequence[str] = dataset.skipped
+    lines = [f"{dataset.path}: skipped {len(skipped)} of {len(skipped) + len(dataset)} records:"]
+    lines += [f"  {message}" for message in skipped[:_SHOWN]]
+    if len(skipped) > _SHOWN:
+        lines.append(f"  and {len(skipped) - _SHOWN} more")
+    return "\n".join(lines)

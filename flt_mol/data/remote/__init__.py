@@ -1,1 +1,0 @@
-"""Data sets from where they are published: fetched, checked and unpacked."""

@@ -1,0 +1,199 @@
+"""Records of the OC20 schema by stored names: values, options of reading, energies far off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flt_mol.structures import Structures
+
+__all__ = [
+    "GRAPH_FIELDS",
+    "LARGEST_ENERGY",
+    "Notes",
+    "OnError",
+    "ReadOptions",
+    "Record",
+    "Stored",
+    "far_off",
+    "far_off_message",
+    "heights",
+    "to_numpy",
+]
+
+Record = Mapping[str, Any]
+OnError = Literal["raise", "skip"]
+Notes = MutableMapping[str, str]
+
+LARGEST_ENERGY = 1e9  # eV; squares and sums of these are finite
+GRAPH_FIELDS = frozenset(
+    ("edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr")
+)
+_FAR_OFF, _TIMES = 20.0, 50.0  # eV; median distances
+_LIST_SIZE = 1_000_000  # values in lists of lists; arrays may be larger
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How records are read; the arguments are those of :func:`flt_mol.data.open_dataset`.
+
+    Raises:
+        ValueError: another `on_error`, an empty name, or energies both required and ignored.
+    """
+
+    require_energy: bool = False
+    ignore_energy: bool = False
+    on_error: OnError = "raise"
+    energy: str = "y_relaxed"
+    energy_initial: str = "y_init"
+    positions_relaxed: str = "pos_relaxed"
+    check: Callable[[Structures], None] | None = None
+    layer_numbers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error is {self.on_error!r}, expected 'raise' or 'skip'")
+        if self.require_energy and self.ignore_energy:
+            raise ValueError("require_energy and ignore_energy exclude each other")
+        for name in ("energy", "energy_initial", "positions_relaxed"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{name} is {value!r}, expected the name of a stored field")
+
+
+class Stored:
+    """A value of a record that is decoded when it is asked for."""
+
+    __slots__ = ()
+
+    def numpy(self) -> NDArray[Any]:
+        """Its numbers.
+
+        Raises:
+            ValueError: they do not fit their description.
+        """
+        raise NotImplementedError
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError(f"a {type(self).__name__} takes no state")
+
+
+def to_numpy(value: Any) -> NDArray[Any]:
+    """The numbers of a stored value, array, tensor, list or number.
+
+    Raises:
+        ValueError: something else; the text goes after the name of a field.
+
+    Example:
+        >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
+        array([1., 1.], dtype=float32)
+    """
+    if isinstance(value, Stored):
+        array = value.numpy()
+    elif isinstance(value, Tensor):
+        array = _of_tensor(value)
+    else:
+        array = _of_plain(value)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"holds {array.dtype}, expected numbers")
+    return array
+
+
+def _of_tensor(tensor: Tensor) -> NDArray[Any]:
+    try:
+        tensor = tensor.detach()
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
+        tensor = tensor.cpu().resolve_conj().resolve_neg()
+        array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"is a tensor of {tensor.dtype} ({tensor.layout}, {tensor.device}) that numpy cannot "
+            "hold; store a common dtype such as float32"
+        ) from error
+    return array
+
+
+def _of_plain(value: Any) -> NDArray[Any]:
+    # Lists that hold themselves, or each other again and again, would never end.
+    rest, count = [value], 0
+    while rest:
+        item = rest.pop()
+        if isinstance(item, list | tuple):
+            count += len(item)
+            if count > _LIST_SIZE:
+                raise ValueError("holds lists without end; store an array")
+            rest += [inner for inner in item if isinstance(inner, list | tuple)]
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError("is a ragged list, or holds no numbers") from None
+
+
+def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distance (…, n), Å, between lattice planes, for each of n ≤ 3 lattice vectors (…, n, 3).
+
+    hᵢ = |det| / |aⱼ × aₖ|, and likewise for two and one vectors; 0 where vectors are in line.
+    """
+    lengths = np.sqrt((vectors * vectors).sum(-1))
+    n = vectors.shape[-2]
+    if n < 2:
+        return np.asarray(lengths)
+    if n == 2:
+        volume = _length_of_cross(vectors[..., 0, :], vectors[..., 1, :])
+        others = lengths[..., ::-1]
+    else:
+        volume = np.abs(np.linalg.det(vectors))
+        others = _length_of_cross(vectors[..., [1, 2, 0], :], vectors[..., [2, 0, 1], :])
+    result = np.zeros_like(lengths)
+    np.divide(volume[..., None], others, out=result, where=others > 0)
+    return np.asarray(result)
+
+
+def _length_of_cross(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    following, last = [1, 2, 0], [2, 0, 1]
+    cross = a[..., following] * b[..., last] - a[..., last] * b[..., following]
+    return np.asarray(np.sqrt((cross * cross).sum(-1)))
+
+
+def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Which energies are of another kind than the others, the farthest first.
+
+    Those farther from the median than 20 eV and than 50 times the median distance: a total energy
+    among adsorption energies, which would set the scale of all the others.
+
+    Example:
+        >>> far_off(np.array([-1.0, -1.5, -5332.0, -0.5]))
+        array([2])
+    """
+    distance = np.abs(energies - np.median(energies))
+    far = np.flatnonzero(distance > max(_FAR_OFF, _TIMES * float(np.median(distance))))
+    return far[np.argsort(-distance[far], kind="stable")]
+
+
+def far_off_message(
+    energies: NDArray[np.float64], sid: Sequence[int | str], split: str, what: str
+) -> str | None:
+    """A warning of those that are :func:`far_off`; None where there are none.
+
+    Args:
+        energies: (S,) targets, eV.
+        sid: S names.
+        split: its name.
+        what: whose scale they set.
+    """
+    far = far_off(energies)
+    if not len(far):
+        return None
+    named = ", ".join(f"sid {sid[i]}: {energies[i]:.6g} eV" for i in far[:3])
+    return (
+        f"split '{split}': {len(far)} of {len(energies)} energies are far off the others "
+        f"({named}; median {np.median(energies):.6g} eV), as total energies among adsorption "
+        f"energies are. They set the scale of {what}: correct or remove them"
+    )

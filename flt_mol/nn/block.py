@@ -1,0 +1,244 @@
+"""Pre-norm Transformer block and encoder over packed systems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.nn.attention import FLTAttention, packed_positions
+from flt_mol.nn.layout import layout_of
+from flt_mol.nn.local import PairWeights
+from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
+from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
+
+Given = TypeVar("Given", SpectralGeometry, LocalGeometry)
+
+
+class BlockGeometry(NamedTuple):
+    """What blocks are told of where atoms are; made once for a stack, None where no part needs it.
+
+    Attributes:
+        position_features: Φ and Ψ, for attention that shares an RPE.
+        positions: (N, ℓ), Å, for attention with an RPE of its own.
+        pairs: weights of near pairs, of a `PairCorrection`.
+        images: keys that are periodic images, of an `ImageKeys`.
+        waves: for spectral filters, of `SpectralFilter.geometry`.
+        local: for local filters, of a `LocalBasis`.
+    """
+
+    position_features: PositionFeatures | None = None
+    positions: Tensor | None = None
+    pairs: PairWeights | None = None
+    images: PairWeights | None = None
+    waves: SpectralGeometry | None = None
+    local: LocalGeometry | None = None
+
+
+class FLTBlock(nn.Module):
+    """h = LayerNorm(x); x ← x + Attention(h) + Spectral(h) + Local(h); x ← x + FFN(LayerNorm(x)).
+
+    With ``local_norm=False`` the local filter takes x itself: a norm divides away how dense it is
+    around an atom, which the filters of earlier blocks have found out.
+
+    Attention weighs atoms against each other; the two filters are sums that nothing normalises,
+    which is how a density gets in: the spectral filter over all atoms and their images, coarse,
+    the local filter over neighbours, fine. Each part may be left out.
+
+    Args:
+        attention: the attention layer, or None.
+        ffn_dim: width of the hidden layer of the feed-forward net.
+        dropout: probability, applied to the feed-forward net's output.
+        spectral: the spectral filter.
+        local: the local filter.
+        local_norm: whether it takes normalised features. Deep stacks and many passes need it.
+
+    Raises:
+        ValueError: no part at all, or parts of different widths.
+    """
+
+    def __init__(
+        self,
+        attention: FLTAttention | None,
+        ffn_dim: int,
+        dropout: float = 0.0,
+        *,
+        spectral: SpectralFilter | None = None,
+        local: LocalFilter | None = None,
+        local_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        embed_dim = _width(attention, spectral, local)
+        normed = local_norm or attention is not None or spectral is not None
+        self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
+        self.attention = attention
+        self.spectral = spectral
+        self.local = local
+        self.local_norm = local_norm
+        self.ffn_norm = nn.LayerNorm(embed_dim)
+        self.ffn = nn.Sequential(
+            nn.Linear(embed_dim, ffn_dim),
+            nn.GELU(),
+            nn.Linear(ffn_dim, embed_dim),
+            nn.Dropout(dropout),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        ptr: Tensor,
+        position_features: PositionFeatures | None = None,
+        *,
+        positions: Tensor | None = None,
+        pairs: PairWeights | None = None,
+        images: PairWeights | None = None,
+        waves: SpectralGeometry | None = None,
+        local: LocalGeometry | None = None,
+    ) -> Tensor:
+        """Features (N, C) and ptr (B + 1,) to features (N, C); the rest as in `BlockGeometry`.
+
+        Raises:
+            ValueError: a part without its geometry.
+        """
+        h = self.attention_norm(x)
+        out = x
+        if self.attention is not None:
+            out = out + self.attention(
+                h,
+                positions,
+                ptr=ptr,
+                position_features=position_features,
+                pairs=pairs,
+                images=images,
+            )
+        if self.spectral is not None:
+            waves = _needed(waves, "waves", "SpectralFilter.geometry")
+            out = out + self.spectral(h, waves)
+        if self.local is not None:
+            local = _needed(local, "local", "a LocalBasis")
+            out = out + self.local(h if self.local_norm else x, local)
+        fed: Tensor = self.ffn(self.ffn_norm(out))
+        return out + fed
+
+
+class FLTEncoder(nn.Module):
+    """A stack of blocks that share one RPE, applied `recycles` times to its own output.
+
+    Position features are computed once per forward and shared by all blocks and recycles
+    (Choromanski, Li et al. 2024, appendix: four passes of the same blocks on OC20), and padded
+    rows are packed once.
+
+    Args:
+        blocks: the blocks in order.
+        rpe: the relative positional encoding; None leaves positions out (a Performer), or to the
+            blocks, whose attention may have an RPE of its own.
+        recycles: how often the stack is applied.
+
+    Raises:
+        ValueError: no recycle; blocks of which some are causal or have an RPE and some do not;
+            RPEs of both the encoder and the blocks.
+    """
+
+    def __init__(
+        self, blocks: Iterable[FLTBlock], rpe: FourierRPE | None = None, recycles: int = 1
+    ) -> None:
+        super().__init__()
+        if recycles < 1:
+            raise ValueError(f"recycles must be at least 1, got {recycles}")
+        blocks = list(blocks)
+        self.blocks = nn.ModuleList(blocks)
+        self.rpe = rpe
+        self.recycles = recycles
+        attention = [block.attention for block in blocks if block.attention is not None]
+        causal = {layer.causal for layer in attention}
+        if len(causal) > 1:
+            raise ValueError("some blocks are causal and some are not: they share their positions")
+        self.causal = True in causal
+        if self.causal and any(block.spectral or block.local for block in blocks):
+            raise ValueError("filters see all atoms: they do not go with causal attention")
+        own = {layer.rpe is not None for layer in attention}
+        if len(own) > 1 or (rpe is not None and True in own):
+            raise ValueError("give one rpe for the encoder, or one for each block, or none")
+        self._blocks_have_rpes = True in own
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        ptr: Tensor | None = None,
+        *,
+        system: Tensor | None = None,
+        num_systems: int | None = None,
+        mask: Tensor | None = None,
+        pairs: PairWeights | None = None,
+        images: PairWeights | None = None,
+        waves: SpectralGeometry | None = None,
+        local: LocalGeometry | None = None,
+    ) -> Tensor:
+        """Features of packed or padded rows to features of the same rows.
+
+        Args:
+            x: (N, C) with `ptr` or `system`, or (B, L, C), with `mask` where some are padding.
+            positions: (N, ℓ) or (B, L, ℓ), Å; with ℓ = 1 the default is the place in the sequence.
+            ptr: (B + 1,), first row of each system, for packed rows.
+            system: (N,), the system of each row in any order, instead of `ptr`.
+            num_systems: B, with `system` only.
+            mask: (B, L) bool, True for real rows, for padded rows.
+            pairs: weights of near pairs of packed rows, see `FLTAttention`.
+            images: keys that are periodic images, see `FLTAttention`.
+            waves: of packed rows, for blocks with spectral filters.
+            local: of packed rows, for blocks with local filters.
+
+        Raises:
+            ValueError: arguments that do not belong together or do not fit `x`.
+        """
+        layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
+        layout.refuse_unsorted(pairs, images, waves, local)
+        rows = layout.pack(x)
+        features = places = None
+        if self.rpe is not None:
+            # Rows of a causal stack may not know of later ones, as they would by the mean.
+            origin = "first" if self.causal else "mean"
+            packed = packed_positions(layout, positions, self.rpe.dim)
+            features = self.rpe(packed, layout.ptr, origin=origin)
+        elif positions is not None and self._blocks_have_rpes:
+            places = layout.pack(positions)
+        geometry = BlockGeometry(features, places, pairs, images, waves, local)
+        for _ in range(self.recycles):
+            rows = self.once(rows, layout.ptr, geometry)
+        return layout.unpack(rows)
+
+    def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
+        """One pass through the blocks: (N, C) → (N, C), for those who read out every pass."""
+        features, *rest = geometry
+        given = dict(zip(BlockGeometry._fields[1:], rest, strict=True))
+        for block in self.blocks:
+            x = block(x, ptr, features, **given)
+        return x
+
+
+def _width(*parts: FLTAttention | SpectralFilter | LocalFilter | None) -> int:
+    kinds = (FLTAttention, SpectralFilter, LocalFilter)
+    widths = set()
+    for part, kind in zip(parts, kinds, strict=True):
+        if part is None:
+            continue
+        if not isinstance(part, kind):
+            raise ValueError(
+                f"a block takes a {kind.__name__}, got a {type(part).__name__}: add what other "
+                "layers give beside the block"
+            )
+        widths.add(part.channels if isinstance(part, LocalFilter) else part.embed_dim)
+    if len(widths) != 1:
+        have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
+        raise ValueError(f"a block with {have}: give parts of one width")
+    return int(widths.pop())
+
+
+def _needed(geometry: Given | None, name: str, source: str) -> Given:
+    if geometry is None:
+        raise ValueError(f"this block has a filter that needs {name}: pass what {source} gives")
+    return geometry

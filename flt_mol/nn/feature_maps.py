@@ -1,0 +1,322 @@
+"""φ as modules: what attention applies to queries and keys, each with its positions beside it.
+
+A map acts on the concatenations [Φ, q̂] and [Ψ, k̂], with q̂ = q D^{-1/4}, without forming them.
+`SoftmaxFeatures` and `HyperbolicFeatures` are unbiased estimates of exp(q·k/√D + Φ·Ψ): the
+softmax. The others define an attention of their own, in which position features act as further
+inputs, no longer as the exponential of a mask [1].
+
+References:
+    [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
+    Encodings in Transformers", AISTATS 2024, appendix on image data: φ(x) = ReLU(Wx).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.functional.feature_maps import (
+    elu_features,
+    gaussian_projection,
+    hyperbolic_log_features,
+    orthogonal_projection,
+    project_positions,
+    relu_features,
+    softmax_log_features,
+    softplus_log_features,
+)
+from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.numerics import placed, seeded_generator
+from flt_mol.nn.redraw import Redrawn
+
+
+class FeatureMap(nn.Module):
+    """A map of rows to features that are not negative, one per head.
+
+    A map of your own needs `forward`, and the attributes that are not the defaults. Features below
+    0 make weights that may cancel, and outputs without bound or NaN. The position features of the
+    rows are ``at.query`` or, of keys, ``at.key``: (N, H, 2R), or (N, 1, 2R) where all heads share
+    them.
+
+    Args:
+        num_heads: H.
+        head_dim: D.
+        position_dim: 2R, the width of the position features; 0 without positions.
+        num_features: M, how many features come out.
+
+    Attributes:
+        exponential: whether `forward` gives log φ, which attention exponentiates after taking off
+            what is common to a system.
+        estimates_softmax: whether E[φ(q)·φ(k)] = exp(q·k/√D + Φ·Ψ), up to a factor of the query.
+        learned: whether it has weights, which exact attention would never train.
+
+    Example:
+        >>> class Squares(FeatureMap):
+        ...     def forward(self, x, at, *, key):
+        ...         positions = (at.key if key else at.query).expand(-1, self.num_heads, -1)
+        ...         return torch.cat([positions, x], dim=-1).square()
+        >>> from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
+        >>> rpe = FourierRPE(GaussianSpectrum(2, 4), GaussianFrequencies(5))  # 2R = 10
+        >>> squares = Squares(num_heads=2, head_dim=4, position_dim=10, num_features=14)
+        >>> layer = FLTAttention(8, 2, feature_map=squares, rpe=rpe)
+        >>> layer(torch.randn(6, 8), torch.rand(6, 3)).shape
+        torch.Size([6, 8])
+    """
+
+    exponential = False
+    estimates_softmax = False
+    learned = False
+
+    def __init__(self, num_heads: int, head_dim: int, position_dim: int, num_features: int) -> None:
+        super().__init__()
+        if min(num_heads, head_dim, num_features) < 1 or position_dim < 0:
+            raise ValueError(
+                f"num_heads, head_dim and num_features must be ≥ 1 and position_dim ≥ 0, got "
+                f"{num_heads}, {head_dim}, {num_features} and {position_dim}"
+            )
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.position_dim = position_dim
+        self.num_features = num_features
+
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """φ, or log φ if `exponential`, of rows (N, H, D) at positions `at` → (N, H, M).
+
+        Args:
+            x: queries or keys.
+            at: the rows' position features; None without positions.
+            key: whether the rows are keys (Ψ) or queries (Φ).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no features: define forward")
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return (
+            f"num_heads={self.num_heads}, head_dim={self.head_dim}, "
+            f"position_dim={self.position_dim}, num_features={self.num_features}"
+        )
+
+
+class RandomFeatures(FeatureMap, Redrawn):
+    """Maps that begin with fixed random directions W (M, 2R + D) per head, saved as buffers.
+
+    Args:
+        num_heads: H.
+        head_dim: D.
+        position_dim: 2R.
+        num_features: M.
+        orthogonal: whether directions are orthogonal in blocks, else independent.
+        redraw_every: None, or the number of training steps after which training draws another W,
+            while eval keeps the saved one: see `Redrawn` for what a step is.
+        generator: on CPU; None takes a seed from torch's global one.
+    """
+
+    content_projection: Tensor
+    position_projection: Tensor | None
+    per_direction = 1
+    function: Callable[..., Tensor]
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        position_dim: int = 0,
+        *,
+        num_features: int = 64,
+        orthogonal: bool = True,
+        redraw_every: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if num_features % self.per_direction:
+            raise ValueError(f"num_features {num_features} must be even: W and −W are both used")
+        super().__init__(num_heads, head_dim, position_dim, num_features)
+        self.orthogonal = orthogonal
+        self.register_buffer("position_projection", None)
+        self._init_redraw(redraw_every, generator)
+
+    def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        content, positions = _directions(self, self.orthogonal, generator)
+        draws = {"content_projection": content}
+        if self.position_dim:
+            draws["position_projection"] = positions
+        return draws
+
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
+        if self.redraw_every is not None:
+            self.begin_step()
+        logits = None
+        if self.position_projection is not None and at is not None:
+            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
+            logits = project_positions(at.basis, weight, self.position_projection, turn)
+        # What is subtracted is a constant of the row, which cancels for queries.
+        settings = {"subtract_norm": key} if self.exponential else {}
+        features = type(self).function(x, self.content_projection, logits, **settings)
+        if self.redraw_every is not None:
+            self.watch(features)
+        return features
+
+
+class SoftmaxFeatures(RandomFeatures):
+    """Positive random features [1]: φ_m(x) = exp(w_m·x̂ − ‖x̂‖²/2), as logarithms.
+
+    E[φ(q)·φ(k)]/M = exp(q·k/√D + Φ·Ψ), up to a factor of the query's, which attention divides out.
+    The relative variance of one weight is (exp(‖q̂ + k̂‖²) − 1)/M: good for small logits only.
+
+    References:
+        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
+    """
+
+    exponential = True
+    estimates_softmax = True
+
+    function = staticmethod(softmax_log_features)
+
+
+class HyperbolicFeatures(RandomFeatures):
+    """Positive features in opposite pairs: exp(±w_m·x̂ − ‖x̂‖²/2), M/2 directions [1, Lemma 1].
+
+    Of the same expectation as `SoftmaxFeatures`, at half the products for the same M.
+
+    References:
+        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
+    """
+
+    exponential = True
+    estimates_softmax = True
+    per_direction = 2
+
+    function = staticmethod(hyperbolic_log_features)
+
+
+class ReLUFeatures(RandomFeatures):
+    """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed: the map of the paper's image model."""
+
+    function = staticmethod(relu_features)
+
+
+class SoftplusFeatures(FeatureMap):
+    """φ(x) = softplus(W [Φ, x̂] + b), with W and b learned, as logarithms.
+
+    Learned maps follow a given softmax far more closely than random ones of the same M once they
+    are trained; before that they are no estimate of anything.
+
+    Args:
+        num_heads: H.
+        head_dim: D.
+        position_dim: 2R.
+        num_features: M.
+        generator: on CPU, for W at the start; None takes a seed from torch's global one.
+    """
+
+    exponential = True
+    learned = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        position_dim: int = 0,
+        *,
+        num_features: int = 64,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(num_heads, head_dim, position_dim, num_features)
+        content, positions = _directions(self, True, seeded_generator(generator))
+        self.weight = nn.Parameter(placed(content))
+        self.bias = nn.Parameter(torch.zeros_like(self.weight[..., 0]))
+        self.position_weight = nn.Parameter(placed(positions)) if position_dim else None
+
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """Log φ of rows (N, H, D) → (N, H, M)."""
+        logits = None
+        if self.position_weight is not None and at is not None:
+            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
+            logits = project_positions(at.basis, weight, self.position_weight, turn)
+        return softplus_log_features(x, self.weight, self.bias, logits)
+
+
+class ELUFeatures(FeatureMap):
+    """φ(x) = elu([Φ, x̂]) + 1 [1], without any weights: M = 2R + D.
+
+    References:
+        [1] Katharopoulos et al., "Transformers are RNNs", ICML 2020, equation 7.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, position_dim: int = 0) -> None:
+        super().__init__(num_heads, head_dim, position_dim, position_dim + head_dim)
+
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """φ of rows (N, H, D) → (N, H, M)."""
+        positions = None
+        if self.position_dim and at is not None:
+            positions = at.key if key else at.query
+        return elu_features(x, positions)
+
+
+FEATURE_MAPS: dict[str, type[FeatureMap]] = {
+    "softmax": SoftmaxFeatures,
+    "hyperbolic": HyperbolicFeatures,
+    "relu": ReLUFeatures,
+    "softplus": SoftplusFeatures,
+    "elu": ELUFeatures,
+}
+
+
+def feature_map_of(
+    choice: str | FeatureMap,
+    shape: tuple[int, int, int],
+    generator: torch.Generator,
+    **settings: Any,
+) -> FeatureMap:
+    """The map named by, or given as, `choice`, for heads of a certain shape.
+
+    Args:
+        choice: a name in `FEATURE_MAPS`, or a map, which must be of this shape.
+        shape: H, D and 2R.
+        generator: for maps that begin with random numbers.
+        **settings: what else is asked for, None where nothing is.
+
+    Raises:
+        ValueError: unknown name, a setting that the map does not have, or a map of another shape.
+    """
+    asked = {name: value for name, value in settings.items() if value is not None}
+    if isinstance(choice, FeatureMap):
+        own = (choice.num_heads, choice.head_dim, choice.position_dim)
+        if own != shape or asked:
+            raise ValueError(
+                f"the feature map is for (heads, channels per head, width of position features) "
+                f"{own} and brings its own settings; needed: {shape}, given besides: "
+                f"{', '.join(asked) or 'nothing'}"
+            )
+        return choice
+    if choice not in FEATURE_MAPS:
+        raise ValueError(
+            f"feature_map is {choice!r}, expected a FeatureMap or one of {', '.join(FEATURE_MAPS)}"
+        )
+    kind = FEATURE_MAPS[choice]
+    known = inspect.signature(kind).parameters
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise ValueError(f"feature_map {choice!r} has no {', '.join(unknown)}")
+    if "generator" in known:
+        asked["generator"] = generator
+    return kind(*shape, **asked)
+
+
+def _directions(
+    shape: FeatureMap, orthogonal: bool, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """W for content (H, M', D) and for positions (H, M', 2R), drawn as one matrix per head."""
+    draw = orthogonal_projection if orthogonal else gaussian_projection
+    rows = shape.num_features // getattr(shape, "per_direction", 1)
+    width = shape.position_dim + shape.head_dim
+    projection = torch.stack(
+        [draw(rows, width, generator=generator) for _ in range(shape.num_heads)]
+    )
+    positions, content = torch.split(projection, [shape.position_dim, shape.head_dim], dim=-1)
+    return content.contiguous(), positions.contiguous()
