@@ -1,29 +1,26 @@
 """Objects of torch_geometric: its own where it is installed, and look-alikes where it is not."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from flt_mol.data import open_dataset
-from flt_mol.data.memory import MemoryDataset
-from flt_mol.data.oc20 import to_structures
-from flt_mol.data.options import ReadOptions
+from flt_mol.data.decoding import decode
+from flt_mol.data.opening import MemoryDataset
 from flt_mol.data.pyg import from_pyg, is_pyg, pyg_records
+from flt_mol.data.schema import ReadOptions
 from flt_mol.structures import Structures
 
 FIELDS = ("positions", "cell", "atomic_numbers", "tags", "fixed", "pbc", "ptr")
 OPTIONAL = ("energy", "energy_initial", "positions_relaxed")
 
 
-def assert_equal(a: Structures, b: Structures) -> None:
+def assert_equal(a, b):
     for name in (*FIELDS, *OPTIONAL):
         x, y = getattr(a, name), getattr(b, name)
         assert (x is None) == (y is None), name
@@ -33,7 +30,7 @@ def assert_equal(a: Structures, b: Structures) -> None:
 
 
 @pytest.fixture
-def records(make_record: Any) -> list[dict[str, Any]]:
+def records(make_record):
     """Systems of 6, 2 and 4 atoms with fields whose names contain "index"."""
     numbers = {"bulk_index": torch.tensor([3]), "ads_index": torch.tensor([1]), "name": "a"}
     made = []
@@ -47,29 +44,29 @@ def records(make_record: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def expected(records: Any) -> Structures:
-    return Structures.cat([to_structures(record, where="") for record in records])
+def expected(records):
+    return Structures.cat([decode([record], ReadOptions(), where=str) for record in records])
 
 
-def look_alike_1(record: Any) -> Any:
+def look_alike_1(record):
     """As PyG 1.x keeps its fields."""
     data = SimpleNamespace(**record, x=None, face=None)
     data.__dict__["__num_nodes__"] = None
     return data
 
 
-def look_alike_2(record: Any) -> Any:
+def look_alike_2(record):
     """As PyG 2.x keeps its fields."""
     return SimpleNamespace(_store=SimpleNamespace(_mapping=dict(record)))
 
 
-def look_alike_batch(records: Any, version: int) -> Any:
+def look_alike_batch(records, version):
     """What PyG's collate does to these records."""
     counts = [record["natoms"] for record in records]
     ptr = torch.tensor([0, *np.cumsum(counts)])
-    fields: dict[str, Any] = {"ptr": ptr, "batch": torch.arange(3).repeat_interleave(ptr.diff())}
-    slices: dict[str, Any] = {}
-    added: dict[str, Any] = {}
+    fields = {"ptr": ptr, "batch": torch.arange(3).repeat_interleave(ptr.diff())}
+    slices = {}
+    added = {}
     for name, first in records[0].items():
         values = [record[name] for record in records]
         if isinstance(first, str):
@@ -91,12 +88,12 @@ def look_alike_batch(records: Any, version: int) -> Any:
 
 
 @pytest.mark.parametrize("make", [look_alike_1, look_alike_2])
-def test_data_of_any_version(make: Any, records: Any, expected: Any) -> None:
+def test_data_of_any_version(make, records, expected):
     assert_equal(Structures.cat([from_pyg(make(record)) for record in records]), expected)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_batches_come_apart_as_they_were(version: int, records: Any, expected: Any) -> None:
+def test_batches_come_apart_as_they_were(version, records, expected):
     batch = look_alike_batch(records, version)
     numbers = (vars(batch) if version == 1 else batch._store._mapping)["bulk_index"]
     assert numbers.tolist() == [3, 9, 11]
@@ -106,20 +103,20 @@ def test_batches_come_apart_as_they_were(version: int, records: Any, expected: A
 
 
 @pytest.mark.parametrize("told_by", ["ptr", "batch", "natoms"])
-def test_batches_without_notes_go_by_sizes(told_by: str, records: Any, expected: Any) -> None:
+def test_batches_without_notes_go_by_sizes(told_by, records, expected):
     batch = look_alike_batch(records, 1)
     for name in {"ptr", "batch", "natoms", "__slices__", "__cumsum__"} - {told_by}:
         del batch.__dict__[name]
     for name in ("bulk_index", "ads_index"):  # what was added is not known any more
         batch.__dict__[name] = torch.tensor([3, 3, 3] if name[0] == "b" else [1, 1, 1])
     batch.cell = batch.cell.reshape(9, 3)
-    notes: dict[str, str] = {}
+    notes = {}
     system = from_pyg(batch, notes=notes)
     assert_equal(system, expected)
     assert set(notes) == (set() if told_by == "natoms" else {"natoms"})
 
 
-def test_fields_that_were_changed_after_batching(records: Any, expected: Any) -> None:
+def test_fields_that_were_changed_after_batching(records, expected):
     batch = look_alike_batch(records, 2)
     batch._store._mapping["y_relaxed"] = torch.tensor([7.0, 8.0, 9.0], dtype=torch.float64)
     batch._store._mapping["sid"] = ["a", "b", "c"]
@@ -131,7 +128,7 @@ def test_fields_that_were_changed_after_batching(records: Any, expected: Any) ->
     assert torch.equal(system.cell, expected.cell)
 
 
-def test_mixed_atoms_are_refused(records: Any) -> None:
+def test_mixed_atoms_are_refused(records):
     batch = look_alike_batch(records, 1)
     del batch.ptr
     batch.batch = batch.batch.flip(0)
@@ -139,7 +136,7 @@ def test_mixed_atoms_are_refused(records: Any) -> None:
         from_pyg(batch)
 
 
-def test_graphs_without_atoms_are_named(records: Any) -> None:
+def test_graphs_without_atoms_are_named(records):
     batch = SimpleNamespace(
         pos=torch.zeros(2, 3), atomic_numbers=torch.ones(2), ptr=torch.tensor([0, 2, 2])
     )
@@ -148,9 +145,9 @@ def test_graphs_without_atoms_are_named(records: Any) -> None:
         from_pyg(batch)
 
 
-def test_z_is_taken_for_atomic_numbers_with_a_note() -> None:
+def test_z_is_taken_for_atomic_numbers_with_a_note():
     data = SimpleNamespace(pos=torch.zeros(1, 3), z=torch.tensor([29]), y=torch.tensor([[-1.5]]))
-    notes: dict[str, str] = {}
+    notes = {}
     system = from_pyg(data, options=ReadOptions(energy="y"), notes=notes)
     assert system.atomic_numbers.tolist() == [29]
     assert system.energy.tolist() == [-1.5]
@@ -158,18 +155,18 @@ def test_z_is_taken_for_atomic_numbers_with_a_note() -> None:
 
 
 @pytest.mark.parametrize("value", [3, None, "text", [1], SimpleNamespace(a=1), object(), dict])
-def test_what_is_no_such_object(value: Any) -> None:
+def test_what_is_no_such_object(value):
     assert not is_pyg(value)
     with pytest.raises(ValueError, match="expected PyG Data or Batch"):
         from_pyg(value)
 
 
-def test_several_kinds_of_nodes_are_refused() -> None:
+def test_several_kinds_of_nodes_are_refused():
     with pytest.raises(ValueError, match="several kinds of nodes"):
         from_pyg(SimpleNamespace(_node_store_dict={}))
 
 
-def test_errors_name_place_sid_and_field(records: Any) -> None:
+def test_errors_name_place_sid_and_field(records):
     records[1]["pos"] = records[1]["pos"] * float("nan")
     with pytest.raises(ValueError, match=r"list of 3 SimpleNamespace, system 1, sid 101: pos"):
         list(open_dataset([look_alike_1(record) for record in records]))
@@ -178,7 +175,7 @@ def test_errors_name_place_sid_and_field(records: Any) -> None:
     assert len(dataset.skipped) == 1
 
 
-def test_without_targets(records: Any) -> None:
+def test_without_targets(records):
     for record in records:
         del record["y_relaxed"]
     data = [look_alike_2(record) for record in records]
@@ -187,11 +184,11 @@ def test_without_targets(records: Any) -> None:
         open_dataset(data, require_energy=True)
 
 
-def test_no_torch_geometric_is_imported() -> None:
+def test_no_torch_geometric_is_imported():
     code = (
         "import sys\n"
         "sys.modules['torch_geometric'] = None\n"
-        "import flt_mol.data.open, flt_mol.data.pyg, flt_mol.data.memory\n"
+        "import flt_mol.data.opening, flt_mol.data.pyg\n"
         "from types import SimpleNamespace as Data\n"
         "data = Data(pos=[[0, 0, 0.0]], atomic_numbers=[29], natoms=1, sid=7)\n"
         "print(flt_mol.data.pyg.from_pyg(data).sid)\n"
@@ -201,22 +198,22 @@ def test_no_torch_geometric_is_imported() -> None:
 
 
 @pytest.fixture
-def pyg() -> Any:
+def pyg():
     return pytest.importorskip("torch_geometric.data")
 
 
 @pytest.fixture
-def graphs(pyg: Any, records: Any) -> list[Any]:
+def graphs(pyg, records):
     return [pyg.Data(**record) for record in records]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_genuine_objects(pyg: Any, graphs: Any, expected: Any) -> None:
+def test_genuine_objects(pyg, graphs, expected):
     batch = pyg.Batch.from_data_list(graphs)
     assert batch.bulk_index.tolist() == [3, 9, 11]
 
-    class Stored(pyg.InMemoryDataset):  # type: ignore[misc]
-        def __init__(self) -> None:
+    class Stored(pyg.InMemoryDataset):
+        def __init__(self):
             super().__init__(None)
             self.data, self.slices = self.collate(graphs)
 
@@ -230,9 +227,7 @@ def test_genuine_objects(pyg: Any, graphs: Any, expected: Any) -> None:
     assert expected.energy.tolist() == [-1.5, -2.5, -3.5]
 
 
-def test_objects_of_1x_unpickled_under_2x(
-    pyg: Any, pickle_pyg: Any, records: Any, expected: Any
-) -> None:
+def test_objects_of_1x_unpickled_under_2x(pyg, pickle_pyg, records, expected):
     old = [pickle.loads(pickle_pyg(record, 1)) for record in records]
     assert type(old[0]) is pyg.Data
     with pytest.raises(RuntimeError):
@@ -240,13 +235,13 @@ def test_objects_of_1x_unpickled_under_2x(
     assert_equal(open_dataset(old).batch([0, 1, 2]), expected)
 
 
-def test_followed_batches(pyg: Any, graphs: Any, expected: Any) -> None:
+def test_followed_batches(pyg, graphs, expected):
     batch = pyg.Batch.from_data_list(graphs, follow_batch=["pos"])
     assert "pos_batch" in batch
     assert_equal(from_pyg(batch), expected)
 
 
-def test_booleans_in_a_batch(pyg: Any, records: Any, expected: Any) -> None:
+def test_booleans_in_a_batch(pyg, records, expected):
     kinds = {"pbc": torch.tensor([True, True, True]), "seen_index": torch.tensor([True])}
     changed = [{**record, **kinds, "fixed": record["fixed"] != 0} for record in records]
     batch = pyg.Batch.from_data_list([pyg.Data(**record) for record in changed])
@@ -258,9 +253,7 @@ def test_booleans_in_a_batch(pyg: Any, records: Any, expected: Any) -> None:
     assert system.info["seen_index"] == (1, 1, 1)
 
 
-def test_a_batch_as_one_record_is_refused(
-    pyg: Any, records: Any, expected: Any, write_lmdb: Any
-) -> None:
+def test_a_batch_as_one_record_is_refused(pyg, records, expected, write_lmdb):
     bare = [{k: v for k, v in record.items() if k not in ("natoms", "sid")} for record in records]
     several = pyg.Batch.from_data_list([pyg.Data(**record) for record in bare])
     one = pyg.Batch.from_data_list([pyg.Data(**bare[0])])
@@ -268,26 +261,24 @@ def test_a_batch_as_one_record_is_refused(
     with pytest.warns(UserWarning, match="no natoms"):
         assert torch.equal(dataset[1].positions, expected[0].positions)
     for read in (lambda: dataset[0], lambda: dataset.batch([0]), lambda: dataset.batch([1, 0])):
-        with pytest.raises(ValueError, match=r"key 0.*ptr is of 3 graphs: store one system per re"):
+        with pytest.raises(ValueError, match=r"key 0.*ptr is of several graphs"):
             read()
     assert torch.equal(dataset.batch([1]).positions, expected[0].positions)
 
 
 @pytest.mark.parametrize("told_by", ["ptr", "batch"])
 @pytest.mark.parametrize("listed", [False, True])
-def test_mappings_of_several_graphs_are_refused(
-    told_by: str, listed: bool, make_record: Any, write_lmdb: Any
-) -> None:
+def test_mappings_of_several_graphs_are_refused(told_by, listed, make_record, write_lmdb):
     held = {"ptr": torch.tensor([0, 2, 6]), "batch": torch.tensor([0, 0, 1, 1, 1, 1])}[told_by]
     record = make_record(**{told_by: held.tolist() if listed else held})
     dataset = open_dataset(write_lmdb({0: make_record(ptr=torch.tensor([0, 6])), 1: record}))
-    with pytest.raises(ValueError, match=f"{told_by} is of 2 graphs: store one system per record"):
+    with pytest.raises(ValueError, match=f"{told_by} is of several graphs"):
         dataset.batch([0, 1])
-    with pytest.raises(ValueError, match=f"{told_by} is of 2 graphs: store one system per record"):
-        to_structures(record, where="")
+    with pytest.raises(ValueError, match=f"{told_by} is of several graphs"):
+        decode([record], ReadOptions(), where=str)
 
 
 @pytest.mark.parametrize("batch", ["train", 3, [0] * 6, [4] * 6, [1, 2], torch.arange(6.0), ["a"]])
-def test_other_fields_called_batch_do_no_harm(batch: Any, make_record: Any) -> None:
-    system = to_structures(make_record(batch=batch, ptr=[0, 6]), where="")
+def test_other_fields_called_batch_do_no_harm(batch, make_record):
+    system = decode([make_record(batch=batch, ptr=[0, 6])], ReadOptions(), where=str)
     assert system.natoms.tolist() == [6]
