@@ -113,7 +113,10 @@ def small_model(**changes) -> EnergyModel:
         "num_layers": 2,
         "ffn_dim": 32,
         "num_features": 16,
-        "rpe": RPEConfig(num_terms=4, num_frequencies=6),
+        "rpe": RPEConfig(
+            spectrum={"name": "gaussian", "num_terms": 4},
+            frequencies={"name": "gaussian", "num_frequencies": 6},
+        ),
         **changes,
     }
     with torch.random.fork_rng(devices=[]):
