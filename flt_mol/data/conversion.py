@@ -20,13 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import flt_mol
 from flt_mol.data.ase import to_ase
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.schema import OnError
-from flt_mol.files import temporary_path
+from flt_mol.files import VERSION, temporary_path
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ Batches = Iterator[tuple[list[int], Structures]]
 
 
 def _write_flat(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
-    about = {"source": source.path.name, "written_by": f"flt_mol {flt_mol.__version__}"}
+    about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
     pairs = ((b, _forces(source, rows, b) if forces else None) for rows, b in systems)
     write_flat(pairs, path, about)
 

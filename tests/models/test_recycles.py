@@ -1,4 +1,4 @@
-"""Several passes: what is read out of each, and what each hands to the next."""
+"""Several recycles: what is read out of each, and what each hands to the next."""
 
 from dataclasses import replace
 
@@ -8,13 +8,12 @@ from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model, small_pairs
 from torch import nn
 
 from flt_mol import testing
-from flt_mol.models.energy import Normalizer
-from flt_mol.models.passes import Passes
 
 FEEDBACK = ["features", "positions"]
+SHORT = ["rpe", "both filters", "correction, pair types", "exact", "centred images, pair types"]
 # Of positions, where a kind of model can; and of features, for one of them.
 ONCE = [
-    *((name, all_outputs(KINDS[name], 2, "positions")["feedback"]) for name in KINDS),
+    *((name, all_outputs(KINDS[name], 2, "positions")["feedback"]) for name in SHORT),
     ("both filters", "features"),
 ]
 every_kind, moving_kinds = (
@@ -45,22 +44,22 @@ def build(changes, recycles=3, feedback="features", step=1.0):
 
 
 @every_kind
-def test_the_last_pass_is_the_answer_and_the_first_that_of_one_pass(changes, feedback, structures):
+def test_the_last_recycle_is_the_answer_and_the_first_that_of_one(changes, feedback, structures):
     model = build(changes, 3, feedback, step=30)
-    alone = build(changes, 1)  # with one pass there is nothing to feed back
+    alone = build(changes, 1)  # with one recycle there is nothing to feed back
     alone.load_state_dict(model.state_dict())
     with torch.no_grad():
         out, once = model(structures), alone(structures)
     for name in model.config.outputs:
-        assert torch.equal(out[f"{name}_passes"][-1], out[name])
-        assert torch.equal(out[f"{name}_passes"][0], once[name])
-        assert f"{name}_passes" not in once
-        first, second, third = out[f"{name}_passes"]
+        assert torch.equal(out[f"{name}_recycles"][-1], out[name])
+        assert torch.equal(out[f"{name}_recycles"][0], once[name])
+        assert f"{name}_recycles" not in once
+        first, second, third = out[f"{name}_recycles"]
         assert not torch.equal(first, second)
         assert not torch.equal(second, third)
 
 
-def test_a_pass_of_features_is_the_stack_on_its_own_output(structures):
+def test_a_recycle_of_features_is_the_stack_on_its_own_output(structures):
     """What the encoder alone does with recycles."""
     model = build(KINDS["both filters"], 3)
     start = model.embedding(structures.atomic_numbers, structures.tags)
@@ -72,9 +71,9 @@ def test_a_pass_of_features_is_the_stack_on_its_own_output(structures):
         x = model.encoder.once(x, structures.ptr, geometry)
         energies = model.head(x, structures.tags, structures.ptr)[:, 0]
         expected = model.normalizer.denormalize(energies)
-        torch.testing.assert_close(out["energy_passes"][k], expected)
+        torch.testing.assert_close(out["energy_recycles"][k], expected)
         step = model.displacement_head(x, geometry.local, structures.fixed)
-        torch.testing.assert_close(out["displacement_passes"][k], step)
+        torch.testing.assert_close(out["displacement_recycles"][k], step)
 
 
 # Positions that move
@@ -86,7 +85,7 @@ def test_fixed_atoms_never_move_and_displacements_turn_with_the_system(
 ):
     model = build(changes, 3, feedback, step=10)
     with torch.no_grad():
-        moved = model(structures)["displacement_passes"]
+        moved = model(structures)["displacement_recycles"]
     assert structures.fixed.sum() >= 4
     assert not moved[:, structures.fixed].any()
     free = ~structures.fixed & (structures.system == 3)
@@ -121,7 +120,7 @@ def test_the_next_pass_sees_free_atoms_where_they_were_moved_to(structures):
         out = model(structures.with_pairs(model.cutoff))
     free = (~structures.fixed).float()[:, None]
     for k in range(3):
-        torch.testing.assert_close(out["displacement_passes"][k], (k + 1) * free * head.way)
+        torch.testing.assert_close(out["displacement_recycles"][k], (k + 1) * free * head.way)
         now = structures.positions + k * free * head.way
         searched = replace(structures, positions=now).with_pairs(model.cutoff).pairs
         local = head.seen[k]
@@ -131,7 +130,7 @@ def test_the_next_pass_sees_free_atoms_where_they_were_moved_to(structures):
         torch.testing.assert_close(local.vectors, vectors, rtol=0, atol=1e-5)
 
 
-def test_a_pass_by_hand(structures):
+def test_a_recycle_by_hand(structures):
     """Features go on, and what is added to them is what the surroundings add anew."""
     model = build(KINDS["both filters"], 2, "positions")
     model.displacement_head = head = Along([0.2, -0.1, 0.3])
@@ -160,11 +159,11 @@ def test_all_atoms_moved_alike_or_not_at_all_are_the_same_system(name, structure
             model = build(KINDS[name], 3, feedback)
             model.displacement_head = Along([0.25, -0.5, 0.125])
             with torch.no_grad():
-                outs.append(model(given)["energy_passes"])
+                outs.append(model(given)["energy_recycles"])
         torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-4)
     model = build(KINDS[name], 3, "positions", step=30)
     with torch.no_grad():
-        assert not model(still)["displacement_passes"].any()
+        assert not model(still)["displacement_recycles"].any()
 
 
 def test_the_image_keys_and_waves_follow_the_atoms(structures):
@@ -180,29 +179,29 @@ def test_the_image_keys_and_waves_follow_the_atoms(structures):
         assert (difference[some_fixed].abs() > 1e-4).all(), name
 
 
-def test_each_pass_teaches_its_own_step(structures):
-    """Losses of a later pass do not reach the steps before it, which are held constant."""
+def test_each_recycle_teaches_its_own_step(structures):
+    """Losses of a later recycle do not reach the steps before it, which are held constant."""
     model = build(KINDS["both filters"], 2, "positions")
     out = model(structures)
     free = ~structures.fixed & (structures.system == 3)
-    total = out["displacement_passes"][1, free].sum()
+    total = out["displacement_recycles"][1, free].sum()
     head = list(model.displacement_head.parameters())
     both = torch.autograd.grad(total, head, retain_graph=True)
     # The same sum without the first step: it is the second step's alone.
-    step = (out["displacement_passes"][1] - out["displacement_passes"][0].detach())[free].sum()
+    step = (out["displacement_recycles"][1] - out["displacement_recycles"][0].detach())[free].sum()
     alone = torch.autograd.grad(step, head, retain_graph=True)
     for x, y in zip(both, alone, strict=True):
         torch.testing.assert_close(x, y)
-    # Energies of the second pass depend on the head only by where atoms are: not by gradients.
+    # Energies of the second recycle depend on the head only by where atoms are: not by gradients.
     found = torch.autograd.grad(out["energy"].sum(), head, allow_unused=True, retain_graph=True)
     assert all(x is None for x in found)
-    # Features, however, are one graph from the first pass to the last.
+    # Features, however, are one graph from the first recycle to the last.
     weight = model.encoder.blocks[0].local.weight
-    assert torch.autograd.grad(out["energy_passes"][0].sum(), weight, retain_graph=True)[0].any()
+    assert torch.autograd.grad(out["energy_recycles"][0].sum(), weight, retain_graph=True)[0].any()
 
 
 @pytest.mark.parametrize("feedback", FEEDBACK)
-def test_systems_do_not_know_of_each_other_in_any_pass(feedback, structures):
+def test_systems_do_not_know_of_each_other_in_any_recycle(feedback, structures):
     model = build(KINDS["both filters"], 3, feedback, step=10)
     with torch.no_grad():
         together = model(structures)
@@ -212,46 +211,34 @@ def test_systems_do_not_know_of_each_other_in_any_pass(feedback, structures):
         torch.testing.assert_close(joined, x, rtol=1e-5, atol=1e-4)
 
 
-# What collects them
+class Columns(nn.Module):
+    """A head that says the same of every system."""
+
+    def forward(self, x, tags, ptr):
+        return torch.tensor([[1.0, 2.0]]).expand(len(ptr) - 1, 2)
 
 
-def test_energies_are_denormalised_by_their_own_mean_and_spread():
-    first, second = Normalizer(), Normalizer()
-    first.fit(torch.tensor([0.0, 4.0]))
-    second.fit(torch.tensor([10.0, 12.0]))
-    passes = Passes(["energy_initial", "displacement", "energy"], first, second)
-    columns = torch.tensor([[1.0, 2.0], [0.0, -1.0]])
-    step = torch.ones(3, 3)
-    passes.read(columns, step, "features")
-    out = passes.outputs()
-    assert list(out) == ["energy_initial", "energy", "displacement"]
-    assert out["energy"].tolist() == [6.0, 0.0]
-    assert out["energy_initial"].tolist() == [12.0, 11.0]
-    passes.read(columns + 1, 2 * step, "features")
-    out = passes.outputs()
-    assert out["energy_passes"].tolist() == [[6.0, 0.0], [8.0, 2.0]]
-    assert torch.equal(out["displacement"], 2 * step)
-    assert torch.equal(out["displacement_passes"], torch.stack([step, 2 * step]))
+def test_energies_are_denormalised_by_their_own_mean_and_standard_deviation(structures):
+    outputs = ["energy_initial", "displacement", "energy"]
+    model = small_model(**{**KINDS["both filters"], "outputs": outputs})
+    model.normalizer.fit(torch.tensor([0.0, 4.0]))
+    model.normalizer_initial.fit(torch.tensor([10.0, 12.0]))
+    model.head = Columns()
+    out = model(structures)
+    assert list(out) == outputs
+    assert out["energy"].tolist() == [6.0] * 4
+    assert out["energy_initial"].tolist() == [12.0] * 4
 
 
-def test_steps_add_up_where_atoms_move():
-    passes = Passes(["energy", "displacement"], Normalizer(), None)
-    step = torch.ones(2, 3, requires_grad=True)
-    for k in range(3):
-        passes.read(torch.zeros(1), (k + 1) * step, "positions")
-    out = passes.outputs()["displacement_passes"]
-    assert out[:, 0, 0].tolist() == [1.0, 3.0, 6.0]
-    (slope,) = torch.autograd.grad(out[2].sum(), step)
-    assert (slope == 3).all()
-    positions = torch.zeros(2, 3, dtype=torch.float64)
-    moved = passes.moved(positions)
-    assert moved.dtype == torch.float64
-    assert not moved.requires_grad
-    assert (moved == 6).all()
-    assert passes.moved(positions.to(torch.float32)).dtype == torch.float32
+def test_steps_add_up_where_atoms_move(structures):
+    for feedback, expected in (("positions", [1.0, 2.0, 3.0]), ("features", [1.0, 1.0, 1.0])):
+        model = build(KINDS["both filters"], 3, feedback)
+        model.displacement_head = Along([1.0, 0.0, 0.0])
+        free = model(structures)["displacement_recycles"][:, ~structures.fixed, 0]
+        torch.testing.assert_close(free, torch.tensor(expected)[:, None].expand_as(free))
 
 
-def test_small_systems_have_no_trouble_with_passes():
+def test_small_systems_have_no_trouble_with_recycles():
     """No atoms, or one without neighbours: it stays, and nothing is NaN."""
     changes = {"rpe": None, "pairs": small_pairs(vectors=2), "outputs": ALL_OUTPUTS}
     model = small_model(**changes, recycles=2, feedback="positions").eval()
