@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import flt_mol
-from flt_mol.files import temporary_path
+from flt_mol.files import VERSION, temporary_path
 from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered
 
@@ -179,7 +178,7 @@ def _end(number: int, frame: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"flt_mol": flt_mol.__version__, "torch": str(torch.__version__)}
+    return {"flt_mol": VERSION, "torch": str(torch.__version__)}
 
 
 def _random_states() -> dict[str, Any]:
