@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from flt_mol.models import EnergyConfig, EnergyModel
-from flt_mol.models.energy import ImageConfig, PairConfig, RPEConfig, SpectralConfig
+from flt_mol.models.config import ImageConfig, PairConfig, RPEConfig, SpectralConfig
 
 # The same examples in every run, and no verdicts by the clock: what lands must not depend on luck.
 settings.register_profile(

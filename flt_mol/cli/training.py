@@ -95,7 +95,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Made if missing; a README.md in it is kept.")],
 ) -> None:
     """A checkpoint as a folder in Hugging Face's layout, which evaluate and predict read."""
-    from flt_mol.models.checkpoint import export_checkpoint
+    from flt_mol.models.export import export_checkpoint
 
     check_output(folder, "FOLDER")
     say_files(export_checkpoint(checkpoint, folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -17,7 +18,6 @@ from flt_mol.data.schema import (
     Notes,
     ReadOptions,
     Record,
-    Stored,
     heights,
     to_numpy,
 )
@@ -32,6 +32,7 @@ _NOT_INFO |= {"sid", "force", "forces", "x", "y", "normal", "face", "calculator"
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST_HEIGHT = 0.5  # Å, thinner than any crystal: no two atoms are closer than 0.7 Å
 _FAR = 100.0  # Å from the origin; beyond it float32 is coarser than 1e-5 Å
+_LARGEST_SID = 1 << 63
 _INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
 _TAGS = "0 below the surface, 1 surface, 2 adsorbate"
 
@@ -111,10 +112,7 @@ def _decode(
     notes: Notes,
 ) -> Structures | None:
     """None where some of several records have an optional field and others do not."""
-    sid = tuple(
-        record["sid"] if type(record.get("sid")) is int else _sid(record, default_sid(i), notes)
-        for i, record in enumerate(records)
-    )
+    sid = tuple(_sid(record, default_sid(i), notes) for i, record in enumerate(records))
     numbers, natoms = _numbers(records, notes)
     names = () if options.ignore_energy else _targets(records, options)
     for name in names:
@@ -157,13 +155,20 @@ def _sid(record: Record, default: int | str, notes: Notes) -> int | str:
     if value is None:
         notes["sid"] = "no sid (the key is used)"
         return default
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
-    if not isinstance(value, str):
+    if isinstance(value, str):
+        return value
+    if type(value) is not int:
         array = _array(value, "sid")
-        if array.size != 1 or array.item() != (value := int(array.item())):
-            raise ValueError(f"sid is {array.tolist()!r:.60}, expected one whole number or text")
-    return value
+        value = array.item() if array.size == 1 else math.nan
+    if value % 1 != 0 or not -_LARGEST_SID <= value < _LARGEST_SID:
+        raise ValueError("sid is neither text nor one whole number of 64 bits")
+    return int(value)
 
 
 def _array(value: Any, field: str) -> NDArray[Any]:
@@ -182,8 +187,10 @@ def _numbers(
     arrays = []
     for record in records:
         value = record.get("atomic_numbers")
+        if not all(isinstance(name, str) for name in record):
+            raise ValueError("names of fields are not all text (of several records give a list)")
         if value is None:
-            fields = ", ".join(map(repr, record)) or "none"
+            fields = ", ".join(record) or "none"
             raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
         arrays.append(_array(value, "atomic_numbers"))
         n = arrays[-1].size
@@ -203,12 +210,22 @@ def _check_count(record: Record, n: int, notes: Notes) -> None:
         stored = _array(natoms, "natoms")
         if stored.size != 1 or stored.item() != n:
             raise ValueError(f"natoms is {stored.tolist()}, but there are {n} atomic numbers")
-    for field in ("batch", "ptr"):
+    for field in ("ptr", "batch"):
         value = record.get(field)
-        if isinstance(value, Tensor | np.ndarray | Stored):
-            graphs = np.unique(_array(value, field)).size - (field == "ptr")
-            if graphs > 1:
-                raise ValueError(f"{field} is of {graphs} graphs: store one system per record")
+        if value is not None and not isinstance(value, str) and _graphs(value, field, n) > 1:
+            raise ValueError(f"{field} is of several graphs: store one system per record")
+
+
+def _graphs(value: Any, field: str, n: int) -> int:
+    try:
+        array = to_numpy(value).reshape(-1)
+    except ValueError:  # something else of that name
+        return 1
+    if array.dtype.kind not in "iu" or not array.size:
+        return 1
+    if field == "batch":
+        return len(np.unique(array)) if array.size == n else 1
+    return len(array) - 1 if array[0] == 0 and array[-1] == n else 1
 
 
 def _joined(
@@ -387,8 +404,6 @@ def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[
     names = dict.fromkeys(name for record in records for name in record)
     info: dict[str, tuple[Any, ...]] = {}
     for name in names:
-        if not isinstance(name, str):
-            raise ValueError(f"{name!r:.60} is the name of a field, expected text")
         if name in _NOT_INFO or name in targets or name.startswith("_"):
             continue
         values = tuple(_plain(record.get(name)) for record in records)
@@ -406,7 +421,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         if len(value) > _INFO_SIZE or not all(type(v) in (str, bool, int, float) for v in value):
             return None
-        return list(value)
+        return value
     try:
         array = np.asarray(value) if isinstance(value, np.generic) else to_numpy(value)
     except ValueError:

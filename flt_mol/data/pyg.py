@@ -133,7 +133,7 @@ def _graph(
         elif isinstance(value, Tensor | np.ndarray | Stored):
             array = to_numpy(value)
             rows = _rows(name, array, slices.get(name), ptr, b)
-            if rows is not None and name in added and name in slices and array.dtype.kind != "b":
+            if rows is not None and name in added and array.dtype.kind != "b":
                 rows = rows - to_numpy(added[name])[b]
             if rows is not None:
                 found[name] = rows
@@ -148,9 +148,9 @@ def _rows(
     """The part of graph `b`: by what batching noted down, else by its length."""
     if array.ndim == 0:
         return array
-    if ends is not None:
-        axis = array.ndim - 1 if "index" in name or name == "face" else 0
-        ends = to_numpy(ends).astype(np.int64)
+    axis = array.ndim - 1 if "index" in name or name == "face" else 0
+    ends = None if ends is None else to_numpy(ends).astype(np.int64)
+    if ends is not None and ends[-1] == array.shape[axis]:
         return np.take(array, range(ends[b], ends[b + 1]), axis)
     graphs = len(ptr) - 1
     if len(array) == ptr[-1]:

@@ -391,6 +391,10 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
+def _parameter(data: Any, *_: Any) -> Any:
+    return data
+
+
 def _object(*_: Any) -> PygObject:
     return PygObject()
 
@@ -417,6 +421,7 @@ def _table() -> dict[tuple[str, str], Any]:
         ("collections", "defaultdict"): _Call(_dict),
         ("torch._utils", "_rebuild_tensor"): _Call(_Tensor),
         ("torch._utils", "_rebuild_tensor_v2"): _Call(_Tensor),
+        ("torch._utils", "_rebuild_parameter"): _Call(_parameter),
         ("torch.storage", "_load_from_bytes"): _Call(_Storage),
         ("torch", "Size"): _collection(tuple),
         ("numpy", "ndarray"): PygObject,
@@ -438,6 +443,7 @@ def _table() -> dict[tuple[str, str], Any]:
         table[registry, "_reconstructor"] = _Call(_object)
         table[builtins, "object"] = PygObject
         table[builtins, "dict"] = _Call(_dict)
+        table[builtins, "complex"] = _Call(complex)
         for collection in (set, frozenset, list, tuple):
             table[builtins, collection.__name__] = _collection(collection)
         for name in ("bytes", "bytearray"):

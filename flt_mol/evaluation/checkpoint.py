@@ -12,8 +12,7 @@ from typing import Any
 from torch.utils.data import Subset
 
 from flt_mol.data import open_dataset
-from flt_mol.data.recipes import Recipe
-from flt_mol.data.recipes import find_recipe, skipped_message
+from flt_mol.data.recipes import Recipe, find_recipe, skipped_message
 from flt_mol.evaluation.report import notes
 from flt_mol.evaluation.splits import SplitResult, evaluate_splits
 from flt_mol.evaluation.summary import WORST, constant_maes, summarise

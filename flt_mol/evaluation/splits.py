@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from flt_mol.structures import relaxed_displacement
+from flt_mol.data.schema import far_off_message
 from flt_mol.evaluation.metrics import EnergyMetrics, metrics_of
 from flt_mol.prediction.energies import (
     batches,
@@ -24,8 +24,7 @@ from flt_mol.prediction.energies import (
     model_device,
     unseen_message,
 )
-from flt_mol.structures import Structures
-from flt_mol.data.schema import far_off_message
+from flt_mol.structures import Structures, relaxed_displacement
 
 __all__ = ["COLUMNS", "SplitResult", "evaluate_model", "evaluate_splits", "unfixed_message"]
 

@@ -275,7 +275,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with readable(path):
         data = path.read_bytes()
     if data.startswith(b"PK\x03\x04"):
-        yield from _of_npz(path)
+        yield from _of_npz(path, data)
         return
     module = next((m for start, m in _UNPACK.items() if data.startswith(start)), None)
     try:
@@ -287,9 +287,9 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     yield from (_of_json if text.lstrip()[:1] in ("[", "{") else _of_csv)(path, text)
 
 
-def _of_npz(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _of_npz(path: Path, data: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
             ids, energy = (np.asarray(file[name]).reshape(-1) for name in ("ids", "energy"))
     except (KeyError, ValueError, OSError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not an .npz with ids and energy: {error}") from error

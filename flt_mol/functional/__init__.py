@@ -33,16 +33,13 @@ from flt_mol.functional.images import (
     image_attention,
 )
 from flt_mol.functional.lattice import (
-    ReciprocalVectors,
-    reciprocal_vectors,
+    UnfitSystemError,
+    minimum_image,
 )
 from flt_mol.functional.linear import (
     linear_attention,
     linear_sums,
     normalised,
-)
-from flt_mol.functional.minimum_image import (
-    minimum_image,
 )
 from flt_mol.functional.neighbors import (
     NeighborPairs,
@@ -52,6 +49,10 @@ from flt_mol.functional.pairs import (
     filtered_dots,
     pair_filter,
     pair_sums,
+)
+from flt_mol.functional.reciprocal import (
+    ReciprocalVectors,
+    reciprocal_vectors,
 )
 from flt_mol.functional.reference import (
     kernel_attention,
@@ -70,6 +71,7 @@ __all__ = [
     "NeighborPairs",
     "PositionFeatures",
     "ReciprocalVectors",
+    "UnfitSystemError",
     "causal_attention",
     "causal_log_attention",
     "centred",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 
-from flt_mol.functional import _image_ops
-from flt_mol.functional.groups import settled, system_sizes, without_autocast
-from flt_mol.functional.pairs import segment_peak, segment_sum
+from flt_mol.functional.groups import settled, system_index, system_sizes, without_autocast
+from flt_mol.functional.linear import normalised, with_ones
+from flt_mol.functional.pairs import pair_dots, segment_peak, segment_sum, weighted_sum
+from flt_mol.functional.spectral import padded_groups, padded_rows
+
+# What a pair costs over an entry of an n × n matrix in time: 13 to 25 on one core.
+_PAIR_COST = 16
 
 
 def image_attention(
@@ -27,18 +36,16 @@ def image_attention(
     multiplicative lattice sum, hence the same in a supercell. It is what 3D-Graphormer's explicit
     image keys compute [1]. Logits may be ±10⁴; a weight of 0 (log w = −∞) is a pair left out.
 
-    Systems of n atoms with g distinct (i, j) go through an n × n matrix where n² ≤ 16 g, else
-    along the pairs: measured on one core, a pair costs as much as 13 to 25 entries. Either is
-    formed for one system at a time, and again in the backward pass: n²·H numbers, at most 16 g·H,
-    that are not kept: the backward pass starts from the inputs. Only where gradients are themselves
-    differentiated are a few numbers per pair and head kept besides.
+    Where pairs are many, Σ n² ≤ 16 P, images are summed first and systems go through n × n
+    matrices, in padded groups; else along the pairs. Weights are computed again in the backward
+    pass, so that none of their n²·H or P·H numbers is kept.
 
     Args:
         query: (N, H, D).
         key: (N, H, D).
         value: (N, H, V).
         ptr: (B + 1,), first row of each system.
-        index_i: (P,) int64, query of each pair. Sorted by (i, j) is fastest.
+        index_i: (P,) int64, query of each pair.
         index_j: (P,) int64, key of each pair, in the same system; the atom itself belongs to them
             (`neighbor_pairs(..., self_pairs=True)`).
         log_weight: log w (P, H).
@@ -61,23 +68,24 @@ def image_attention(
         >>> image_attention(query, key, value, torch.tensor([0, 2]), *pairs).flatten()
         tensor([2.6667, 0.0000])
     """
+    rows = query.shape[0]
     if log_weight.shape != (len(index_i), query.shape[1]):
         raise ValueError(
             f"log_weight has shape {tuple(log_weight.shape)}, expected (P, H) = "
             f"{(len(index_i), query.shape[1])}"
         )
-    if not torch.compiler.is_compiling():
-        system_sizes(ptr, query.shape[0])
-        if len(index_i) == 0 and query.shape[0]:
-            raise ValueError(
-                f"there are {query.shape[0]} queries and no pairs, so no atom would attend to "
-                "itself: build pairs with neighbor_pairs(..., self_pairs=True)"
-            )
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    sizes = system_sizes(ptr, rows)
+    if len(index_i) == 0 and rows:
+        raise ValueError(
+            f"there are {rows} queries and no pairs, so no atom would attend to itself: build "
+            "pairs with neighbor_pairs(..., self_pairs=True)"
+        )
     q, k, v, w = settled(query, key, value, log_weight)
+    q = q * (query.shape[-1] ** -0.5 if scale is None else scale)
     with without_autocast(q):
-        out: Tensor = _image_ops.image_attention(q * scale, k, v, w, ptr, index_i, index_j)
-        return out
+        if sum(size**2 for size in sizes) <= _PAIR_COST * len(index_i):
+            return _by_systems(q, k, v, w, index_i, index_j, ptr, sizes)
+        return _recomputed(_over_pairs, q, k, v, w, index_i, index_j)
 
 
 def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> Tensor:
@@ -100,3 +108,59 @@ def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> T
     total = segment_sum((log_weight - peak[group]).exp(), group, num_groups)
     nothing = total == 0
     return (peak + total.masked_fill(nothing, 1.0).log()).masked_fill(nothing, -torch.inf)
+
+
+def _recomputed(function: Callable[..., Tensor], *given: Any) -> Tensor:
+    out: Tensor = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
+    return out
+
+
+def _over_pairs(
+    q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor
+) -> Tensor:
+    logits = pair_dots(q, k, i, j) + log_weight
+    weight = (logits - segment_peak(logits, i, len(q))[i]).exp()
+    return normalised(weighted_sum(weight, with_ones(v), i, j, len(q)))
+
+
+def _by_systems(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_weight: Tensor,
+    i: Tensor,
+    j: Tensor,
+    ptr: Tensor,
+    sizes: list[int],
+) -> Tensor:
+    rows = len(q)
+    label, image = torch.unique(i * rows + j, return_inverse=True)
+    if len(label) < len(image):
+        log_weight = log_sum_over_images(log_weight, image, len(label))
+    i, j = label // rows, label % rows
+    system = system_index(ptr, rows)
+    column = torch.arange(rows, device=q.device) - ptr[system]
+    out = v.new_zeros(rows + 1, *v.shape[1:])
+    costs = [q.shape[1] * size**2 for size in sizes]
+    for systems in padded_groups(costs, [b for b, n in enumerate(sizes) if n], q.device):
+        at = padded_rows(ptr, systems, rows)
+        place = torch.full((len(sizes),), -1, device=q.device)
+        place[systems] = torch.arange(len(systems), device=q.device)
+        own = (place[system[i]] >= 0).nonzero().squeeze(1)
+        slot = (place[system[i[own]]] * at.shape[1] + column[i[own]]) * at.shape[1] + column[j[own]]
+        part = _recomputed(_over_matrices, q, k, v, log_weight[own], slot, at)
+        out = out.index_copy(0, at.flatten(), part.flatten(0, 1))
+    return out[:-1]
+
+
+def _over_matrices(
+    q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, slot: Tensor, at: Tensor
+) -> Tensor:
+    """Attention of one group: all rows (N, H, ·), those of the group at (G, L) → (G, L, H, V)."""
+    heads, (count, size) = q.shape[1], at.shape
+    bias = log_weight.new_full((count * size**2, heads), -torch.inf).index_copy(0, slot, log_weight)
+    q, k, v = (pad(x, (0, 0, 0, 0, 0, 1))[at].transpose(1, 2) for x in (q, k, with_ones(v)))
+    logits = q @ k.mT + bias.view(count, size, size, heads).permute(0, 3, 1, 2)
+    peak = logits.detach().amax(-1, keepdim=True)
+    weight = (logits - peak.masked_fill(peak.isinf(), 0.0)).exp()
+    return normalised(weight @ v).transpose(1, 2)

@@ -1,288 +1,304 @@
-"""Reciprocal vectors of a batch of cells: all |k| ≤ k_max of each, whatever is periodic.
+"""Lattices of a batch: short bases, virtual cells of open directions, shortest images.
 
-Reciprocal vectors carry no 2π: k·a is an integer for every lattice vector a, phases are 2πk·r.
+What is decided here is decided in float64 on CPU and not differentiated.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import permutations, product
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional._fragments import brought_together
-from flt_mol.functional._shortest_vectors import (
-    MOST_CANDIDATES,
-    Limits,
-    candidates,
-    shortest_vectors,
-)
-from flt_mol.functional.groups import (
-    at_least_float32,
-    first_per_system,
-    spread,
-    system_index,
-    system_sizes,
-)
-from flt_mol.functional.numerics import outside
-from flt_mol.functional.virtual_cells import (
-    UnfitSystemError,
-    VirtualCells,
-    rows_times,
-    virtual_cells,
-)
+from flt_mol.functional.groups import at_least_float32, spread, system_index, system_sizes
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_THINNEST = 0.5  # Å between lattice planes, less than in any crystal
+_OTHERS = ((1, 2), (2, 0), (0, 1))
 
 
-class ReciprocalVectors(NamedTuple):
-    """K reciprocal vectors of B systems, one after the other, |k| ascending within each.
-
-    Only a half space: k stands for −k too, and `weight` counts both; k = 0 comes first, once.
-
-    Attributes:
-        integers: (K, 3) int64, k = integers @ (cell⁻¹)ᵀ.
-        vectors: (K, 3), cycles/Å.
-        weight: (K,), 2/V, and 1/V for k = 0; Å⁻³.
-        ptr: (B + 1,) int64, first vector of each system.
-        cell: (B, 3, 3), Å, the virtual cells used.
-        inverse: (B, 3, 3), their inverses; fractions are r @ inverse.
-        offset: (N, 3), Å, to take off each atom first: lattice vectors of the given cell; and
-            what brings far fragments together.
-    """
-
-    integers: Tensor
-    vectors: Tensor
-    weight: Tensor
-    ptr: Tensor
-    cell: Tensor
-    inverse: Tensor
-    offset: Tensor
-
-
-class TooManyVectorsError(UnfitSystemError):
-    """A system with more reciprocal vectors than are looked at.
+class UnfitSystemError(ValueError):
+    """One system of a batch whose lattice is singular or too large.
 
     Attributes:
         system: its place in the batch.
-        count: about how many.
-        lengths: of the vectors of the cell that they are of, Å; of open directions virtual ones.
+        reason: what is wrong with it.
     """
 
-    def __init__(self, system: int, count: float, lengths: list[float]) -> None:
-        self.count, self.lengths = count, lengths
-        super().__init__(
-            f"{count:.1e} reciprocal vectors to look at for system {system}, of a cell of "
-            f"{self.size}, at most {MOST_CANDIDATES:.1e}: set max_vectors, or a smaller k_max",
-            system,
-        )
-
-    @property
-    def size(self) -> str:
-        """The lengths in words."""
-        return " x ".join(f"{length:.0f}" for length in self.lengths) + " Å"
+    def __init__(self, system: int, reason: str) -> None:
+        super().__init__(f"system {system}: {reason}")
+        self.system, self.reason = system, reason
 
 
-def reciprocal_vectors(
-    cell: Tensor | None,
-    pbc: Tensor | None,
-    positions: Tensor,
-    ptr: Tensor,
-    *,
-    k_max: float,
-    padding: float,
-    shrink_vacuum: bool = True,
-    max_vectors: int | None = None,
-) -> ReciprocalVectors:
-    r"""All k ∈ Λ\* with \|k\| ≤ k_max of every system, one of each pair ±k.
+class VirtualCells(NamedTuple):
+    """A cell of three independent vectors for each of B systems, N atoms.
 
-    With them Σ_T f(r + T) = Σ_k weight_k g(k) cos 2πk·r (Poisson), where f is the
-    inverse Fourier transform of g and T goes over the lattice vectors of the periodic directions.
-    f must have decayed at the distance `padding`: for widths σ of f,
-    padding = 4σ gives errors of 2e-4 f(0), 5σ of 2e-5; k_max = 4/(2πσ) gives 1e-3, 5/(2πσ) 2e-5.
+    Attributes:
+        cell: (B, 3, 3), Å.
+        change: (B, 3, 3) int64; ``change @ given cell`` is a short basis of periodic directions.
+        kept: (B, 3) bool, rows of that basis that stay; the others are virtual.
+        heights: (B, 3), Å, distances between the planes of `cell`.
+        shift: (N, 3) int64; atoms are taken at r − shift·(change @ given cell).
+    """
 
-    - Periodic directions keep their lattice vectors. The set of k, hence every sum, does not
-      depend on the basis they are given in, nor on orientation or handedness.
-    - Open directions get virtual vectors, perpendicular to all others, as long as the atoms'
-      extent plus `padding`. With two or three of them they lie along the principal axes of the
-      atoms and turn with them; where these are degenerate, sums depend on orientation by what f
-      is beyond `padding`. The vectors given in `cell` for open directions are not looked at.
-    - With `shrink_vacuum`, a periodic direction along which there is a gap between the atoms and
-      their images wider than `padding` counts as open: fewer vectors, and the same sums up to what
-      f is beyond `padding`. Gaps are looked for along the normals of the faces of the cell, in
-      fractions mod 1 of a shortened basis, so lattice shifts of atoms change nothing. Of a basis
-      that no two-vector step shortens but whose faces cut through the vacuum, the gap is not seen:
-      then nothing shrinks, at the same accuracy.
-    - Where that still gives more vectors than memory holds, atoms that are further apart than
-      `padding` in open directions, with nothing in between, are brought together first: fragments
-      of a cluster then lie `padding` apart, with the same sums up to what f is beyond `padding`.
+    cell: Floats
+    change: Integers
+    kept: NDArray[np.bool_]
+    heights: Floats
+    shift: Integers
 
-    Decisions are made in float64 on CPU and are not differentiable; `vectors`, `weight`, `inverse`
-    and `offset` are differentiable functions of `cell`, virtual vectors held constant (exact up to
-    what f is beyond `padding`). K depends on the data: `torch.compile` breaks the graph here.
 
-    Args:
-        cell: (B, 3, 3), Å, rows are lattice vectors; anything where a direction is open. None, with
-            `pbc` None, where all are.
-        pbc: (B, 3) bool.
-        positions: (N, 3), Å.
-        ptr: (B + 1,), first atom of each system.
-        k_max: cycles/Å.
-        padding: Å.
-        shrink_vacuum: see above.
-        max_vectors: at most so many vectors per system: the shortest ones, in whole shells of equal
-            \|k\|, so that the lattice's symmetry stays. For cells where all would be too many.
-            **Its limits**: where it takes hold, the cutoff in \|k\| depends on the cell. Sums are
-            then those of a sharply truncated g: blurred, with ripples that reach through the whole
-            cell, no longer the same in a supercell, nor a continuous function of the cell. Still
-            invariant to rotation, lattice shifts, the choice of basis, and to other systems.
-
-    Returns:
-        ReciprocalVectors in the dtype of `positions`, at least float32. Systems without atoms
-        have no vectors.
+def checked_cells(
+    cell: Tensor | None, pbc: Tensor | None, positions: Tensor, ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cells (B, 3, 3) and pbc (B, 3) of a batch, zeros and False where both are None.
 
     Raises:
-        ValueError: a periodic direction without a lattice vector, positions or cells that are not
-            finite, more vectors than memory holds (16.8 million looked at, for one system), or
-            arguments that do not fit together. The first three are an `UnfitSystemError`, which
-            has the place of the system.
-
-    Example:
-        >>> lattice = reciprocal_vectors(
-        ...     5.0 * torch.eye(3)[None], torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3),
-        ...     torch.tensor([0, 1]), k_max=0.2, padding=10.0)
-        >>> lattice.integers.tolist()
-        [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+        ValueError: shapes and dtypes that do not fit, one without the other; `UnfitSystemError`
+            for numbers that are not finite.
     """
-    limits = Limits(k_max, padding, shrink_vacuum, max_vectors)
-    if torch.compiler.is_compiling():
-        return outside(_vectors)(cell, pbc, positions, ptr, limits)
-    return _vectors(cell, pbc, positions, ptr, limits)
+    systems = len(system_sizes(ptr, positions.shape[0]))
+    if pbc is None:
+        if cell is not None:
+            raise ValueError("pbc is None and there is a cell: give pbc (B, 3), or None for both")
+        pbc = torch.zeros(systems, 3, dtype=torch.bool, device=positions.device)
+    if cell is None:
+        if bool(pbc.any()):
+            raise ValueError("cell is None and pbc is True somewhere: give the cell (B, 3, 3), Å")
+        cell = positions.new_zeros(systems, 3, 3)
+    for name, value, shape in (
+        ("positions", positions, (positions.shape[0], 3)),
+        ("cell", cell, (systems, 3, 3)),
+        ("pbc", pbc, (systems, 3)),
+    ):
+        if tuple(value.shape) != shape:
+            flat = tuple(value.shape) == (systems * shape[1], *shape[2:])
+            hint = ": in PyG's Data store cell as (1, 3, 3) and pbc as (1, 3)" if flat else ""
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}{hint}")
+    if pbc.dtype != torch.bool:
+        raise ValueError(f"pbc is {pbc.dtype}, expected torch.bool: pass pbc.bool()")
+    for name, value in (("positions", positions), ("cell", cell)):
+        finite = value.isfinite().flatten(1).all(1)
+        if not bool(finite.all()):
+            row = int((~finite).nonzero()[0])
+            system = row if name == "cell" else int(system_index(ptr, len(positions))[row])
+            raise UnfitSystemError(system, f"{name} hold a number that is not finite")
+    return cell, pbc
 
 
-def _vectors(
-    cell: Tensor | None, pbc: Tensor | None, positions: Tensor, ptr: Tensor, limits: Limits
-) -> ReciprocalVectors:
-    cell, pbc = boundaries(cell, pbc, positions, ptr)
-    _check(cell, pbc, positions, ptr, limits)
-    chosen, move = _chosen_cells(cell, pbc, positions, ptr, limits)
-    integers, first = shortest_vectors(chosen.cell, ptr.cpu().diff() > 0, limits)
+def minimum_image(vectors: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor) -> Tensor:
+    r"""The shortest of v − T·cell, over all integers T along axes that repeat.
 
-    dtype, device = at_least_float32(positions).dtype, positions.device
-    # Sums of products: a matmul may be rounded to TF32, or to bfloat16 under autocast.
-    change = chosen.change.to(device, dtype)[..., None]
-    basis = (change * cell.to(device, dtype)[:, None]).sum(2)
-    kept = chosen.kept.to(device)[..., None]
-    virtual = torch.where(kept, basis, chosen.cell.to(device, dtype))
-    inverse = torch.linalg.inv(virtual)
-    integers, first = integers.to(device), first.to(device)
-    owner = system_index(first, integers.shape[0])
-    vectors = (integers.to(dtype)[:, None, :] * inverse[owner]).sum(-1)
-    count = torch.where((integers == 0).all(-1), 1.0, 2.0).to(dtype)
-    weight = count / torch.linalg.det(virtual).abs()[owner]
-    offset = rows_times(chosen.shift.to(device, dtype), basis, ptr)
-    if move is not None:
-        offset = offset + move.to(device, dtype)
-    return ReciprocalVectors(integers, vectors, weight, first, virtual, inverse, offset)
-
-
-def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVectors) -> Tensor:
-    """Fractions (N, 3) in [−½, ½] of the virtual cells, relative to each system's first atom.
-
-    Differences within a system are taken before anything is multiplied, and whole turns dropped:
-    phases 2π·(integers·fraction) stay exact in float32 wherever the system lies.
+    Exact for any basis of the lattice, however skewed: in a Minkowski-reduced basis the shortest
+    image is among the 27 around the rounded fractions. Of equally short images v itself is taken
+    if it is one. T is constant to autograd, so the gradient with respect to `vectors` is the
+    identity.
 
     Args:
-        positions: (N, 3), Å, those that `lattice` was made of.
-        ptr: (B + 1,).
-        lattice: of the same systems.
+        vectors: v (N, 3), Å.
+        cell: (B, 3, 3), Å, rows are lattice vectors. None, with `pbc` None: nothing repeats.
+        pbc: (B, 3) bool, along which lattice vectors the system repeats.
+        ptr: (B + 1,), first row of each system.
+
+    Returns:
+        (N, 3), Å, at least float32.
+
+    Raises:
+        ValueError: shapes that do not belong together, numbers that are not finite, or a cell that
+            is singular along its periodic axes.
+
+    Example:
+        >>> cell, pbc = 4.0 * torch.eye(3)[None], torch.tensor([[True, True, False]])
+        >>> minimum_image(torch.tensor([[3.0, -9.0, 3.0]]), cell, pbc, torch.tensor([0, 1]))
+        tensor([[-1., -1.,  3.]])
     """
-    positions = at_least_float32(positions).to(lattice.offset.dtype)
-    # Sums depend on differences within a system only, so the anchor needs no gradient.
-    anchor = spread(first_per_system(positions.detach(), ptr), ptr, positions.shape[0])
-    fraction = rows_times(positions - anchor - lattice.offset, lattice.inverse, ptr)
-    return fraction - fraction.detach().round()
+    cell, pbc = checked_cells(cell, pbc, vectors, ptr)
+    periodic, given = pbc.cpu().numpy(), host_array(cell)
+    change = reduced_basis(given, periodic)
+    basis = np.where(periodic[..., None], change @ given, 0.0)
+    _check_heights(basis, periodic)
+    system, v = system_index(ptr.cpu(), len(vectors)).numpy(), host_array(vectors)
+    rows = basis[system]
+    whole = np.rint(np.einsum("nc,nca->na", v, np.linalg.pinv(basis)[system])).astype(np.int64)
+    around = np.array(list(product((0, 1, -1), repeat=3)))
+    shifts = (whole[:, None] + around) * periodic[system][:, None]
+    square = ((v[:, None] - shifts @ rows) ** 2).sum(-1)
+    best = square.argmin(1)
+    shift = np.take_along_axis(shifts, best[:, None, None], 1)[:, 0]
+    stays = (v**2).sum(-1) <= square.min(1, initial=np.inf) * (1 + 1e-9)
+    shift = np.where(stays[:, None], 0, np.einsum("na,nab->nb", shift, change[system]))
+    vectors = at_least_float32(vectors)
+    moved = torch.from_numpy(shift).to(vectors)
+    lattice = torch.where(pbc[..., None], cell.to(vectors.dtype), 0.0)
+    return vectors - rows_times(moved, lattice, ptr)
 
 
-def check_vectors(
+def rows_times(x: Tensor, matrix: Tensor, ptr: Tensor) -> Tensor:
+    """Each row times the matrix of its system, x_n @ M_b, without TF32: (N, 3), (B, 3, 3)."""
+    rows = spread(matrix, ptr, x.shape[0])
+    return x[:, :1] * rows[:, 0] + x[:, 1:2] * rows[:, 1] + x[:, 2:] * rows[:, 2]
+
+
+def host_array(x: Tensor) -> Floats:
+    """A copy on CPU in float64, for what is decided there."""
+    return x.detach().to("cpu", torch.float64).numpy()
+
+
+def virtual_cells(
     cell: Tensor,
     pbc: Tensor,
     positions: Tensor,
     ptr: Tensor,
     *,
-    k_max: float,
     padding: float,
-    shrink_vacuum: bool = True,
-    max_vectors: int | None = None,
-) -> None:
-    """Refuse what `reciprocal_vectors` refuses, without making vectors; quick for usual sizes.
+    shrink: bool = True,
+) -> VirtualCells:
+    """Cells whose open directions are `padding` longer than the atoms: `reciprocal_vectors`.
 
-    Cells that are singular are not looked for in small systems.
-
-    Raises:
-        ValueError: as :func:`reciprocal_vectors`.
-    """
-    if positions.numel():
-        # No vector of a chosen cell is longer than all given ones and the atoms from end to end.
-        # What is not finite is not small, either.
-        extent = torch.linalg.vector_norm(positions.amax(0) - positions.amin(0))
-        given = (torch.linalg.vector_norm(cell, dim=-1) * pbc).sum(-1).amax()
-        if (2 * k_max * (float(extent + given) + padding) + 1) ** 3 < 0.99 * MOST_CANDIDATES:
-            return
-    limits = Limits(k_max, padding, shrink_vacuum, max_vectors)
-    _check(cell, pbc, positions, ptr, limits)
-    _chosen_cells(cell, pbc, positions, ptr, limits)
-
-
-def _check(cell: Tensor, pbc: Tensor, positions: Tensor, ptr: Tensor, limits: Limits) -> None:
-    if positions.dim() != 2 or positions.shape[-1] != 3:
-        raise ValueError(f"positions have shape {tuple(positions.shape)}, expected (N, 3)")
-    systems = len(system_sizes(ptr, positions.shape[0]))
-    for name, value, shape in (("cell", cell, (systems, 3, 3)), ("pbc", pbc, (systems, 3))):
-        if tuple(value.shape) != shape:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, expected {shape}"
-                f"{stored_flat(value, shape)}"
-            )
-    if pbc.dtype != torch.bool:
-        raise ValueError(f"pbc has dtype {pbc.dtype}, expected torch.bool")
-    for name, number in (("k_max", limits.k_max), ("padding", limits.padding)):
-        if not (math.isfinite(number) and number > 0):
-            raise ValueError(f"{name} must be a positive number, got {number}")
-    if limits.max_vectors is not None and limits.max_vectors < 1:
-        raise ValueError(f"max_vectors must be ≥ 1, got {limits.max_vectors}")
-    for name, value in (("positions", positions), ("cell", cell)):
-        finite = value.isfinite().flatten(1).all(1)
-        if not bool(finite.all()):
-            row = (~finite).nonzero()[:1, 0]
-            offsets = ptr[1:].to(row.device, torch.int64)
-            first = torch.searchsorted(offsets, row, right=True) if name == "positions" else row
-            raise UnfitSystemError(
-                f"{name} of system {int(first)} hold a number that is not finite", int(first)
-            )
-
-
-def _chosen_cells(
-    cell: Tensor, pbc: Tensor, positions: Tensor, ptr: Tensor, limits: Limits
-) -> tuple[VirtualCells, Tensor | None]:
-    """Cells to use, and how far (N, 3) atoms are moved to bring fragments together, if any are.
+    Args:
+        cell: (B, 3, 3), Å.
+        pbc: (B, 3) bool.
+        positions: (N, 3), Å, finite.
+        ptr: (B + 1,).
+        padding: Å.
+        shrink: whether a periodic direction with a gap wider than `padding` counts as open.
 
     Raises:
-        TooManyVectorsError: the first system that has them all the same.
+        UnfitSystemError: a periodic direction without a lattice vector of its own.
     """
-    host = [x.detach().to("cpu", torch.float64) for x in (cell, positions)]
-    host_ptr, occupied = ptr.to("cpu", torch.int64), ptr.cpu().diff() > 0
-    padding, shrink = limits.padding, limits.shrink_vacuum
-    chosen = virtual_cells(host[0], pbc.cpu(), host[1], host_ptr, padding=padding, shrink=shrink)
-    many = candidates(chosen.cell, occupied, limits) > MOST_CANDIDATES
-    if not bool(many.any()):
-        return chosen, None
-    basis = chosen.change.to(host[0].dtype) @ host[0]
-    local = host[1] - rows_times(chosen.shift.to(host[0].dtype), basis, host_ptr)
-    cells, move = brought_together(chosen.cell, chosen.kept, local, host_ptr, many, padding)
-    count = candidates(cells, occupied, limits)
-    if bool((count > MOST_CANDIDATES).any()):
-        system = int((count > MOST_CANDIDATES).nonzero()[0])
-        lengths = torch.linalg.vector_norm(cells[system], dim=-1).tolist()
-        raise TooManyVectorsError(system, float(count[system]), lengths)
-    return chosen._replace(cell=cells), move
+    if not 0 < padding < math.inf:
+        raise ValueError(f"padding is {padding}, expected a positive length in Å")
+    given, points, offsets = (
+        host_array(cell),
+        host_array(positions),
+        ptr.cpu().numpy().astype(np.int64),
+    )
+    sizes = np.diff(offsets)
+    occupied, starts = np.flatnonzero(sizes), offsets[:-1][sizes > 0]
+    system = np.repeat(np.arange(len(sizes)), sizes)
+    kept = pbc.cpu().numpy() & (sizes > 0)[:, None]
+    change = reduced_basis(given, kept)
+    basis = np.where(kept[..., None], change @ given, 0.0)
+    _check_heights(basis, kept)
+    local = points - points[offsets[:-1][system]]
+    shift = np.zeros(local.shape, np.int64)
+    if shrink and kept.any():
+        fraction = np.einsum("nc,nca->na", local, np.linalg.pinv(basis)[system])
+        gap = np.zeros(kept.shape)
+        gap[occupied], shift = _largest_gaps(fraction, system, starts)
+        vacuum = kept & (gap * _heights(basis, kept) > padding)
+        shift *= vacuum[system]
+        local -= np.einsum("na,nac->nc", shift, basis[system])
+        kept = kept & ~vacuum
+    basis = np.where(kept[..., None], basis, 0.0)
+    if not kept.all():
+        basis = basis + _perpendicular(basis, kept, local, system, (occupied, starts), padding)
+    return VirtualCells(basis, change, kept, _heights(basis, np.ones_like(kept)), shift)
+
+
+def reduced_basis(cell: Floats, periodic: NDArray[np.bool_]) -> Integers:
+    """U (B, 3, 3), det ±1, such that U·cell is a shortest (Minkowski-reduced) basis.
+
+    No row can be shortened by adding ±1 of others. Only rows in `periodic` (B, 3) take part.
+    """
+    change = np.tile(np.eye(3, dtype=np.int64), (len(cell), 1, 1))
+    for _ in range(1000):  # a handful is usual
+        before = change.copy()
+        for i, j in permutations(range(3), 2):
+            short, long = ((change[:, axis, None] @ cell).squeeze(1) for axis in (i, j))
+            square = (short**2).sum(-1)
+            ratio = (short * long).sum(-1) / np.maximum(square, 1e-12)
+            # A margin, so that rounding does not decide between two equally short vectors.
+            applies = (np.abs(ratio) > 0.5 + 1e-6) & periodic[:, i] & periodic[:, j]
+            steps = np.where(applies & (square > 1e-12), np.rint(ratio), 0.0).astype(np.int64)
+            change[:, j] -= steps[:, None] * change[:, i]
+        for (j, (k, m)), signs in product(enumerate(_OTHERS), product((1, -1), repeat=2)):
+            trial = change[:, j] + signs[0] * change[:, k] + signs[1] * change[:, m]
+            old, new = (((x[:, None] @ cell) ** 2).sum((1, 2)) for x in (change[:, j], trial))
+            shorter = periodic.all(1) & (new < (1 - 1e-6) * old)
+            change[:, j] = np.where(shorter[:, None], trial, change[:, j])
+        if (change == before).all():
+            break
+    return change
+
+
+def _heights(basis: Floats, kept: NDArray[np.bool_]) -> Floats:
+    """Distance (B, 3) between lattice planes, Å; 0 where a vector is missing or in line."""
+    gram = basis @ basis.transpose(0, 2, 1)
+    square = np.diagonal(gram, axis1=1, axis2=2).copy()
+    square[~kept] = 1.0
+    for axis in range(3):
+        gram[:, axis, axis] = square[:, axis]
+    area = np.stack([square[:, k] * square[:, m] - gram[:, k, m] ** 2 for k, m in _OTHERS], -1)
+    volume = np.linalg.det(gram).clip(0.0)[:, None]
+    flat = area <= 1e-12 * square[:, [m[0] for m in _OTHERS]] * square[:, [m[1] for m in _OTHERS]]
+    return np.where(kept & ~flat, np.sqrt(volume / np.where(flat, 1.0, area)), 0.0)
+
+
+def _check_heights(basis: Floats, kept: NDArray[np.bool_]) -> None:
+    thin = kept & (_heights(basis, kept) < _THINNEST)
+    if thin.any():
+        system, axis = np.argwhere(thin)[0]
+        raise UnfitSystemError(
+            int(system),
+            f"cell is singular along periodic direction {'abc'[axis]}, with less than {_THINNEST} "
+            "Å between images; give a lattice vector for each periodic direction, or set pbc False",
+        )
+
+
+def _largest_gaps(fraction: Floats, system: Integers, starts: Integers) -> tuple[Floats, Integers]:
+    """Widest empty stretch per lattice vector, in fractions, and shifts (N, 3) of atoms behind it.
+
+    Fractions are taken mod 1, on a circle; ``fraction - shift`` of a system then begins right
+    after its gap, wherever its atoms were written.
+    """
+    wrapped = fraction - np.floor(fraction)
+    order = np.lexsort((wrapped, np.broadcast_to(system[:, None], wrapped.shape)), axis=0)
+    ascending = np.take_along_axis(wrapped, order, 0)
+    # What lies below each atom: the next one, and below the lowest the image of the highest.
+    below = np.roll(ascending, 1, axis=0)
+    below[starts] = ascending[np.append(starts[1:], len(system)) - 1] - 1.0
+    space = ascending - below
+    gap = np.maximum.reduceat(space, starts)
+    place = np.cumsum(np.diff(system, prepend=-1) > 0) - 1
+    # Cut in the middle of the gap, so that rounding takes no atom to the other side.
+    middle = np.where(space >= gap[place], (ascending + below) / 2, -np.inf)
+    cut = np.maximum.reduceat(middle, starts)
+    return gap, np.floor(fraction - cut[place]).astype(np.int64)
+
+
+def _perpendicular(
+    basis: Floats,
+    kept: NDArray[np.bool_],
+    local: Floats,
+    system: Integers,
+    occupied: tuple[Integers, Integers],
+    padding: float,
+) -> Floats:
+    """For rows not `kept`, vectors (B, 3, 3) perpendicular to all others; zeros for the others.
+
+    As long as the atoms' extent plus `padding`, along the atoms' principal axes.
+    """
+    rows, starts = occupied
+    plane = np.linalg.pinv(basis) @ basis
+    across = local - np.einsum("nc,ncd->nd", local, plane[system])
+    moments, extent = np.zeros(basis.shape), np.zeros(kept.shape)
+    if len(rows):
+        count = np.bincount(system)[rows, None]
+        across -= (np.add.reduceat(across, starts) / count).repeat(count[:, 0], axis=0)
+        moments[rows] = np.add.reduceat(across[:, :, None] * across[:, None, :], starts)
+    trace = np.trace(moments, axis1=1, axis2=2).clip(1e-12)
+    # Kept directions get the eigenvalue −2, so the open ones, 0 to 1, come last.
+    axes = np.linalg.eigh(moments / trace[:, None, None] - 2.0 * plane)[1]
+    if len(rows):
+        along = np.einsum("nc,nca->na", across, axes[system])
+        extent[rows] = np.maximum.reduceat(along, starts) - np.minimum.reduceat(along, starts)
+    vectors = axes.transpose(0, 2, 1) * (extent + padding)[..., None]
+    column = (kept.sum(-1, keepdims=True) + np.cumsum(~kept, -1) - 1).clip(0)
+    return np.where(kept[..., None], 0.0, np.take_along_axis(vectors, column[..., None], 1))

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.functional._boundaries import boundaries, stored_flat
-from flt_mol.functional._pair_lattices import as_given, lattices_of
-from flt_mol.functional._pair_search import search
-from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.functional.groups import at_least_float32, system_sizes
+from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.lattice import (
+    Floats,
+    Integers,
+    checked_cells,
+    host_array,
+    virtual_cells,
+)
 from flt_mol.functional.numerics import outside
 
-_FARTHEST = 1e8  # Å; vesin counts cells in 32 bits
+# Where there are more than 10⁵ cells, vesin 0.4 to 0.6 merges them by one factor; a direction with
+# fewer cells than that is left without, and a division by zero ends the process.
+_MOST_CELLS = 50_000
 
 
 class PairGroups(NamedTuple):
@@ -31,10 +38,6 @@ class PairGroups(NamedTuple):
     index_i: Tensor
     index_j: Tensor
     group: Tensor
-
-    def to(self, device: torch.device | str) -> PairGroups:
-        """The same groups on another device."""
-        return PairGroups(*(x.to(device) for x in self))
 
 
 class NeighborPairs(NamedTuple):
@@ -67,17 +70,18 @@ class NeighborPairs(NamedTuple):
             (P, 3), Å, at least float32.
         """
         positions = at_least_float32(positions)
-        cell = None if cell is None else cell.to(positions.dtype)
-        vectors = partial(_vectors, positions, cell, ptr.to(torch.int64))
-        if values_only(positions) and (cell is None or values_only(cell)):
-            return by_rows(vectors, *self, size=rows_of(9))
-        return vectors(*self)
+        i, j = self.index_i, self.index_j
+        between = positions.index_select(0, i) - positions.index_select(0, j)
+        if cell is None:
+            return between
+        matrix = cell.to(positions.dtype)[torch.bucketize(i, ptr.to(torch.int64), right=True) - 1]
+        # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
+        a, b, c = self.shift.to(positions.dtype).split(1, dim=1)
+        vectors: Tensor = between - (a * matrix[:, 0] + b * matrix[:, 1] + c * matrix[:, 2])
+        return vectors
 
     def symmetric(self) -> bool:
-        """Whether with each (i, j, T) there is (j, i, −T), as often.
-
-        By a sum of 64-bit hashes: lists that are not, such as those cut to a number of neighbours,
-        pass by chance once in some 10¹⁸.
+        """Whether with each (i, j, T) there is (j, i, −T), as often, by sums of 64-bit hashes.
 
         Example:
             >>> i, j = torch.tensor([[0, 1, 1], [1, 0, 2]])
@@ -104,11 +108,7 @@ class NeighborPairs(NamedTuple):
         return NeighborPairs(index_i[order], index_j[order], shift[order])
 
     def groups(self) -> PairGroups:
-        """Which pairs share (i, j).
-
-        How many groups there are depends on the data: call this where the pairs are made, not in a
-        region that is compiled.
-        """
+        """Which pairs share (i, j). Their number depends on the data: not for compiled regions."""
         step = (self.index_i.diff() != 0) | (self.index_j.diff() != 0)
         first = torch.cat([step.new_ones(min(1, len(self.index_i))), step])
         return PairGroups(self.index_i[first], self.index_j[first], first.cumsum(0) - 1)
@@ -116,11 +116,6 @@ class NeighborPairs(NamedTuple):
     def is_self(self) -> Tensor:
         """(P,) bool, which pairs are an atom and itself, without a shift."""
         return (self.index_i == self.index_j) & (self.shift == 0).all(-1)
-
-    def without_self(self) -> NeighborPairs:
-        """The pairs that are not an atom and itself."""
-        other = ~self.is_self()
-        return NeighborPairs(*(x[other] for x in self))
 
     def to(self, device: torch.device | str) -> NeighborPairs:
         """The same pairs on another device."""
@@ -134,30 +129,9 @@ def pair_lengths(vectors: Tensor) -> Tensor:
         >>> pair_lengths(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
         tensor([5., 0.])
     """
-    if values_only(vectors):
-        return by_rows(_lengths, vectors, size=rows_of(3))
-    return _lengths(vectors)
-
-
-def _lengths(vectors: Tensor) -> Tensor:
     squared = at_least_float32(vectors).square().sum(-1)
     zero = squared == 0
     return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
-
-
-def _vectors(
-    positions: Tensor, cell: Tensor | None, ptr: Tensor, i: Tensor, j: Tensor, shift: Tensor
-) -> Tensor:
-    """The vectors of some pairs."""
-    between = positions[i] - positions[j]
-    if cell is None:
-        return between
-    if len(cell) != 1:
-        cell = cell[torch.bucketize(i, ptr, right=True) - 1]
-    # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
-    a, b, c = shift.to(positions.dtype).split(1, dim=1)
-    vectors: Tensor = between - (a * cell[:, 0] + b * cell[:, 1] + c * cell[:, 2])
-    return vectors
 
 
 def neighbor_pairs(
@@ -169,14 +143,12 @@ def neighbor_pairs(
     *,
     self_pairs: bool = False,
 ) -> NeighborPairs:
-    """All pairs within `cutoff` in every system of a batch.
+    """All pairs closer than `cutoff` in every system of a batch, found by vesin [1].
 
-    Small systems are searched together by matrix products, large ones by vesin's cell lists; pairs
-    do not depend on which. Distances are judged in float64, and lie strictly below the cutoff.
     Atoms may lie outside their cell, cells may be smaller than the cutoff (then j appears with
-    several shifts, and i sees itself) or skewed, systems may be empty, and vectors of axes that do
-    not repeat are ignored. Runs on CPU; `torch.compile` breaks the graph here, since the number of
-    pairs depends on the data.
+    several shifts, and i sees itself) or skewed, systems may be empty, and rows of `cell` for axes
+    that do not repeat are ignored. Distances are judged in float64. Runs on CPU; `torch.compile`
+    breaks the graph here, since the number of pairs depends on the data.
 
     Args:
         positions: (N, 3), Å, any device.
@@ -190,12 +162,12 @@ def neighbor_pairs(
         Pairs on the device of `positions`.
 
     Raises:
-        ValueError: shapes that do not belong together, positions or cells that are not finite or
-            beyond 10⁸ Å, a cutoff that is not positive, or a cell that is singular along a
-            periodic axis.
+        ValueError: shapes that do not belong together, a cutoff that is not positive; and
+            `UnfitSystemError`, which is one, for numbers that are not finite or a cell that is
+            singular along a periodic axis.
 
     References:
-        Fraux et al., vesin, https://luthaf.fr/vesin.
+        [1] Fraux et al., vesin, https://luthaf.fr/vesin.
 
     Example:
         >>> one, ptr = torch.zeros(1, 3), torch.tensor([0, 1])
@@ -203,67 +175,76 @@ def neighbor_pairs(
         >>> neighbor_pairs(one, 2.0 * torch.eye(3)[None], chain, ptr, 2.5).shift.tolist()
         [[-1, 0, 0], [1, 0, 0]]
     """
-    if torch.compiler.is_compiling():
-        return outside(_found)(positions, cell, pbc, ptr, cutoff, self_pairs)
-    return _found(positions, cell, pbc, ptr, cutoff, self_pairs)
+    run = outside(_found) if torch.compiler.is_compiling() else _found
+    pairs = run(positions, cell, pbc, ptr, cutoff)
+    return pairs.with_self(len(positions)) if self_pairs else pairs
 
 
 def _found(
-    positions: Tensor,
-    cell: Tensor | None,
-    pbc: Tensor | None,
-    ptr: Tensor,
-    cutoff: float,
-    self_pairs: bool,
+    positions: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor, cutoff: float
 ) -> NeighborPairs:
-    sizes = system_sizes(ptr, positions.shape[0])
-    cell, pbc = boundaries(cell, pbc, positions, ptr)
-    _check(positions, cell, pbc, len(sizes), cutoff)
-    points, cells = (x.detach().cpu().to(torch.float64).numpy() for x in (positions, cell))
-    lattices = lattices_of(cells, pbc.detach().cpu().numpy(), float(cutoff))
-    found = search(points, lattices, sizes, float(cutoff), self_pairs)
-    if lattices.change is not None:
-        found = as_given(found, lattices.change, sizes)
-    return NeighborPairs(*(torch.from_numpy(x) for x in found)).to(positions.device)
+    import vesin
 
-
-def _check(positions: Tensor, cell: Tensor, pbc: Tensor, systems: int, cutoff: float) -> None:
-    for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{name} is a {type(value).__name__}: torch.as_tensor({name})")
-    expected: dict[str, tuple[int, ...]] = {
-        "positions": (positions.shape[0], 3),
-        "cell": (systems, 3, 3),
-        "pbc": (systems, 3),
-    }
-    for name, value in (("positions", positions), ("cell", cell), ("pbc", pbc)):
-        if tuple(value.shape) != expected[name]:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, expected {expected[name]} for "
-                f"{systems} systems and {positions.shape[0]} atoms"
-                f"{'' if name == 'positions' else stored_flat(value, expected[name])}"
-            )
-    if pbc.dtype != torch.bool:
-        raise ValueError(f"pbc is {pbc.dtype}, expected torch.bool: pass pbc.bool()")
-    for name, value in (("positions", positions), ("cell", cell)):
-        sound = (value.abs() < _FARTHEST).flatten(1).all(1)
-        if not sound.all():
-            row = int((~sound).nonzero()[0])
-            raise ValueError(
-                f"{name}[{row}] is {value[row].tolist()}, expected finite numbers below "
-                f"{_FARTHEST:.0e} Å: correct the structure, or move it to the origin"
-            )
     if not 0 < cutoff < math.inf:
         raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
+    cell, pbc = checked_cells(cell, pbc, positions, ptr)
+    points, given = host_array(positions), host_array(cell)
+    # Open directions become periodic ones too long for pairs to reach across.
+    where = virtual_cells(cell, pbc, positions, ptr, padding=1.01 * cutoff, shrink=False)
+    parts = [np.zeros((0, 5), np.int64)]
+    offsets: list[int] = ptr.tolist()
+    for b, (start, stop) in enumerate(pairwise(offsets)):
+        if start == stop:
+            continue
+        some, kept = points[start:stop] - points[start], where.kept[b]
+        box, radius = _search_box(where.cell[b], where.heights[b], kept, cutoff)
+        search = vesin.NeighborList(cutoff=radius, full_list=False)
+        pair, image = search.compute(some, box, True, "PS", copy=False)
+        i, j = pair.T.astype(np.int64)
+        shift = image.astype(np.int64) @ where.change[b]
+        vectors = some[j] - some[i] + shift @ given[b]
+        near = np.einsum("pc,pc->p", vectors, vectors) < cutoff**2
+        near &= ~shift[:, ~kept].any(1)
+        parts.append(np.column_stack([i + start, j + start, shift])[near])
+    half = np.concatenate(parts)
+    back = np.column_stack([half[:, 1], half[:, 0], -half[:, 2:]])
+    found = torch.from_numpy(_sorted(np.concatenate([half, back]), len(points)))
+    i, j, shift = (x.contiguous() for x in found.split((1, 1, 3), 1))
+    return NeighborPairs(i.flatten(), j.flatten(), shift).to(positions.device)
+
+
+def _search_box(
+    cell: Floats, heights: Floats, kept: NDArray[np.bool_], cutoff: float
+) -> tuple[Floats, float]:
+    """Cell and cutoff or somewhat more, such that vesin has no direction left without cells."""
+    radius = max(cutoff * (1 + 1e-9), 1e-3, heights.max() * 1e-6)  # vesin refuses below 1e-6
+    if not kept.any():
+        return cell * (heights.max() / heights)[:, None], radius
+    while np.floor(heights / radius).clip(1).prod() > _MOST_CELLS:
+        radius *= 1.25
+    return cell, radius
+
+
+def _sorted(found: Integers, atoms: int) -> Integers:
+    """Rows (i, j, T) in ascending order."""
+    low = [0, 0, *found[:, 2:].min(0, initial=0).tolist()]
+    widths = [atoms, atoms, *(1 - 2 * least for least in low[2:])]  # with T there is −T
+    if math.prod(widths) >= 2**62:
+        return found[np.lexsort(found.T[::-1])]
+    key = np.zeros(len(found), np.int64)
+    for column, (width, least) in enumerate(zip(widths, low, strict=True)):
+        key = key * width + (found[:, column] - least)
+    return found[np.argsort(key)]
 
 
 def _hashes(index_i: Tensor, index_j: Tensor, shift: Tensor) -> Tensor:
     """A number (P,) int64 for each (i, j, T), mixed so that sums tell multisets apart."""
     odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
     a, b, c, d = (x - 2**64 if x >= 2**63 else x for x in odd)
-    image = shift.to(torch.int64)
-    x = (index_i.to(torch.int64) * a).add_(index_j, alpha=b)
-    for axis, factor in enumerate((c, d, a ^ c)):
-        x.add_(image[:, axis], alpha=factor)
-    x.bitwise_xor_(x >> 31).mul_(d)
-    return x.bitwise_xor_(x >> 29)
+    x = (
+        index_i * a
+        + index_j * b
+        + (shift * torch.tensor([c, d, a ^ c], device=shift.device)).sum(1)
+    )
+    x = (x ^ (x >> 31)) * d
+    return x ^ (x >> 29)

@@ -1,17 +1,26 @@
-"""Sums over neighbour pairs, linear in P in time and memory, in a fixed order of summation.
+"""Sums over neighbour pairs, linear in P in time and memory.
 
 Everything here can be differentiated any number of times, as training on forces does, and nothing
 of the size pairs × channels is kept for a backward pass.
+
+All is one form, F = Σ_p Σ_c (B_p W)_c v_{j(p) c} g_{i(p) c}, linear in B, W, v and g. Its
+derivatives to g (`_filter`, to v with i and j exchanged), to B and to W are the operators below;
+their gradients are others of the family. Each goes through the pairs in chunks that fit a cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from flt_mol.functional import _pair_ops
-from flt_mol.functional.groups import settled, without_autocast
+from flt_mol.functional.groups import operator, settled, without_autocast
 from flt_mol.functional.linear import with_ones
+
+_CHUNK = {"cpu": 2**17}  # numbers of a chunk's largest tensor
+_CHUNK_ELSEWHERE = 2**26
 
 
 def pair_filter(
@@ -21,8 +30,6 @@ def pair_filter(
     index_i: Tensor,
     index_j: Tensor,
     num_rows: int,
-    *,
-    symmetric: bool = False,
 ) -> Tensor:
     """out_ic = Σ_p (Σ_t B_pt W_tc) v_{j(p) c} over the pairs p of receiver i: a filter per channel.
 
@@ -32,12 +39,9 @@ def pair_filter(
         basis: B (P, T), basis functions of each pair.
         weight: W (T, C).
         value: v (K, C).
-        index_i: (P,) int64, receiver of each pair, a row of the result. Sorted is fastest.
+        index_i: (P,) int64, receiver of each pair, a row of the result.
         index_j: (P,) int64, sender of each pair, a row of `value`.
         num_rows: N.
-        symmetric: a promise that K = N and that with each pair its reverse is there
-            (`NeighborPairs.symmetric`), with the same basis: gradients then take two thirds of
-            their time. Where it does not hold, gradients are wrong.
 
     Returns:
         (N, C), at least float32 whatever the autocast dtype; 0 for rows without pairs.
@@ -62,10 +66,7 @@ def pair_filter(
             f"for P = {len(index_i)} pairs"
         )
     basis, weight, value = settled(basis, weight, value)
-    if symmetric and len(value) != num_rows:
-        raise ValueError(f"{len(value)} senders for {num_rows} receivers: pairs are not symmetric")
-    run = _pair_ops.symmetric_pair_filter if symmetric else _pair_ops.pair_filter
-    out: Tensor = run(basis, weight, value, index_i, index_j, num_rows)
+    out: Tensor = _filter(basis, weight, value, index_i, index_j, num_rows)
     return out
 
 
@@ -76,15 +77,13 @@ def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j
     Σ_c x_ic F_c(r_p) y_jc, without anything of size P × C.
     """
     x, y, weight = settled(x, y, weight)
-    out: Tensor = _pair_ops.pair_filter_basis(x, y, weight, index_i, index_j)
+    out: Tensor = _to_basis(x, y, weight, index_i, index_j)
     return out
 
 
 def pair_dots(x: Tensor, y: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
     """s_ph = x_{i(p) h} · y_{j(p) h}: (N, H, M), (K, H, M) → (P, H), at least float32."""
-    x, y = settled(x, y)
-    out: Tensor = _pair_ops.pair_dots(x, y, index_i, index_j)
-    return out
+    return filtered_dots(x.flatten(1), y.flatten(1), _heads(x), index_i, index_j)
 
 
 def weighted_sum(
@@ -95,22 +94,20 @@ def weighted_sum(
     Args:
         weight: w (P, H).
         value: v (K, H, V).
-        index_i: (P,) int64, receiver of each pair, a row of the result. Sorted is fastest.
+        index_i: (P,) int64, receiver of each pair, a row of the result.
         index_j: (P,) int64, sender of each pair, a row of `value`.
         num_rows: N.
 
     Returns:
         (N, H, V), at least float32; 0 for rows without pairs.
     """
-    weight, value = settled(weight, value)
-    out: Tensor = _pair_ops.weighted_sum(weight, value, index_i, index_j, num_rows)
-    return out
+    summed = pair_filter(weight, _heads(value), value.flatten(1), index_i, index_j, num_rows)
+    return summed.view(num_rows, *value.shape[1:])
 
 
 def segment_sum(x: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """Σ of the rows with the same index: (P, H) → (num_rows, H), in a fixed order."""
-    one = x.new_ones(1, x.shape[1], 1)
-    return weighted_sum(x, one, index, torch.zeros_like(index), num_rows).squeeze(-1)
+    """Σ of the rows with the same index: (P, H) → (num_rows, H)."""
+    return x.new_zeros(num_rows, x.shape[1]).index_add(0, index, x)
 
 
 def segment_peak(x: Tensor, index: Tensor, num_rows: int) -> Tensor:
@@ -135,8 +132,7 @@ def pair_sums(
     """Σ_p φ(q_i)·φ(k_j) w_p [v_j, 1]: what pairs add to `linear.linear_sums` before the division.
 
     With w = exp(f) − 1 the weight of (i, j) becomes φ(q_i)·φ(k_j)·exp(f_ij) under attention's one
-    normaliser, exactly, provided every (i, j) occurs once (`NeighborPairs.groups`). Time
-    O(P·H·(M + V)), memory O(P·H + N·H·(M + V)).
+    normaliser, exactly, provided every (i, j) occurs once (`NeighborPairs.groups`).
 
     Args:
         query_features: φ(q) (N, H, M), the same as in `linear_sums`.
@@ -149,10 +145,126 @@ def pair_sums(
     Returns:
         (N, H, V + 1), the normaliser last; at least float32 whatever the autocast dtype.
     """
-    query_features, key_features, value, weight = settled(
-        query_features, key_features, value, weight
+    q, k, v, w = settled(query_features, key_features, value, weight)
+    with without_autocast(v):
+        w = w * pair_dots(q, k, index_i, index_j)
+        return weighted_sum(w, with_ones(v), index_i, index_j, len(q))
+
+
+def _heads(x: Tensor) -> Tensor:
+    """(H, H·M): a channel's weight is that of its head, for x (N, H, M)."""
+    heads, width = x.shape[1:]
+    return torch.eye(heads, dtype=x.dtype, device=x.device).repeat_interleave(width, 1)
+
+
+def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]:
+    size = max(1, _CHUNK.get(device.type, _CHUNK_ELSEWHERE) // max(1, width))
+    return (slice(k, k + size) for k in range(0, num_pairs, size))
+
+
+@operator("pair_filter")
+def _filter(b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
+    """∂F/∂g: Σ_p (B_p W) ∘ v_j, one row per receiver."""
+    out = v.new_zeros(num_rows, w.shape[1])
+    with without_autocast(v):
+        for some in _chunks(len(i), w.shape[1], v.device):
+            out.index_add_(0, i[some], (b[some] @ w).mul_(v.index_select(0, j[some])))
+    return out
+
+
+@operator("pair_filter_basis")
+def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """∂F/∂B: (x_i ∘ y_j) Wᵀ, one row per pair."""
+    out = x.new_empty(len(i), w.shape[0])
+    with without_autocast(x):
+        for some in _chunks(len(i), x.shape[1], x.device):
+            both = x.index_select(0, i[some]).mul_(y.index_select(0, j[some]))
+            torch.mm(both, w.mT, out=out[some])
+    return out
+
+
+@operator("pair_filter_weight")
+def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """∂F/∂W: Σ_p B_pᵀ (x_i ∘ y_j)."""
+    out = x.new_zeros(b.shape[1], x.shape[1])
+    with without_autocast(x):
+        for some in _chunks(len(i), x.shape[1], x.device):
+            both = x.index_select(0, i[some]).mul_(y.index_select(0, j[some]))
+            out.addmm_(b[some].mT, both)
+    return out
+
+
+@operator("pair_filter_gradients")
+def _gradients(
+    g: Tensor, b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor
+) -> tuple[Tensor, Tensor]:
+    """∂F/∂W and ∂F/∂v with one look at each pair."""
+    to_weight, to_value = torch.zeros_like(w), torch.zeros_like(v)
+    with without_autocast(v):
+        for some in _chunks(len(i), w.shape[1], v.device):
+            at = g.index_select(0, i[some])
+            to_value.index_add_(0, j[some], (b[some] @ w).mul_(at))
+            to_weight.addmm_(b[some].mT, at.mul_(v.index_select(0, j[some])))
+    return to_weight, to_value
+
+
+@_filter.register_fake
+def _(b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
+    return v.new_empty(num_rows, w.shape[1])
+
+
+@_to_basis.register_fake
+def _(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return x.new_empty(i.shape[0], w.shape[0])
+
+
+@_to_weight.register_fake
+def _(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return x.new_empty(b.shape[1], x.shape[1])
+
+
+@_gradients.register_fake
+def _(g: Tensor, b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(w), torch.empty_like(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
+
+
+def _filter_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    b, w, v, i, j = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    to_basis = _to_basis(g, v, w, i, j) if needs[0] else None
+    if needs[1] and needs[2] and not torch.is_grad_enabled():
+        return to_basis, *_gradients(g, b, w, v, i, j), None, None, None
+    to_weight = _to_weight(g, v, b, i, j) if needs[1] else None
+    to_value = _filter(b, w, g, j, i, v.shape[0]) if needs[2] else None
+    return to_basis, to_weight, to_value, None, None, None
+
+
+def _to_basis_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, w, i, j = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    return (
+        _filter(g, w, y, i, j, x.shape[0]) if needs[0] else None,
+        _filter(g, w, x, j, i, y.shape[0]) if needs[1] else None,
+        _to_weight(x, y, g, i, j) if needs[2] else None,
+        *(None, None),
     )
-    with without_autocast(value):
-        weight = weight * pair_dots(query_features, key_features, index_i, index_j)
-        value = with_ones(value)
-        return weighted_sum(weight, value, index_i, index_j, query_features.shape[0])
+
+
+def _to_weight_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, b, i, j = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    return (
+        _filter(b, g, y, i, j, x.shape[0]) if needs[0] else None,
+        _filter(b, g, x, j, i, y.shape[0]) if needs[1] else None,
+        _to_basis(x, y, g, i, j) if needs[2] else None,
+        *(None, None),
+    )
+
+
+_filter.register_autograd(_filter_backward, setup_context=_save)
+_to_basis.register_autograd(_to_basis_backward, setup_context=_save)
+_to_weight.register_autograd(_to_weight_backward, setup_context=_save)

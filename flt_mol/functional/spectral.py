@@ -6,29 +6,61 @@ out_i = Σ_j F_h(r_i − r_j) v_jh with F_h(r) = Σ_k w_k g_h(k) cos 2πk·r, w_
 - **structure factors**: S_k = Σ_j e^{−2πik·r_j} v_j, times w_k g_h(k), read back at every atom.
   O(N·K·C) time, O(N·K + K·C) memory.
 - **kernels**: the matrices of T fixed radial functions, once for all layers, O(N²·K·T); then a
-  layer mixes them to one per head and multiplies, O(N²·(T·H + C)) time, O(N²·T) memory. Faster
-  where systems are small.
+  layer mixes them to one per head and multiplies, O(N²·(T·H + C)) time, O(N²·(T + H)) memory.
+  Faster where systems are small and layers several.
 
-Both use the waves [cos 2πk·r_i, sin 2πk·r_i], computed once for all layers.
+Systems come in groups of G, padded to L atoms and K vectors: padded vectors have a spectrum of 0,
+padded atoms a value of 0, and what is read at them is dropped.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from flt_mol.functional import _rows
-from flt_mol.functional._mixed_kernels import mixed_product
-from flt_mol.functional.groups import operator, without_autocast
-from flt_mol.functional.ragged import (
-    matrices,
-    ragged_product,
-    ragged_transposed_product,
-    systems_of,
-)
+_BUDGET = {"cpu": 2**18}  # numbers of a group's largest tensor: about a core's cache
+_BUDGET_ELSEWHERE = 2**30
+
+
+def padded_groups(
+    costs: Sequence[int], members: Iterable[int], device: torch.device
+) -> list[list[int]]:
+    """Systems of similar cost in groups, each with about a cache of padded numbers, or one system.
+
+    Args:
+        costs: numbers of each system.
+        members: the systems to group.
+        device: where they are.
+
+    Example:
+        >>> padded_groups([3, 200_000, 4], range(3), torch.device("cpu"))
+        [[0, 2], [1]]
+    """
+    budget = _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
+    groups: list[list[int]] = []
+    for member in sorted(members, key=costs.__getitem__):
+        if groups and (len(groups[-1]) + 1) * costs[member] <= budget:
+            groups[-1].append(member)
+        else:
+            groups.append([member])
+    return groups
+
+
+def padded_rows(ptr: Tensor, systems: Sequence[int], fill: int) -> Tensor:
+    """(G, L) int64, the rows of some systems, padded with `fill`.
+
+    Example:
+        >>> padded_rows(torch.tensor([0, 2, 3]), [1, 0], 3)
+        tensor([[2, 3],
+                [0, 1]])
+    """
+    chosen = torch.tensor(systems, device=ptr.device)
+    start, size = ptr[chosen], ptr[chosen + 1] - ptr[chosen]
+    steps = torch.arange(int(size.max()), device=ptr.device)
+    return torch.where(steps < size[:, None], start[:, None] + steps, fill)
 
 
 def radial_basis(magnitude: Tensor, centers: Tensor, width: float, k_max: float) -> Tensor:
@@ -56,252 +88,64 @@ def radial_basis(magnitude: Tensor, centers: Tensor, width: float, k_max: float)
     return bumps * (1 - (k / k_max) ** 2).clamp(min=0.0) ** 2
 
 
-def lattice_waves(fraction: Tensor, integers: Tensor, layout: Tensor, size: int) -> Tensor:
-    """[cos 2πk·r_i, sin 2πk·r_i] for every atom and vector of the same system.
+def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
+    """[cos 2πk·r_i | sin 2πk·r_i] for every atom and vector of the same system.
 
     Args:
-        fraction: (N, 3) of `fractional_positions`.
-        integers: (K, 3) int64 of `reciprocal_vectors`.
-        layout: (3, B + 1), of matrices n_b × K_b with S entries in all.
-        size: S.
+        fraction: (G, L, 3) of `fractional_positions`.
+        integers: (G, K, 3) int64 of `reciprocal_vectors`.
 
     Returns:
-        (1, 2S): matrices n_b × 2K_b, a vector's cosine and sine next to each other.
+        (G, L, 2K).
     """
-    columns = integers.to(fraction.dtype)
-    if _rows.values_only(fraction) and size >= _rows.NUMBERS * (layout.shape[1] - 1):
-        return _waves_of_long_systems(fraction, columns, layout, size)
-    turns: Tensor = _turns(fraction, columns, layout, size)
-    if not turns.requires_grad and not torch.compiler.is_compiling():
-        phase, out = turns.mul_(2 * math.pi), turns.new_empty(size, 2)
-        torch.cos(phase, out=out[:, 0])
-        torch.sin(phase, out=out[:, 1])
-        return out.view(1, -1)
+    # Not a matmul: TF32 would cost phases three digits.
+    f, k = fraction[:, :, None], integers.to(fraction.dtype)[:, None]
+    turns = f[..., 0] * k[..., 0] + f[..., 1] * k[..., 1] + f[..., 2] * k[..., 2]
     phase = 2 * math.pi * turns
-    return torch.stack([phase.cos(), phase.sin()], dim=-1).reshape(1, -1)
+    return torch.cat([phase.cos(), phase.sin()], -1)
 
 
-def _waves_of_long_systems(fraction: Tensor, integers: Tensor, layout: Tensor, size: int) -> Tensor:
-    """The same numbers, with phases of a chunk of rows on the way; nothing for autograd."""
-    out = fraction.new_empty(size, 2)
-    for rows, columns, piece in systems_of(layout):
-        f, k = fraction[rows], integers[columns]
-        waves, at_once = out[piece].view(len(f), len(k), 2), _rows.rows_of(len(k))
-        for some, target in zip(f.split(at_once), waves.split(at_once), strict=True):
-            phase = _turns_into(f.new_empty(len(some), len(k)), some, k).mul_(2 * math.pi)
-            torch.complex(phase.cos(), phase.sin(), out=torch.view_as_complex(target))
-    return out.view(1, -1)
-
-
-def structure_factor_filter(
-    value: Tensor, spectrum: Tensor, waves: Tensor, layout: Tensor
-) -> Tensor:
+def structure_factor_filter(value: Tensor, spectrum: Tensor, waves: Tensor) -> Tensor:
     """out_i = Σ_k γ_kh [cos_ik Σ_j cos_jk v_jh + sin_ik Σ_j sin_jk v_jh].
 
     Args:
-        value: v (N, H, D).
-        spectrum: γ_kh = w_k g_h(k), (K, H).
-        waves: (1, 2S) of `lattice_waves`.
-        layout: (3, B + 1), of matrices n_b × 2K_b: columns and offsets twice those given to
-            `lattice_waves`.
+        value: v (G, L, H, D), 0 at padded atoms.
+        spectrum: γ_kh = w_k g_h(k), (G, K, H), 0 at padded vectors.
+        waves: (G, L, 2K) of `lattice_waves`.
 
     Returns:
-        (N, H, D); 0 for systems without matrix. All arguments have one dtype, at least float32.
+        (G, L, H, D). All arguments have one dtype, at least float32.
     """
-    rows, heads, width = value.shape
-    num_vectors = spectrum.shape[0]
-    flat = value.reshape(rows, 1, heads * width)
-    factors = ragged_transposed_product(waves, flat, layout, 2 * num_vectors)
-    factors = factors.view(num_vectors, 2, heads, width) * spectrum[:, None, :, None]
-    factors = factors.view(2 * num_vectors, 1, heads * width)
-    return ragged_product(waves, factors, layout, rows).view(rows, heads, width)
+    groups, vectors, heads = spectrum.shape
+    factors = (waves.mT @ value.flatten(2)).view(groups, 2, vectors, heads, -1)
+    weighted = (factors * spectrum[:, None, :, :, None]).view(groups, 2 * vectors, -1)
+    return (waves @ weighted).view(value.shape)
 
 
-def kernel_matrices(waves: Tensor, spectra: Tensor, layout: Tensor, size: int) -> Tensor:
+def kernel_matrices(waves: Tensor, spectra: Tensor) -> Tensor:
     """F_t(r_i − r_j) = Σ_k γ_kt cos 2πk·(r_i − r_j) for all pairs of atoms of the same system.
 
     Args:
-        waves: (1, 2S) of `lattice_waves`.
-        spectra: γ (K, T), weights w_k included.
-        layout: (3, B + 1), of matrices n_b × 2K_b in `waves`.
-        size: P = Σ n_b² over the systems with a matrix in `waves`.
+        waves: (G, L, 2K) of `lattice_waves`.
+        spectra: γ (G, K, T), weights w_k included, 0 at padded vectors.
 
     Returns:
-        (T, P): matrices n_b × n_b.
+        (G, T, L, L).
     """
-    twice = spectra.repeat_interleave(2, dim=0)
-    out: Tensor = _kernel(waves[0], waves[0], twice, layout, size)
-    return out
+    twice = torch.cat([spectra, spectra], 1)
+    return torch.stack([(waves * gamma[:, None]) @ waves.mT for gamma in twice.unbind(2)], 1)
 
 
-def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor, layout: Tensor) -> Tensor:
+def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor) -> Tensor:
     """out_ih = Σ_j Σ_t a_ht F_t(r_i − r_j) v_jh.
 
     Args:
-        value: v (N, H, D).
+        value: v (G, L, H, D), 0 at padded atoms.
         amplitudes: a (H, T).
-        kernels: F (T, P) of `kernel_matrices`.
-        layout: (3, B + 1), of matrices n_b × n_b.
+        kernels: F (G, T, L, L) of `kernel_matrices`.
 
     Returns:
-        (N, H, D); 0 for systems without matrix. All arguments have one dtype, at least float32.
+        (G, L, H, D). All arguments have one dtype, at least float32.
     """
-    with without_autocast(value):
-        rows, heads, width = value.shape
-        terms = amplitudes.shape[1]
-        if width >= 4:  # narrower heads: mixing and reading P·H numbers costs more than it saves
-            return mixed_product(amplitudes, kernels, value, layout)
-        spread = (value[:, None] * amplitudes.T[:, :, None]).reshape(rows, terms, heads * width)
-        return ragged_product(kernels, spread, layout, rows).sum(1).view(rows, heads, width)
-
-
-@operator("lattice_turns")
-def _turns(fraction: Tensor, integers: Tensor, layout: Tensor, size: int) -> Tensor:
-    """k·r_i in turns. Not a matmul: TF32 would cost phases three digits."""
-    out = fraction.new_empty(size)
-    for rows, columns, piece in systems_of(layout):
-        _turns_into(matrices(out, rows, columns, piece), fraction[rows], integers[columns])
-    return out
-
-
-def _turns_into(out: Tensor, fraction: Tensor, integers: Tensor) -> Tensor:
-    """k·r_i of one system → `out` (n, K)."""
-    torch.mul(fraction[:, :1], integers[:, 0], out=out)
-    out.addcmul_(fraction[:, 1:2], integers[:, 1])
-    return out.addcmul_(fraction[:, 2:], integers[:, 2])
-
-
-@_turns.register_fake
-def _(fraction: Tensor, integers: Tensor, layout: Tensor, size: int) -> Tensor:
-    return fraction.new_empty(size)
-
-
-def _turns_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    fraction, integers, layout, _ = inputs
-    ctx.num_rows = fraction.shape[0]
-    ctx.save_for_backward(integers, layout)
-
-
-def _turns_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    integers, layout = ctx.saved_tensors
-    to_fraction = ragged_product(grad[None], integers[:, None, :], layout, ctx.num_rows)
-    return to_fraction.squeeze(1), None, None, None
-
-
-_turns.register_autograd(_turns_backward, setup_context=_turns_setup)
-
-
-# The form Σ_t Σ_ij y_tij Σ_k γ_kt a_ik b_jk is linear in y, γ, a and b. The three operations below
-# are its derivatives, and so are theirs.
-
-
-@operator("spectral_kernel")
-def _kernel(a: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, size: int) -> Tensor:
-    """(a ∘ γ_t) bᵀ for every system and t: (2S,), (2S,), (2K, T) → (T, P)."""
-    out = a.new_empty(spectra.shape[1], size)
-    with without_autocast(a):
-        for pairs, columns, left, right in _pairs(a, b, layout):
-            for weights, matrix in zip(spectra[columns].unbind(1), out[:, pairs], strict=True):
-                torch.mm(left * weights, right.mT, out=matrix.view(left.shape[0], -1))
-    return out
-
-
-@_kernel.register_fake
-def _(a: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, size: int) -> Tensor:
-    return a.new_empty(spectra.shape[1], size)
-
-
-@operator("spectral_kernel_pull")
-def _pull(y: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, transposed: bool) -> Tensor:
-    """Σ_t (y_t b) ∘ γ_t, or of y_tᵀ: (T, P), (2S,), (2K, T) → (2S,)."""
-    out = torch.zeros_like(b)
-    with without_autocast(b):
-        for pairs, columns, left, right in _pairs(out, b, layout):
-            n = left.shape[0]
-            for weights, flat in zip(spectra[columns].unbind(1), y[:, pairs], strict=True):
-                matrix = flat.view(n, n)
-                left.addcmul_((matrix.mT if transposed else matrix) @ right, weights)
-    return out
-
-
-@_pull.register_fake
-def _(y: Tensor, b: Tensor, spectra: Tensor, layout: Tensor, transposed: bool) -> Tensor:
-    return torch.empty_like(b)
-
-
-@operator("spectral_kernel_spectra")
-def _spectra(y: Tensor, a: Tensor, b: Tensor, layout: Tensor, num_columns: int) -> Tensor:
-    """Σ_ij y_tij a_ik b_jk for every k and t: (T, P), (2S,), (2S,) → (2K, T)."""
-    out = a.new_zeros(num_columns, y.shape[0])
-    with without_autocast(a):
-        for pairs, columns, left, right in _pairs(a, b, layout):
-            n = left.shape[0]
-            for t, flat in enumerate(y[:, pairs]):
-                out[columns, t] = (left * (flat.view(n, n) @ right)).sum(0)
-    return out
-
-
-@_spectra.register_fake
-def _(y: Tensor, a: Tensor, b: Tensor, layout: Tensor, num_columns: int) -> Tensor:
-    return a.new_empty(num_columns, y.shape[0])
-
-
-def _pairs(a: Tensor, b: Tensor, layout: Tensor) -> Any:
-    """Piece of the pair buffer, columns, and the matrices of `a` and `b`, system by system."""
-    start = 0
-    for rows, columns, piece in systems_of(layout):
-        stop = start + (rows.stop - rows.start) ** 2
-        yield (
-            slice(start, stop),
-            columns,
-            matrices(a, rows, columns, piece),
-            matrices(b, rows, columns, piece),
-        )
-        start = stop
-
-
-def _kernel_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.last = inputs[4]
-
-
-def _kernel_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    a, b, spectra, layout = ctx.saved_tensors
-    to_a, to_b, to_spectra = ctx.needs_input_grad[:3]
-    return (
-        _pull(grad, b, spectra, layout, False) if to_a else None,
-        _pull(grad, a, spectra, layout, True) if to_b else None,
-        _spectra(grad, a, b, layout, spectra.shape[0]) if to_spectra else None,
-        None,
-        None,
-    )
-
-
-def _pull_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    y, b, spectra, layout = ctx.saved_tensors
-    left, right = (b, grad) if ctx.last else (grad, b)
-    to_y, to_b, to_spectra = ctx.needs_input_grad[:3]
-    return (
-        _kernel(left, right, spectra, layout, y.shape[-1]) if to_y else None,
-        _pull(y, grad, spectra, layout, not ctx.last) if to_b else None,
-        _spectra(y, left, right, layout, spectra.shape[0]) if to_spectra else None,
-        None,
-        None,
-    )
-
-
-def _spectra_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    y, a, b, layout = ctx.saved_tensors
-    to_y, to_a, to_b = ctx.needs_input_grad[:3]
-    return (
-        _kernel(a, b, grad, layout, y.shape[-1]) if to_y else None,
-        _pull(y, b, grad, layout, False) if to_a else None,
-        _pull(y, a, grad, layout, True) if to_b else None,
-        None,
-        None,
-    )
-
-
-_kernel.register_autograd(_kernel_backward, setup_context=_kernel_setup)
-_pull.register_autograd(_pull_backward, setup_context=_kernel_setup)
-_spectra.register_autograd(_spectra_backward, setup_context=_kernel_setup)
+    mixed = (amplitudes @ kernels.flatten(2)).unflatten(2, kernels.shape[2:])
+    return (mixed @ value.transpose(1, 2)).transpose(1, 2)

@@ -19,12 +19,12 @@ from flt_mol.integrations._irreps_layout import (
     refuse_missing,
     terms_of,
 )
-from flt_mol.nn._pair_checks import check_sizes
 from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.feature_maps import FeatureMap
+from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear
 from flt_mol.nn.layout import Layout, check_rows, layout_of
-from flt_mol.nn.local import PairWeights
+from flt_mol.nn.radial import check_sizes
 from flt_mol.nn.rpe import FourierRPE
 
 

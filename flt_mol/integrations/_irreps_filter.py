@@ -13,10 +13,9 @@ from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.integrations._irreps import IrrepsLinear
 from flt_mol.integrations._irreps_layout import cleaned, o3
-from flt_mol.nn._pair_checks import check_atoms, check_sizes
-from flt_mol.nn._plain import applied
-from flt_mol.nn.layers import drawn_linear
-from flt_mol.nn.local import LocalGeometry
+from flt_mol.nn.layers import applied, drawn_linear
+from flt_mol.nn.local_filter import LocalGeometry, check_features
+from flt_mol.nn.radial import check_sizes
 
 
 class IrrepsPairFilter(nn.Module):
@@ -106,7 +105,7 @@ class IrrepsPairFilter(nn.Module):
             ValueError: rows that do not belong to these pairs, or a basis of another size.
         """
         pairs = local.pairs
-        check_atoms(pairs, x, self._dim)
+        check_features(x, self._dim)
         if local.basis.shape[1] != self.num_basis:
             raise ValueError(
                 f"local has {local.basis.shape[1]} radial functions, this filter takes "

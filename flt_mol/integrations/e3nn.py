@@ -21,7 +21,8 @@ from flt_mol.integrations._irreps_attention import IrrepsAttention
 from flt_mol.integrations._irreps_filter import IrrepsPairFilter
 from flt_mol.integrations._irreps_gate import IrrepsFeedForward
 from flt_mol.integrations._irreps_layout import cleaned, o3
-from flt_mol.nn.local import LocalGeometry, PairWeights
+from flt_mol.nn.images import PairWeights
+from flt_mol.nn.local_filter import LocalGeometry
 
 __all__ = [
     "IrrepsAttention",

@@ -8,8 +8,7 @@ from flt_mol.models.config import (
     SpectralConfig,
     named_config,
 )
-from flt_mol.models.energy import EnergyModel
-from flt_mol.models.normalizer import Normalizer
+from flt_mol.models.energy import EnergyModel, Normalizer
 
 __all__ = [
     "EnergyConfig",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import math
 import pickle
 import re
 import warnings
@@ -23,16 +22,15 @@ import flt_mol
 from flt_mol.files import readable, shipped_folder, temporary_path
 from flt_mol.models.config import EnergyConfig, explain, shipped_name
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel, config_of
-from flt_mol.models.weights import find_weights, misfits
 
 __all__ = [
     "CONFIG_FILE",
     "WEIGHTS_FILE",
     "checkpoint_config",
-    "export_checkpoint",
-    "export_model",
+    "described",
     "find_checkpoint",
     "find_device",
+    "header",
     "load_model",
     "misfits",
     "read_checkpoint",
@@ -45,6 +43,11 @@ FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 2
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+_STATE_DICTS = ("state_dict", "model_state_dict", "model")
+_AVERAGED = ("ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "ema")
+_RAW = ("raw_state_dict", "current_model_state")  # the second is Lightning's
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 _IN_FOLDERS = ("best.ckpt", "weights.ckpt", WEIGHTS_FILE)
 
 
@@ -72,15 +75,9 @@ def save_checkpoint(
     """
     path = Path(path)
     content: dict[str, Any] = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "flt_mol_version": flt_mol.__version__,
-        "torch_version": str(torch.__version__),
-        "units": {"energy": "eV", "length": "Å"},
+        **header(model),
         "config": dict(config),
         "metrics": dict(metrics or {}),
-        "elements_seen": model.elements_seen.nonzero().flatten().tolist(),
-        "trained_on": dict(model.trained_on),
         "state_dict": {k: v.detach().cpu().clone() for k, v in model.state_dict().items()},
     }
     if training_state is not None:
@@ -90,6 +87,19 @@ def save_checkpoint(
     with temporary_path(path, durable=True) as temporary:
         torch.save(content, temporary)
     return path
+
+
+def header(model: EnergyModel) -> dict[str, Any]:
+    """What every file of a model says first: format, versions, units, what it was trained on."""
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "flt_mol_version": flt_mol.__version__,
+        "torch_version": str(torch.__version__),
+        "units": {"energy": "eV", "length": "Å"},
+        "elements_seen": model.elements_seen.nonzero().flatten().tolist(),
+        "trained_on": dict(model.trained_on),
+    }
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
@@ -180,8 +190,8 @@ def _config(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
         return config_of(weights)
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error, EnergyConfig, 'model.')}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{path}: its model configuration is damaged: {error}") from error
 
 
 def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
@@ -202,7 +212,7 @@ def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
     path = Path(path)
     refuse_damaged(path)
     exported = path.suffix.lower() == ".safetensors"
-    content = _read_export(path) if exported else _load(path)
+    content = _load_export(path) if exported else _load(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
     ours = content.get("format") == FORMAT
@@ -215,7 +225,7 @@ def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
     for key in ("config", "metrics", "trained_on", "systems"):
         found[key] = dict(found.get(key) or {})
     try:
-        found["state_dict"] = find_weights(content, averaged)
+        found["state_dict"] = _find_weights(content, averaged)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return found
@@ -265,6 +275,75 @@ def _load(path: Path) -> Any:
         ) from error
 
 
+def _find_weights(content: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
+    """The weights of one model under its own names, by the configuration that they carry.
+
+    They lie under the keys that tools use, or bare; names of wrappers (data-parallel training, the
+    compiler, averages, modules that hold the model) and what else these keep are stripped.
+    """
+    keys = (*_AVERAGED, *_STATE_DICTS) if averaged else (*_RAW, *_STATE_DICTS, *_AVERAGED)
+    state = content.get("training_state")
+    for key in keys:
+        for place in (content, state if isinstance(state, Mapping) else {}):
+            weights = place.get(key)
+            if isinstance(weights, Mapping) and any(str(x).endswith(CONFIG_KEY) for x in weights):
+                return _of_model(weights, averaged)
+    return _of_model(
+        next((content[key] for key in _STATE_DICTS if key in content), content), averaged
+    )
+
+
+def _of_model(weights: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
+    for key, value in weights.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise ValueError(f"holds {key!r}, a {type(value).__name__}, expected weights by name")
+    ends = [key for key in weights if f".{key}".endswith(f".{CONFIG_KEY}")]
+    roots = every = [key.removesuffix(CONFIG_KEY) for key in ends]
+    if len(every) > 1:
+        roots = [root for root in every if _is_average(root, weights) == averaged]
+    if not every:
+        raise ValueError(f"no weights that carry a model configuration ('{CONFIG_KEY}')")
+    if len(roots) != 1:
+        names = ", ".join(f"'{root}'" for root in every)
+        raise ValueError(f"weights of {len(every)} models, with the prefixes {names}; save one")
+    root = roots[0]
+    # A model at the top does not own what belongs to one below it.
+    deeper = tuple(other for other in every if other != root and other.startswith(root))
+    out: dict[str, Tensor] = {}
+    for key, value in weights.items():
+        if key.startswith(root) and not key.startswith(deeper) and not key.endswith(_COUNTER):
+            parts = [part for part in key.removeprefix(root).split(".") if part not in _WRAPPERS]
+            out[".".join(parts)] = value
+    return out
+
+
+def _is_average(root: str, weights: Mapping[str, Any]) -> bool:
+    words = {"ema", "swa", "avg", "average", "averaged"}
+    counter = root.removesuffix("module.") + _COUNTER
+    return counter in weights or not words.isdisjoint(re.split(r"[._]", root.lower()))
+
+
+def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """What keeps weights `found` from being those `expected`, a line for each name.
+
+    Example:
+        >>> misfits({"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.zeros(3)})
+        ['missing: b', 'wrong shape: a is (3,), expected (2,)']
+    """
+    lines = [f"missing: {key}" for key in expected if key not in found]
+    lines += [f"not known: {key}" for key in found if key not in expected]
+    for key, want in expected.items():
+        if key not in found or key == CONFIG_KEY:
+            continue
+        have = found[key]
+        if have.shape != want.shape:
+            shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
+            lines.append(f"wrong shape: {key} is {shapes}")
+        elif have.is_floating_point() != want.is_floating_point() or have.is_complex():
+            lines.append(f"wrong type: {key} is {have.dtype}, expected {want.dtype}")
+    return lines
+
+
 def find_device(name: str | torch.device) -> torch.device:
     """The device of that name, ready to use.
 
@@ -284,111 +363,18 @@ def find_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
-    """:func:`export_model` of a checkpoint, with what it says of its run and its metrics.
-
-    Raises:
-        ValueError: as of `load_model` and `export_model`.
-    """
-    path = find_checkpoint(name_or_path)
-    content = read_checkpoint(path)
-    return export_model(load_model(path), folder, content["config"], content["metrics"])
-
-
-def export_model(
-    model: EnergyModel,
-    folder: str | Path,
-    config: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
-) -> list[Path]:
-    """Write `model` as a folder in Hugging Face's layout, which `load_model` reads.
-
-    model.safetensors holds all weights and buffers (random features and normalisers among them)
-    and the model's settings; config.json describes them, with a checksum; README.md is a model card
-    to fill in. The same model gives the same bytes. A README.md that is there is left alone. Paths
-    of files that `config` names are left out.
-
-    Args:
-        model: in any mode, on any device, of any dtype.
-        folder: created if missing.
-        config: plain data of the run, as checkpoints hold it.
-        metrics: by name, eV.
-
-    Returns:
-        The files written.
-
-    Raises:
-        ValueError: weights that are not finite, or a config.json of something else there.
-    """
-    from safetensors.torch import save
-
-    folder = Path(folder)
-    if (folder / CONFIG_FILE).exists() and not _described(folder / CONFIG_FILE):
-        raise ValueError(f"{folder / CONFIG_FILE} describes something else: give another folder")
-    # Copies: tensors that share memory, or lie in it with gaps, are refused otherwise.
-    weights = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
-    }
-    for name, value in weights.items():
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"{name} holds numbers that are not finite")
-    data = save(weights, metadata={"format": "pt"})
-    settings = {
-        "architectures": [type(model).__name__],
-        "model_type": "flt_mol",
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "flt_mol_version": flt_mol.__version__,
-        "torch_version": str(torch.__version__),
-        "units": {"energy": "eV", "length": "Å"},
-        "model": model.config.model_dump(),
-        "config": _public(config or {}),
-        "metrics": {k: v for k, v in (metrics or {}).items() if math.isfinite(v)},
-        "elements_seen": model.elements_seen.nonzero().flatten().tolist(),
-        "normalizer": {
-            name: {"mean": float(part.mean), "std": float(part.std)}
-            for name, part in model.normalizers.items()
-        },
-        "trained_on": dict(model.trained_on),
-        "sha256": {WEIGHTS_FILE: hashlib.sha256(data).hexdigest()},
-    }
-    text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    files = {folder / WEIGHTS_FILE: data, folder / CONFIG_FILE: f"{text}\n".encode()}
-    if not (folder / "README.md").exists():
-        files[folder / "README.md"] = _card(folder.resolve().name, model, settings).encode()
-    for path, content in files.items():
-        with temporary_path(path, durable=True) as temporary:
-            temporary.write_bytes(content)
-    return list(files)
-
-
-def _public(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings without its model, which stands beside, and without places on a disk."""
-    public = {key: value for key, value in config.items() if key not in ("model", "output")}
-    if isinstance(data := public.get("data"), Mapping):
-        is_path = "/" in (data.get("name") or "")
-        public["data"] = {**data, "paths": {}, "name": None if is_path else data.get("name")}
-    for part, key in (("finetune", "checkpoint"), ("inherited_tag_rule", "from")):
-        if isinstance(values := public.get(part), Mapping) and values.get(key):
-            public[part] = {**values, key: Path(str(values[key])).name}
-    return public
-
-
-def _described(path: Path) -> dict[str, Any]:
+def described(path: Path) -> dict[str, Any]:
     """A config.json of ours; empty if there is none, or one of another library."""
-    if not path.is_file():
-        return {}
     try:
         with readable(path):
-            settings = json.loads(path.read_bytes())
+            settings = json.loads(path.read_bytes()) if path.is_file() else {}
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid json: {error}") from error
     ours = isinstance(settings, dict) and settings.get("format") == FORMAT
     return settings if ours else {}
 
 
-def _read_export(path: Path) -> dict[str, Any]:
+def _load_export(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -399,51 +385,10 @@ def _read_export(path: Path) -> dict[str, Any]:
     except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{path}: incomplete, or not a safetensors file ({error})") from error
     beside = path.with_name(CONFIG_FILE)
-    settings = _described(beside)
+    settings = described(beside)
     stated = settings.get("sha256", {}).get(path.name)
     if stated is not None and stated != hashlib.sha256(data).hexdigest():
         raise ValueError(f"{path}: checkpoint damaged: not the SHA-256 of {CONFIG_FILE}")
     if settings and CONFIG_KEY in weights and settings["model"] != config_of(weights).model_dump():
         raise ValueError(f"{beside}: 'model' is not what the weights hold; it only repeats that")
     return {**settings, "state_dict": weights}
-
-
-def _card(name: str, model: EnergyModel, settings: Mapping[str, Any]) -> str:
-    from ase.data import chemical_symbols
-
-    data = settings["config"].get("data")
-    source = f"`{data['name']}`." if data and data.get("name") else "*To be filled in.*"
-    elements = ", ".join(chemical_symbols[z] for z in settings["elements_seen"])
-    rows = [f"| {key} | {value:.4f} |" for key, value in sorted(settings["metrics"].items())]
-    measured = ["| | |", "|---|---:|", *rows] if rows else ["*To be filled in.*"]
-    return f"""\
----
-library_name: flt_mol
-tags: [flt_mol, chemistry, materials, catalysis, adsorption-energy]
----
-
-# {name}
-
-Predicts {", ".join(model.config.outputs).replace("_", " ")} of adsorption systems from the initial
-structure: flt_mol {settings["flt_mol_version"]}, {sum(p.numel() for p in model.parameters()):,}
-parameters; energies in eV, lengths in Å.
-
-```python
-import flt_mol
-from ase.io import read
-
-print(flt_mol.predict(read("slab.traj", ":"), "{name}"))  # eV; the path of this folder
-```
-
-## Trained on
-
-{source} Elements seen: {elements or "none noted"}; for others energies are extrapolated.
-
-## Measured
-
-{chr(10).join(measured)}
-
-## Limits, licence
-
-*To be filled in: what the model should not be used for, and the licence of the weights.*
-"""

@@ -29,21 +29,21 @@ from flt_mol.nn.frequencies import (
     LatticeFrequencies,
     LebedevFrequencies,
 )
-from flt_mol.nn.gaussian_bias import (
-    GaussianBias,
-)
 from flt_mol.nn.heads import (
     DisplacementHead,
     EnergyHead,
 )
-from flt_mol.nn.local import (
+from flt_mol.nn.images import (
+    GaussianBias,
     ImageKeys,
+    PairWeights,
+)
+from flt_mol.nn.local_filter import (
     LocalBasis,
     LocalFilter,
     LocalGeometry,
     PairCorrection,
     PairFilter,
-    PairWeights,
 )
 from flt_mol.nn.multihead import (
     FLTMultiheadAttention,
@@ -51,7 +51,7 @@ from flt_mol.nn.multihead import (
 from flt_mol.nn.rpe import (
     FourierRPE,
 )
-from flt_mol.nn.spectral import (
+from flt_mol.nn.spectral_filter import (
     SpectralFilter,
     SpectralGeometry,
 )

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.nn.attention import FLTAttention, packed_positions
+from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layout import layout_of
-from flt_mol.nn.local import PairWeights
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectral import SpectralFilter, SpectralGeometry
+from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 
 Given = TypeVar("Given", SpectralGeometry, LocalGeometry)
 

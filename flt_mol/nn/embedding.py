@@ -5,16 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._rows import by_rows, rows_of, values_only
-from flt_mol.nn._plain import all_plain
-
 MAX_ATOMIC_NUMBER = 118
 NUM_TAGS = 3
-INDEX_DTYPES = (torch.int64, torch.int32)
+_TAGS = "0 (below the surface), 1 (surface) or 2 (adsorbate)"
 
 
 class AtomError(ValueError):
-    """An atom that is none.
+    """An atom with a number or tag that does not exist.
 
     Attributes:
         row: of the first such atom.
@@ -23,8 +20,7 @@ class AtomError(ValueError):
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(f"atom {row} (counted from 0) has {reason}")
-        self.row = row
-        self.reason = reason
+        self.row, self.reason = row, reason
 
 
 class AtomEmbedding(nn.Module):
@@ -53,19 +49,12 @@ class AtomEmbedding(nn.Module):
                 graphs numbers are not looked at.
         """
         check_atoms(atomic_numbers, tags)
-        if values_only(atomic_numbers, tags, *self.parameters()) and all_plain(self):
-            return by_rows(
-                self._sum, atomic_numbers, tags, size=rows_of(self.element.embedding_dim)
-            )
-        return self._sum(atomic_numbers, tags)
-
-    def _sum(self, atomic_numbers: Tensor, tags: Tensor) -> Tensor:
         out: Tensor = self.element(atomic_numbers) + self.tag(tags)
         return out
 
 
 def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
-    """Refuse elements and tags that are none, looking at them once.
+    """Refuse elements and tags that do not exist.
 
     Args:
         atomic_numbers: (N,).
@@ -81,13 +70,8 @@ def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
         flt_mol.nn.embedding.AtomError: atom 2 (counted from 0) has tag 3, expected 0 (below the
         surface), 1 (surface) or 2 (adsorbate)
     """
-    check_index("atomic_numbers", atomic_numbers)
-    check_index("tags", tags)
-    if atomic_numbers.dim() != 1 or tags.shape != atomic_numbers.shape:
-        raise ValueError(
-            f"atomic_numbers have shape {tuple(atomic_numbers.shape)} and tags "
-            f"{tuple(tags.shape)}, expected (N,) both"
-        )
+    _check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[:1])
+    _check_index("tags", tags, atomic_numbers.shape)
     if torch.compiler.is_compiling():
         return
     no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
@@ -97,8 +81,22 @@ def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
     row = int(wrong.nonzero()[0])
     if bool(no_element[row]):
         raise AtomError(row, f"atomic number {int(atomic_numbers[row])}, expected 1 to 118")
-    meant = "0 (below the surface), 1 (surface) or 2 (adsorbate)"
-    raise AtomError(row, f"tag {int(tags[row])}, expected {meant}")
+    raise AtomError(row, f"tag {int(tags[row])}, expected {_TAGS}")
+
+
+def check_elements(atomic_numbers: Tensor) -> None:
+    """Refuse atomic numbers that are not integers from 1 to 118.
+
+    Raises:
+        ValueError: naming their dtype or range.
+    """
+    kind = atomic_numbers.dtype
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        raise ValueError(f"atomic_numbers are {kind}, expected integers: atomic_numbers.long()")
+    if atomic_numbers.numel() and not torch.compiler.is_compiling():
+        low, high = (int(x) for x in atomic_numbers.aminmax())
+        if low < 1 or high > MAX_ATOMIC_NUMBER:
+            raise ValueError(f"atomic_numbers run from {low} to {high}, expected 1 to 118")
 
 
 def check_tags(tags: Tensor, num_atoms: int) -> None:
@@ -107,20 +105,14 @@ def check_tags(tags: Tensor, num_atoms: int) -> None:
     Raises:
         ValueError: another dtype or shape, or a number that is not 0 to 2.
     """
-    check_index("tags", tags)
-    if tags.shape != (num_atoms,):
-        raise ValueError(
-            f"tags have shape {tuple(tags.shape)}, expected ({num_atoms},): one for each atom"
-        )
+    _check_index("tags", tags, (num_atoms,))
     if not torch.compiler.is_compiling() and bool(((tags < 0) | (tags >= NUM_TAGS)).any()):
-        raise ValueError("tags are not all 0 (below the surface), 1 (surface) or 2 (adsorbate)")
+        raise ValueError(f"tags are not all {_TAGS}")
 
 
-def check_index(name: str, value: Tensor) -> None:
-    """Refuse dtypes that index otherwise than by number: torch takes uint8 for a mask.
-
-    Raises:
-        ValueError: naming the tensor, its dtype and the mend.
-    """
-    if value.dtype not in INDEX_DTYPES:
+def _check_index(name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    # torch takes uint8 for a mask.
+    if value.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} are {value.dtype}, expected torch.int64: {name}.long()")
+    if tuple(value.shape) != tuple(shape):
+        raise ValueError(f"{name} have shape {tuple(value.shape)}, expected {tuple(shape)}")

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._rows import by_rows, rows_of, values_only
 from flt_mol.functional.groups import (
     at_least_float32,
     check_ptr,
@@ -17,11 +16,10 @@ from flt_mol.functional.groups import (
 )
 from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import filtered_dots, segment_sum
-from flt_mol.nn._pair_checks import check_atoms, check_sizes
-from flt_mol.nn._plain import all_plain
 from flt_mol.nn.embedding import check_tags
 from flt_mol.nn.layers import drawn_linear
-from flt_mol.nn.local import LocalGeometry
+from flt_mol.nn.local_filter import LocalGeometry, check_features
+from flt_mol.nn.radial import check_sizes
 
 READOUTS = ("tags", "sum", "mean")
 
@@ -99,10 +97,7 @@ class EnergyHead(nn.Module):
         check_ptr(ptr, x.shape[0])
         with without_autocast(x):
             x = x.to(next(self.atom_energy.parameters()).dtype)
-            if values_only(x, *self.parameters()) and all_plain(self.atom_energy):
-                per_atom = by_rows(self.atom_energy, x, size=rows_of(x.shape[-1]))
-            else:
-                per_atom = self.atom_energy(x)
+            per_atom = self.atom_energy(x)
             if self.num_outputs == 1:
                 per_atom = per_atom.squeeze(-1)
             if self.readout == "tags":
@@ -180,7 +175,12 @@ class DisplacementHead(nn.Module):
         Raises:
             ValueError: features, pairs or marks that do not belong together.
         """
-        self._check(x, local, fixed)
+        check_features(x, self.value.in_features)
+        if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != x.shape[:1]):
+            raise ValueError(
+                f"fixed has shape {tuple(fixed.shape)} and {fixed.dtype}, expected "
+                f"({len(x)},) torch.bool"
+            )
         i, j = local.pairs.index_i, local.pairs.index_j
         with without_autocast(x):
             h = self.norm(x.to(self.weight.dtype))
@@ -189,19 +189,6 @@ class DisplacementHead(nn.Module):
             directions = _directions(local.vectors, local.distances).to(size.dtype)
             moved = segment_sum(size[:, None] * directions, i, x.shape[0])
         return moved if fixed is None else moved.masked_fill(fixed[:, None], 0.0)
-
-    def _check(self, x: Tensor, local: LocalGeometry, fixed: Tensor | None) -> None:
-        check_atoms(local.pairs, x, self.value.in_features)
-        if local.basis.shape[-1] != self.weight.shape[0]:
-            raise ValueError(
-                f"basis has {local.basis.shape[-1]} functions, expected {self.weight.shape[0]}: "
-                "num_basis of this head is that of the pairs it is given"
-            )
-        if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != x.shape[:1]):
-            raise ValueError(
-                f"fixed has shape {tuple(fixed.shape)} and {fixed.dtype}, expected "
-                f"({x.shape[0]},) torch.bool: one mark for each atom"
-            )
 
 
 def _directions(vectors: Tensor, distances: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Linear maps with weights drawn from a generator."""
+"""Linear maps: weights drawn from a generator, products in the dtype of the rows."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flt_mol.functional.numerics import placed
 
@@ -25,3 +25,14 @@ def drawn_linear(
     if bias:
         layer.bias = nn.Parameter(torch.zeros_like(layer.weight[:, 0]))
     return layer
+
+
+def applied(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear map in the dtype of `x`, whatever that of its weights.
+
+    Example:
+        >>> applied(nn.Linear(2, 3).double(), torch.ones(1, 2)).dtype
+        torch.float32
+    """
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return nn.functional.linear(x, layer.weight.to(x.dtype), bias)

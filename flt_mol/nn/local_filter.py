@@ -1,4 +1,4 @@
-"""The local part of a block: radial sums and vector invariants over neighbour pairs."""
+"""What is learned on neighbour pairs: local and pair filters, and the pair correction."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
 from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
-from flt_mol.functional.pairs import pair_filter
-from flt_mol.nn._pair_checks import check_atoms, check_numbers, check_sizes, check_vectors
-from flt_mol.nn._plain import applied, is_stack
-from flt_mol.nn._remade import after_activation
-from flt_mol.nn.layers import drawn_linear
-from flt_mol.nn.radial import RadialBasis
+from flt_mol.functional.pairs import pair_filter, segment_sum
+from flt_mol.nn.images import PairWeights
+from flt_mol.nn.layers import applied, drawn_linear
+from flt_mol.nn.radial import RadialBasis, check_sizes, smooth_cutoff
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
+_LARGEST_BOUND = 10.0
 
 
 class LocalGeometry(NamedTuple):
@@ -32,7 +30,6 @@ class LocalGeometry(NamedTuple):
         directed: (3P, T'), B'_t(r) r̂_a, all pairs for a = x, then y, then z; None without vectors.
         receivers: (3P,) int64, i + a·N, in the order of `directed`; None without vectors.
         senders: (3P,) int64, j, likewise.
-        symmetric: whether each pair's reverse is there, with the same row of `basis`.
     """
 
     pairs: NeighborPairs
@@ -42,7 +39,6 @@ class LocalGeometry(NamedTuple):
     directed: Tensor | None = None
     receivers: Tensor | None = None
     senders: Tensor | None = None
-    symmetric: bool = False
 
 
 class LocalBasis(nn.Module):
@@ -83,34 +79,26 @@ class LocalBasis(nn.Module):
         """Geometry of the pairs of N atoms.
 
         Args:
-            pairs: sorted by receiver, as `neighbor_pairs` gives them, without self pairs.
+            pairs: as `neighbor_pairs` gives them, without self pairs.
             vectors: (P, 3), Å.
             num_rows: N.
             atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
 
         Raises:
-            ValueError: vectors or elements that do not belong to these pairs.
+            ValueError: vectors that do not belong to these pairs.
         """
-        check_vectors(pairs, vectors, lengths=False)
-        elements: tuple[Tensor, ...] = ()
-        if atomic_numbers is not None:
-            check_numbers(pairs, atomic_numbers, num_rows)
-            elements = atomic_numbers[pairs.index_i], atomic_numbers[pairs.index_j]
+        vectors = at_least_float32(vectors)
+        distances = _distances(pairs, vectors)
         with without_autocast(vectors):
-            vectors = at_least_float32(vectors)
-            distances = pair_lengths(vectors)
-            basis = self.radial(distances, *elements)
-            # A transformation of distances may be another one for z_i at z_j than for z_j at z_i.
-            both = self.radial.pair_types is None and _symmetric(pairs)
+            basis = self.radial(distances, *_elements(pairs, atomic_numbers))
             if self.vector_radial is None:
-                return LocalGeometry(pairs, vectors, distances, basis, symmetric=both)
+                return LocalGeometry(pairs, vectors, distances, basis)
             # An atom at the place of another has no direction: its vector is 0.
             unit = vectors / distances.masked_fill(distances == 0, 1.0)[:, None]
-            radial = self.vector_radial(distances)
-            directed = (unit.T[:, :, None] * radial).flatten(0, 1)
+            directed = (unit.T[:, :, None] * self.vector_radial(distances)).flatten(0, 1)
         receivers = torch.cat([pairs.index_i + axis * num_rows for axis in range(3)])
         senders = pairs.index_j.repeat(3)
-        return LocalGeometry(pairs, vectors, distances, basis, directed, receivers, senders, both)
+        return LocalGeometry(pairs, vectors, distances, basis, directed, receivers, senders)
 
 
 class LocalFilter(nn.Module):
@@ -189,38 +177,25 @@ class LocalFilter(nn.Module):
         """Features (N, C) to features (N, C).
 
         Raises:
-            ValueError: rows that do not belong to these pairs, a geometry without vectors.
+            ValueError: features of another width, a geometry without vectors.
         """
-        pairs = local.pairs
-        check_atoms(pairs, x, self.channels)
-        value = self.value(x)
-        filters = local.basis, self.RATE * self.weight
-        summed = pair_filter(
-            *(*filters, value, pairs.index_i, pairs.index_j, x.shape[0]), symmetric=local.symmetric
-        )
-        parts = [summed]
+        check_features(x, self.channels)
+        value, pairs = self.value(x), local.pairs
+        parts = [
+            pair_filter(
+                local.basis, self.RATE * self.weight, value, pairs.index_i, pairs.index_j, len(x)
+            )
+        ]
         if self.vectors:
             parts.append(self.vector_dropout(torch.cat(self.invariants(x, local), -1)))
-        return self._read_out([part.to(value.dtype) for part in (*parts, x)])
-
-    def _read_out(self, parts: list[Tensor]) -> Tensor:
-        """Map [m, squares and products, x] by o; its first map needs no copy of them in one."""
-        if not is_stack(self.out, nn.Linear, nn.SiLU, nn.Linear):
-            out: Tensor = self.out(torch.cat(parts, -1))
-            return out
-        first, activation, last = self.out
-        assert isinstance(first, nn.Linear)
-        columns = first.weight.split([part.shape[-1] for part in parts], 1)
-        hidden = linear(parts[-1], columns[-1], first.bias)
-        for part, weight in zip(parts[:-1], columns, strict=False):
-            hidden = torch.addmm(hidden, part, weight.T)
-        return after_activation(hidden, activation, last)
+        out: Tensor = self.out(torch.cat([part.to(value.dtype) for part in (*parts, x)], -1))
+        return out
 
     def invariants(self, x: Tensor, local: LocalGeometry) -> tuple[Tensor, Tensor]:
         r"""\|V_i\|²/n_i and V_i·(M V_i)/n_i, (N, D) each, at least float32."""
         if local.directed is None or local.receivers is None or local.senders is None:
             raise ValueError("this geometry has no vectors: LocalBasis(..., vector_basis=...)")
-        value, rows = self.vector_value(x), x.shape[0]
+        value, rows = self.vector_value(x), len(x)
         summed = pair_filter(
             local.directed, self.vector_weight, value, local.receivers, local.senders, 3 * rows
         )
@@ -236,10 +211,198 @@ class LocalFilter(nn.Module):
         return f"{self.channels}, num_filters={self.num_filters}, vectors={self.vectors}"
 
 
-def _symmetric(pairs: NeighborPairs) -> bool:
-    """Whether they are known to be: graphs know no numbers, and without gradients none asks."""
-    known = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return known and pairs.symmetric()
+class PairFilter(nn.Module):
+    """out_i = o(Σ_j F(r_ij) ∘ V x_j), F_c(r) = Σ_t W_tc B_t(r): a learned filter per channel.
+
+    An unnormalised sum over all periodic pairs within the cutoff, the same in a supercell, added
+    to what attention gives. V is linear, o is Linear ∘ SiLU ∘ Linear, so that an atom can respond
+    to the density around it. Time O(P·T·C), memory O(P·T + N·C).
+
+    Args:
+        channels: C.
+        cutoff: Å.
+        num_basis: T.
+        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
+        hidden_dim: None for F linear in the basis; else the width of a hidden layer,
+            F = w(r) · W SiLU(W₁ B(r) + b₁), as in SchNet [1]; keep it well below C.
+        generator: on CPU, for all weights; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: a size below 1, or settings that `RadialBasis` refuses.
+
+    References:
+        [1] Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        cutoff: float = 6.0,
+        num_basis: int = 32,
+        pair_types: bool = False,
+        hidden_dim: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(channels=channels, hidden_dim=hidden_dim)
+        generator = seeded_generator(generator)
+        self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
+        width = num_basis if hidden_dim is None else hidden_dim
+        self.hidden = (
+            None if hidden_dim is None else drawn_linear(num_basis, width, True, generator)
+        )
+        self.weight = _drawn(width, channels, 1.0, generator)
+        self.value = drawn_linear(channels, channels, False, generator)
+        first, last = (drawn_linear(channels, channels, True, generator) for _ in range(2))
+        self.out = nn.Sequential(first, nn.SiLU(), last)
+
+    def forward(
+        self,
+        x: Tensor,
+        pairs: NeighborPairs,
+        vectors: Tensor,
+        atomic_numbers: Tensor | None = None,
+    ) -> Tensor:
+        """Features (N, C) to features (N, C).
+
+        Args:
+            x: (N, C).
+            pairs: within the cutoff or beyond it; those beyond have no weight.
+            vectors: (P, 3), Å, of the pairs, or their lengths (P,).
+            atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
+
+        Raises:
+            ValueError: features of another width, or vectors that do not belong to these pairs.
+        """
+        check_features(x, self.value.in_features)
+        distances = _distances(pairs, vectors)
+        with without_autocast(distances):
+            elements = _elements(pairs, atomic_numbers)
+            basis = self.basis(distances, *elements, windowed=self.hidden is None)
+        if self.hidden is not None:
+            window = smooth_cutoff(distances, self.basis.cutoff)[:, None]
+            basis = nn.functional.silu(self.hidden(basis.to(self.hidden.weight.dtype))) * window
+        value = self.value(x)
+        summed = pair_filter(basis, self.weight, value, pairs.index_i, pairs.index_j, len(x))
+        out: Tensor = self.out(summed.to(value.dtype))
+        return out
+
+
+class PairCorrection(nn.Module):
+    """Weights w_ij = exp(F_ij) − 1 that turn linear attention's φ(q_i)·φ(k_j) into φφ·exp(F_ij).
+
+    F_h = bound · tanh(S_h / bound), S_h(i, j) = Σ_T Σ_t W_th B_t(‖r_i − r_j − T‖), the sum over
+    the pairs (i, j, T) given. Written φφ·[1 + (exp(F) − 1)], the 1 is the global linear
+    sum and the rest lives on pairs: feed the result to `functional.pair_sums` and add that to
+    `linear_sums`, numerator and denominator, for any N at cost O(N) and exactly.
+
+    **Images are drawn together in the exponent**, so that every weight stays positive: in cells
+    smaller than the cutoff 1 + Σ_T (exp f − 1) would turn negative. The bound acts on the sum,
+    hence weights lie within exp(±bound) however small the cell.
+
+    **What the bound costs**: where most weights are negative, the global sum cancels against the
+    pairs, and float32 loses about exp(bound): with all F = −bound, attention of 50 atoms is wrong
+    by 8e-5 of its size at the default bound of 5, by 1.5e-3 at 8 and by 1 % at 10, the largest
+    that is allowed. Stronger masks are for exact attention.
+
+    **Not the same in a supercell**: the global sum counts each atom of the cell once, not each
+    of its images, so doubling the cell doubles what the correction is weighed against.
+
+    Args:
+        num_heads: H.
+        cutoff: Å.
+        num_basis: T.
+        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
+        bound: largest |F|, up to 10.
+        generator: on CPU; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: a bound that is not positive or above 10, no heads, or settings that
+            `RadialBasis` refuses.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        cutoff: float = 6.0,
+        num_basis: int = 32,
+        pair_types: bool = False,
+        bound: float = 5.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads)
+        if not 0 < bound <= _LARGEST_BOUND:
+            raise ValueError(
+                f"bound is {bound}, expected a positive number up to {_LARGEST_BOUND:g}: float32 "
+                "loses weights of exp(−bound) beside the global sum"
+            )
+        generator = seeded_generator(generator)
+        self.bound = float(bound)
+        self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
+        self.weight = _drawn(num_basis, num_heads, 1.0, generator)
+
+    def forward(
+        self,
+        pairs: NeighborPairs,
+        groups: PairGroups,
+        vectors: Tensor,
+        atomic_numbers: Tensor | None = None,
+    ) -> PairWeights:
+        """(G, H) weights exp(F) − 1 of the groups, at least float32.
+
+        Args:
+            pairs: within the cutoff or beyond it; those beyond have no weight.
+            groups: ``pairs.groups()``.
+            vectors: (P, 3), Å, of the pairs, or their lengths (P,).
+            atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
+
+        Raises:
+            ValueError: vectors that do not belong to these pairs.
+        """
+        distances = _distances(pairs, vectors)
+        with without_autocast(distances):
+            basis = self.basis(distances, *_elements(pairs, atomic_numbers))
+            per_pair = basis @ self.weight.to(basis.dtype)
+            total = segment_sum(per_pair, groups.group, len(groups.index_i))
+            weight = torch.expm1(self.bound * torch.tanh(total / self.bound))
+        return PairWeights(groups.index_i, groups.index_j, weight)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"bound={self.bound}"
+
+
+def check_features(x: Tensor, channels: int) -> None:
+    """Refuse features that are not packed rows of this width.
+
+    Raises:
+        ValueError: another shape than (N, C).
+    """
+    if x.dim() != 2 or x.shape[1] != channels:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, expected (N, {channels}): pack padded rows, x[mask]"
+        )
+
+
+def _distances(pairs: NeighborPairs, vectors: Tensor) -> Tensor:
+    """Lengths (P,) of vectors (P, 3); lengths are given back."""
+    count = len(pairs.index_i)
+    if tuple(vectors.shape) not in ((count, 3), (count,)):
+        raise ValueError(
+            f"vectors have shape {tuple(vectors.shape)}, expected {(count, 3)} or {(count,)}: "
+            "pairs.vectors(positions, cell, ptr) of the same pairs"
+        )
+    return at_least_float32(vectors) if vectors.dim() == 1 else pair_lengths(vectors)
+
+
+def _elements(
+    pairs: NeighborPairs, atomic_numbers: Tensor | None
+) -> tuple[Tensor, Tensor] | tuple[()]:
+    """Atomic numbers of receivers and senders, where they are known."""
+    if atomic_numbers is None:
+        return ()
+    return atomic_numbers[pairs.index_i], atomic_numbers[pairs.index_j]
 
 
 def _drawn(rows: int, columns: int, scale: float, generator: torch.Generator) -> nn.Parameter:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional._rows import by_rows, rows_of, values_only
 from flt_mol.functional.groups import at_least_float32
 from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
-from flt_mol.nn._pair_checks import check_elements, check_sizes
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, check_elements
 
-_FAR = -60.0  # e⁻⁶⁰ = 9e-27, beside values of up to 1
+SMALLEST_EXPONENT = -60.0
+"""e⁻⁶⁰ = 9e-27, beside values of up to 1; denormal numbers slow every product with them down."""
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Refuse a size below 1, by its name; None passes.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is {size}, expected a number ≥ 1")
 
 
 def smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
@@ -60,9 +69,6 @@ class PairTypes(nn.Module):
         rank: numbers per element and role.
         generator: on CPU; None takes a seed from torch's global one.
 
-    Raises:
-        ValueError: a rank below 1.
-
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
     """
@@ -85,17 +91,13 @@ class PairTypes(nn.Module):
         """
         for elements in (receiver, sender):
             check_elements(elements)
-            if not torch.compiler.is_compiling() and elements.shape != distances.shape:
+            if elements.shape != distances.shape:
                 raise ValueError(
-                    f"elements have shape {tuple(elements.shape)}, expected "
-                    f"{tuple(distances.shape)}: one for each pair"
+                    f"atomic numbers of {tuple(elements.shape)} pairs, expected "
+                    f"{tuple(distances.shape)}"
                 )
-
-        def dot(a: Tensor, b: Tensor) -> Tensor:
-            return (at_least_float32(a)[receiver] * at_least_float32(b)[sender]).sum(-1)
-
-        scale = 1 + dot(self.scale_receiver, self.scale_sender)
-        shift = dot(self.shift_receiver, self.shift_sender)
+        scale = 1 + (self.scale_receiver[receiver] * self.scale_sender[sender]).sum(-1)
+        shift = (self.shift_receiver[receiver] * self.shift_sender[sender]).sum(-1)
         return scale.to(distances.dtype) * distances + shift.to(distances.dtype)
 
 
@@ -154,23 +156,10 @@ class RadialBasis(nn.Module):
             if receiver is None or sender is None:
                 raise ValueError("pair_types=True needs atomic_numbers (N,): pass them to forward")
             transformed = self.pair_types(r, receiver, sender)
-        functions = partial(self._functions, windowed)
-        if values_only(r, transformed):
-            return by_rows(functions, r, transformed, size=rows_of(self.num_basis))
-        return functions(r, transformed)
-
-    def _functions(self, windowed: bool, r: Tensor, transformed: Tensor) -> Tensor:
-        """The functions at r' under the window at r."""
-        spacing = self.cutoff / (self.num_basis - 1)
         steps = torch.arange(self.num_basis, dtype=r.dtype, device=r.device)
-        # Denormal numbers, below e⁻⁸⁷, would make every product with them several times slower.
-        offsets = transformed[:, None] / spacing - steps
-        window = smooth_cutoff(r, self.cutoff)[:, None] if windowed else None
-        if not offsets.requires_grad:  # no derivative needs what is on the way
-            gaussians = offsets.square_().mul_(-0.5).clamp_(min=_FAR).exp_()
-            return gaussians if window is None else gaussians.mul_(window)
-        gaussians = (-0.5 * offsets.square()).clamp(min=_FAR).exp()
-        return gaussians if window is None else gaussians * window
+        offsets = transformed[:, None] * ((self.num_basis - 1) / self.cutoff) - steps
+        gaussians = (-0.5 * offsets.square()).clamp(min=SMALLEST_EXPONENT).exp()
+        return gaussians * smooth_cutoff(r, self.cutoff)[:, None] if windowed else gaussians
 
     def extra_repr(self) -> str:
         """What `repr` shows."""

@@ -256,7 +256,7 @@ def structures_of(atoms: Atoms, sid: int | str, notes: dict[str, str]) -> Struct
     from flt_mol.data import from_ase
 
     found: dict[str, str] = {}
-    structures = from_ase(atoms, sid=sid, ignore_energy=True, notes=found)
+    structures = from_ase(atoms.copy(), sid=sid, ignore_energy=True, notes=found)  # no calculator
     for kind, text in found.items():
         if kind not in ("tags", "cell"):  # summed up over all structures
             notes.setdefault(kind, text)

@@ -63,7 +63,11 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
         f"member {place}" if isinstance(one, nn.Module) else str(one)
         for place, one in enumerate(given)
     )
-    repeated = [x for i, x in enumerate(labels) if any(_same(models[i], m) for m in models[:i])]
+    repeated = [
+        labels[i]
+        for i, one in enumerate(models)
+        if any(x is one or (one is not given[i] and _same(one, x)) for x in models[:i])
+    ]
     if repeated:
         text = f"{', '.join(repeated)}: twice in the ensemble, so its standard deviation is too low"
         warnings.warn(text, UserWarning, stacklevel=3)

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from flt_mol.data import StructuresDataset, open_dataset, to_ase
+from flt_mol.data.recipes import skipped_message
 from flt_mol.files import temporary_path
 from flt_mol.prediction.energies import predict_structures
 from flt_mol.prediction.members import load_members
@@ -23,7 +24,6 @@ __all__ = [
     "Prediction",
     "StructureFiles",
     "predict_files",
-    "skipped_message",
     "write_predictions",
 ]
 
@@ -96,6 +96,8 @@ class StructureFiles:
             except (OSError, ValueError) as error:
                 named = str(path) in str(error)
                 failures.append(f"  {error}" if named else f"  {path}: {error}")
+        if len(failures) == len(self.paths) == 1:
+            raise ValueError(failures[0].strip())
         if failures:
             heading = f"cannot use {len(failures)} of {len(self.paths)} files:"
             raise ValueError("\n".join([heading, *failures]))
@@ -180,25 +182,15 @@ def predict_files(
     report = None if progress is None else lambda done: progress(done, len(opened))
     found = predict_structures(members, structures(), batch_size, progress=report)
     if opened.unprepared:
-        head = f"skipped {len(opened.unprepared)} structures"
-        warnings.warn(_listed(head, list(opened.unprepared)), UserWarning, stacklevel=2)
+        reasons = "\n  ".join(list(opened.unprepared)[:_SHOWN])
+        text = f"skipped {len(opened.unprepared)} structures:\n  {reasons}"
+        warnings.warn(text, UserWarning, stacklevel=2)
     mean = found.mean if members.ensemble else found
     spread = found.spread.tolist() if members.ensemble else [None] * len(names)
     return [
         Prediction(name, energy, path, spread=deviation)
         for (name, path), energy, deviation in zip(names, mean.tolist(), spread, strict=True)
     ]
-
-
-def skipped_message(dataset: StructuresDataset) -> str:
-    """How many records of a data set were skipped as invalid, and the first five with the reason.
-
-    Args:
-        dataset: with `path`, `skipped` and a length.
-    """
-    count = len(dataset.skipped)
-    head = f"{dataset.path}: skipped {count} of {count + len(dataset)} records as invalid"
-    return _listed(head, dataset.skipped)
 
 
 def write_predictions(
@@ -280,11 +272,6 @@ def _plain_info(structure: Structures) -> dict[str, Any]:
         if fits and name not in (*all_properties, "calculator", "Lattice", "Properties", "pbc"):
             kept[name] = value
     return kept
-
-
-def _listed(head: str, texts: Sequence[str]) -> str:
-    more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
-    return "\n  ".join([f"{head}:", *texts[:_SHOWN], *more])
 
 
 def _open(path: str | Path, **options: Any) -> StructuresDataset:

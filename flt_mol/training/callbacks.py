@@ -1,141 +1,48 @@
-"""What happens beside the training loop: best weights, history, a progress bar."""
+"""What happens beside the training loop: best weights, metrics of every epoch, progress."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Iterator, Mapping
+import csv
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flt_mol.files import temporary_path
 from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.models.energy import EnergyModel
-from flt_mol.training.folders import LAST
 from flt_mol.training.task import EnergyTask
 
+__all__ = [
+    "BEST",
+    "LAST",
+    "EpochProgress",
+    "History",
+    "WeightAverage",
+    "make_loggers",
+    "quiet_lightning",
+]
 
-class History(Callback):
-    """Metrics of every epoch, and the weights with the lowest validation MAE as ``best.ckpt``.
-
-    Args:
-        folder: where ``best.ckpt`` and, at the end, ``last.ckpt`` go.
-        config: plain data of the run, stored in both.
-        systems: which ones are trained on and held out, stored in both; see
-            :func:`~flt_mol.training.seen.systems_seen`.
-    """
-
-    average: WeightAverage | None = None
-
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], systems: Mapping[str, Any] | None = None
-    ) -> None:
-        self.folder = folder
-        self.config = config
-        self.systems = systems
-        self.epochs: list[dict[str, float]] = []
-        self.best: dict[str, float] | None = None
-        self.stop = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it knows, for a run that goes on."""
-        return {"epochs": [dict(row) for row in self.epochs], "best": self.best}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what it knew."""
-        self.epochs, self.best = list(state_dict["epochs"]), state_dict["best"]
-
-    def weights(self, task: EnergyTask) -> EnergyModel:
-        """The model to use: with averaged weights, where they are."""
-        return task.model if self.average is None else self.average.model
-
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Ctrl-C stops at the end of the batch: amid a logger's queue it could lock up the program.
-
-        A second Ctrl-C does not wait.
-        """
-        before = signal.getsignal(signal.SIGINT)
-
-        def note(number: int, frame: Any) -> None:
-            self.stop = number
-            signal.signal(signal.SIGINT, before)
-
-        if before is not signal.default_int_handler or not _is_main_thread():
-            yield
-            return
-        signal.signal(signal.SIGINT, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Of several processes, SIGTERM stops all at the end of the batch.
-
-        Lightning's own answer waits, amid whatever was going on, for the others, which may be
-        waiting for this one.
-        """
-        owner = os.getpid()
-
-        def note(number: int, frame: Any) -> None:
-            if os.getpid() != owner:  # a process that loads data has nothing to put in order
-                os._exit(128 + number)
-            self.stop = number
-
-        if trainer.world_size > 1 and _is_main_thread():
-            signal.signal(signal.SIGTERM, note)  # Lightning puts back what was there before
-
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Where Ctrl-C takes effect; several processes finish the validation together."""
-        if self.stop == signal.SIGINT and trainer.world_size == 1:
-            raise KeyboardInterrupt
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """At `max_steps` within an epoch: asking to stop makes Lightning validate first."""
-        if 0 < trainer.max_steps <= trainer.global_step:
-            trainer.should_stop = True
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation of this epoch is done by now."""
-        assert isinstance(pl_module, EnergyTask)
-        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if "/" in k}
-        row = {"epoch": trainer.current_epoch + 1, **metrics}
-        self.epochs.append(row)
-        if self.best is None or row["val/mae"] < self.best["val/mae"]:
-            self.best = row
-            if not trainer.is_global_zero:
-                return
-            self._save("best.ckpt", self.weights(pl_module), row)
-
-    def begin(self, model: EnergyModel, row: dict[str, float]) -> None:
-        """The weights before the first step, with their errors, are the best so far."""
-        self.best = row
-        self._save("best.ckpt", model, row)
-
-    def finish(self, model: EnergyModel) -> None:
-        """Keep the final weights too: the sign that the run is done."""
-        self._save(LAST, model, self.epochs[-1])
-
-    def _save(self, name: str, model: EnergyModel, row: dict[str, float]) -> None:
-        save_checkpoint(self.folder / name, model, self.config, row, systems=self.systems)
+BEST, LAST = "best.ckpt", "last.ckpt"
+_CSV = Path("logs", "csv", "metrics.csv")
+_UNIMPORTANT = (
+    ".*does not have many workers.*",
+    ".*isinstance.treespec, LeafSpec.*",
+    "It is recommended to use `self.log",  # what is logged is of all processes by then
+)
 
 
 class WeightAverage(EMAWeightAveraging):
-    """θ̄ ← β θ̄ + (1 − β) θ after every step of the optimiser; validated, and saved for use.
+    """θ̄ ← β θ̄ + (1 − β) θ after every optimiser step; validated, and saved for use.
 
     Buffers are those of the latest weights.
 
@@ -155,22 +62,79 @@ class WeightAverage(EMAWeightAveraging):
         return task.model
 
 
-class EarlyStop(EarlyStopping):
-    """Stop once the validation MAE has not fallen for so many epochs.
+class History(Callback):
+    """Metrics of every epoch, and the weights with the lowest validation MAE as ``best.ckpt``.
 
     Args:
-        patience: epochs.
+        folder: where ``best.ckpt`` and, at the end, ``last.ckpt`` go.
+        config: plain data of the run, stored in both.
+        systems: sids that are trained on and held out, stored in both.
+        average: whose weights are used in place of the latest.
+        csv: whether metrics go to ``logs/csv/metrics.csv``, too.
     """
 
-    def __init__(self, patience: int) -> None:
-        # At the end of validation: the point that a run goes on from is made after it.
-        super().__init__(
-            "val/mae", patience=patience, check_on_train_epoch_end=False, verbose=False
-        )
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        systems: Mapping[str, Any] | None = None,
+        average: WeightAverage | None = None,
+        csv: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.systems = systems
+        self.average = average
+        self.csv = csv
+        self.epochs: list[dict[str, float]] = []
+        self.best: dict[str, float] | None = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """For a run that is resumed."""
+        return {"epochs": [dict(row) for row in self.epochs], "best": self.best}
 
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+        self.epochs, self.best = list(state_dict["epochs"]), state_dict["best"]
+
+    def weights(self, task: EnergyTask) -> EnergyModel:
+        """The model to use: with averaged weights, where they are."""
+        return task.model if self.average is None else self.average.model
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """At `max_steps` within an epoch: asking to stop makes Lightning validate first."""
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation of this epoch is done by now."""
+        assert isinstance(pl_module, EnergyTask)
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if "/" in k}
+        row = {"epoch": trainer.current_epoch + 1, "step": trainer.global_step, **metrics}
+        self.epochs.append(row)
+        better = self.best is None or row["val/mae"] < self.best["val/mae"]
+        self.best = row if better else self.best
+        if not trainer.is_global_zero:
+            return
+        if self.csv:
+            self._write_csv()
+        if better:
+            self.save(BEST, self.weights(pl_module), row)
+
+    def save(self, name: str, model: EnergyModel, row: dict[str, float]) -> None:
+        """Write a checkpoint of the run."""
+        save_checkpoint(self.folder / name, model, self.config, row, systems=self.systems)
+
+    def _write_csv(self) -> None:
+        """As Lightning's logger does, which counts from 0, but not lost or doubled by resuming."""
+        rows = [{**x, "epoch": x["epoch"] - 1, "step": x["step"] - 1} for x in self.epochs]
+        with (
+            temporary_path(self.folder / _CSV) as temporary,
+            temporary.open("w", newline="", encoding="utf-8") as file,
+        ):
+            writer = csv.DictWriter(file, list(rows[-1]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 class EpochProgress(Callback):
@@ -198,22 +162,19 @@ class EpochProgress(Callback):
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("epochs"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("epochs, left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[status]}", markup=False),
             console=self.console,
         )
         self._progress.start()
-        self._task = self._progress.add_task("training", total=self._total(trainer), status="")
+        self._task = self._progress.add_task("training", total=trainer.max_epochs, status="")
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Move on by the share of an epoch."""
         if self._progress is not None:
             batches = trainer.fit_loop.total_batch_idx + 1
-            done = batches / max(1, int(trainer.num_training_batches))
-            self._progress.update(self._task, completed=done)
+            self._progress.update(self._task, completed=batches / int(trainer.num_training_batches))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show this epoch's errors."""
@@ -227,13 +188,13 @@ class EpochProgress(Callback):
         if self._progress is not None:
             self._progress.update(self._task, completed=row["epoch"], status=status)
             return
-        total = self._total(trainer)
+        total = int(trainer.max_epochs or 0)
         stride = max(1, total // self.PLAIN_LINES)
         if row["epoch"] % stride == 0 or row["epoch"] in (1, total):
             text = f"epoch {int(row['epoch']):>4}/{total}  {status}"
             self.console.print(text, markup=False, soft_wrap=True)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the bar."""
         self._close()
 
@@ -246,6 +207,42 @@ class EpochProgress(Callback):
             self._progress.stop()
             self._progress = None
 
-    @staticmethod
-    def _total(trainer: Trainer) -> int:
-        return int(trainer.max_epochs or 0)
+
+def make_loggers(names: Sequence[str], folder: Path, step: int | None = None) -> list[Logger]:
+    """Lightning's loggers "tensorboard" and "wandb", which write to `folder`/logs.
+
+    Args:
+        names: `training.loggers`; "csv" is :class:`History`'s.
+        folder: of the run.
+        step: at which the run is resumed; what was logged later is dropped, it comes again.
+
+    Raises:
+        ValueError: "wandb", which is not installed.
+    """
+    made: list[Logger] = []
+    if "tensorboard" in names:
+        made.append(TensorBoardLogger(folder, name="logs", version="tensorboard", purge_step=step))
+    if "wandb" in names:
+        if importlib.util.find_spec("wandb") is None:
+            raise ValueError("training.loggers has wandb, which is not installed: pip install it")
+        from lightning.pytorch.loggers import WandbLogger
+
+        made.append(WandbLogger(name=folder.name, save_dir=str(folder / "logs"), project="flt_mol"))
+    return made
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Without what Lightning logs as INFO, and without its warnings that have no meaning here."""
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
+    loud = [logger for logger in loggers if logger.level == logging.INFO]
+    with warnings.catch_warnings():
+        for message in _UNIMPORTANT:
+            warnings.filterwarnings("ignore", message=message)
+        for logger in loud:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger in loud:
+                logger.setLevel(logging.INFO)

@@ -1,53 +1,43 @@
-"""What training lowers: errors of energies and displacements, weighted, on every pass."""
+"""What training minimises: weighted errors of energies and displacements, on every recycle."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flt_mol.structures import missing_for, relaxed_displacement
-from flt_mol.models.normalizer import Normalizer
-from flt_mol.structures import Structures
+from flt_mol.evaluation.metrics import EWT_THRESHOLD
+from flt_mol.models.energy import Normalizer
+from flt_mol.structures import Structures, relaxed_displacement
 from flt_mol.training.config import LossConfig
 
-DISPLACEMENT_DECAYS = ("none", "linear", "cosine")
-AUXILIARY = ("energy_initial", "displacement")
-EARLIER_PASS = 0.5
-"""Weight of each pass before the last one, of weight 1, unless `recycle_weights` says more."""
+__all__ = ["Loss", "displacement_weight", "error_sums", "recycle_weights", "training_loss"]
 
-_LACKING = {
-    "energy": ("relaxed energy", "y_relaxed", "the energy loss"),
-    "energy_initial": ("energy before relaxation", "y_init", "the output energy_initial"),
-    "positions_relaxed": ("relaxed positions", "pos_relaxed", "the output displacement"),
-}
-_MENDS = {
-    "energy": "",
-    "energy_initial": ", or take energy_initial out of model.outputs",
-    "positions_relaxed": ", or take displacement out of model.outputs",
-}
-
-
-class Part(NamedTuple):
-    """One mean error of a batch, of the last pass: () in eV or Å, detached; over so many."""
-
-    value: Tensor
-    over: int
+_EARLIER_RECYCLE = 0.5
 
 
 class Loss(NamedTuple):
-    """What is lowered, () without unit; and the errors that it is made of, by name.
+    """The loss of a batch, and the errors that it is made of.
 
-    `over` is the number of systems that `total` counts for: with several processes their mean
-    number, since it is the mean of totals that is lowered.
+    Attributes:
+        total: () without unit.
+        errors: name → mean error of the last recycle () and the number that it is a mean over;
+            "mae" and "energy_initial_mae" (eV, systems), "displacement" (Å, free atoms), and
+            "loss", `total` over systems.
     """
 
     total: Tensor
-    parts: dict[str, Part]
-    over: float
+    errors: dict[str, tuple[Tensor, float]]
+
+
+class _Term(NamedTuple):
+    name: str
+    weight: Tensor | float
+    errors: Tensor  # (K, n)
+    valid: Tensor  # (n,) bool
 
 
 def training_loss(
@@ -57,29 +47,28 @@ def training_loss(
     config: LossConfig,
     normalizers: Mapping[str, Normalizer],
     moved: Tensor | None = None,
-    shared: Callable[[Tensor], Tensor] | None = None,
+    share: Callable[[int], float] = lambda count: 1.0,
 ) -> Loss:
-    """The loss of :class:`LossConfig` on one batch.
+    """The loss on one batch.
+
+    Σ_k ω_k [ |E_k − y| / s + w_init |E⁰_k − y⁰| / s₀ + w_disp(p) ‖d_k − d‖₂ ] / Σ_k ω_k, averaged
+    over systems, and for displacements over free atoms; see :class:`LossConfig`.
 
     Args:
         outputs: of the model: "energy" (B,) eV, and as far as it has them "energy_initial" (B,) eV
-            and "displacement" (N, 3) Å; with several passes also "energy_recycles" (K, B), and so
+            and "displacement" (N, 3) Å; with K > 1 recycles also "energy_recycles" (K, B) and so
             on, of which the last is the plain one.
         structures: the batch as the model saw it, with its targets.
-        progress: share of the training that is done, 0 to 1.
+        progress: p, share of the training that is done, 0 to 1.
         config: weights.
-        normalizers: "energy" and, for that output, "energy_initial".
-        moved: (B,) bool, systems whose energy before relaxation is not that of the positions that
-            were shown; it is left out for them.
-        shared: of several processes: how many systems or atoms (1,) one has → factor (1,) of its
-            mean, see :func:`flt_mol.training.processes.shares`; None for a process alone.
-
-    Returns:
-        total, and the parts "mae" (eV), "energy_initial_mae" (eV) and "displacement" (Å).
+        normalizers: "energy" and, for that output, "energy_initial"; their std is s and s₀.
+        moved: (B,) bool, systems whose `energy_initial` is not that of the positions shown; they
+            do not count for it.
+        share: of several processes: number of systems or atoms of this one → factor of its mean,
+            see :func:`flt_mol.training.processes.share`.
 
     Raises:
-        ValueError: a weight without its output, weights of another number of passes, or a missing
-            target, naming the sids.
+        ValueError: a missing target, naming the sids; an output of another shape than its target.
 
     Example:
         >>> one = Structures.single([1], [[0, 0, 0]], energy=1.0)
@@ -87,68 +76,52 @@ def training_loss(
         >>> training_loss(outputs, one, 0.0, LossConfig(), {"energy": Normalizer()}).total
         tensor(0.5000)
     """
-    per_pass = _of_energies(outputs, "energy", needed(structures, "energy"), None)
-    factor: Tensor | float = _factor(len(structures), per_pass, shared)
-    total = factor * _over_passes(per_pass, config) / normalizers["energy"].std
-    over = len(structures) / float(factor)
-    parts = {"mae": Part(per_pass[-1].detach(), len(structures))}
-    if (weight := auxiliary_weight("energy_initial", config, outputs)) > 0:
-        target = needed(structures, "energy_initial")
-        shown = None if moved is None else ~moved
-        per_pass = _of_energies(outputs, "energy_initial", target, shown)
-        spread = normalizers["energy_initial"].std
-        count = len(structures) if shown is None else int(shown.sum())
-        factor = weight * _factor(count, per_pass, shared)
-        total = total + factor * _over_passes(per_pass, config) / spread
-        parts["energy_initial_mae"] = Part(per_pass[-1].detach(), count)
-    if auxiliary_weight("displacement", config, outputs) > 0:
-        per_pass, count = _of_displacements(outputs, structures)
-        factor = displacement_weight(progress, config) * _factor(count, per_pass, shared)
-        total = total + factor * _over_passes(per_pass, config)
-        parts["displacement"] = Part(per_pass[-1].detach(), count)
-    return Loss(total, parts, over)
+    total, systems = torch.zeros(()), float(len(structures))
+    errors: dict[str, tuple[Tensor, float]] = {}
+    for term in _terms(outputs, structures, progress, config, normalizers, moved):
+        count = int(term.valid.sum())
+        inside = torch.where(term.valid, term.errors, torch.zeros_like(term.errors))
+        means = inside.sum(-1) / max(count, 1)
+        factor = share(count)
+        weights = means.new_tensor(recycle_weights(len(means), config))
+        loss = term.weight * factor * (means * weights).sum() / weights.sum()
+        total = total.to(loss) + loss
+        errors[term.name] = means[-1].detach(), float(count)
+        if term.name == "mae":
+            systems = count / factor
+    return Loss(total, {**errors, "loss": (total.detach(), systems)})
 
 
-def _factor(count: int, like: Tensor, shared: Callable[[Tensor], Tensor] | None) -> Tensor | float:
-    if shared is None:
-        return 1.0
-    return shared(torch.tensor([count], device=like.device))[0]
-
-
-def auxiliary_weight(
-    name: str, config: LossConfig, outputs: Mapping[str, Tensor] | Sequence[str]
-) -> float:
-    """The weight of "energy_initial" or "displacement", the largest over training; 0: not asked.
-
-    Raises:
-        ValueError: a weight is set, and the model has no such output.
-
-    Example:
-        >>> auxiliary_weight("displacement", LossConfig(), ["energy", "displacement"])
-        1.0
-    """
-    weight: float | None = getattr(config, f"{name}_weight")
-    if weight and name not in outputs:
-        raise ValueError(
-            f"loss.{name}_weight is {weight:g}, and the model has no output {name}: add it to "
-            f"model.outputs, or set loss.{name}_weight=null"
-        )
-    if weight is None:
-        weight = float(name in outputs)
-    if name == "displacement" and weight == 0 and config.displacement_decay != "none":
-        return config.displacement_final_weight if name in outputs else 0.0
-    return weight
+def _terms(
+    outputs: Mapping[str, Tensor],
+    structures: Structures,
+    progress: float,
+    config: LossConfig,
+    normalizers: Mapping[str, Normalizer],
+    moved: Tensor | None,
+) -> Iterator[_Term]:
+    every = torch.ones(len(structures), dtype=torch.bool, device=structures.positions.device)
+    yield _Term(
+        "mae", 1 / normalizers["energy"].std, _energy_errors(outputs, structures, "energy"), every
+    )
+    weight = config.energy_initial_weight
+    if "energy_initial" in outputs and weight != 0:
+        scale = (1.0 if weight is None else weight) / normalizers["energy_initial"].std
+        errors = _energy_errors(outputs, structures, "energy_initial")
+        yield _Term("energy_initial_mae", scale, errors, every if moved is None else ~moved)
+    decays = config.displacement_decay != "none"
+    if "displacement" in outputs and (config.displacement_weight != 0 or decays):
+        now = displacement_weight(progress, config)
+        errors, _ = _displacement_errors(outputs, structures)
+        yield _Term("displacement", now, errors, ~structures.fixed)
 
 
 def displacement_weight(progress: float, config: LossConfig) -> float:
-    """w_disp(p) = w₁ + (w₀ − w₁) s(p), with s = 1 − p ("linear") or ½ (1 + cos πp) ("cosine").
+    """w_disp(p) = w₁ + (w₀ − w₁) s(p), with s = 1 ("none"), 1 − p ("linear") or ½ (1 + cos πp).
 
     Args:
         progress: p, 0 to 1.
         config: w₀ its `displacement_weight` (None is 1), w₁ its `displacement_final_weight`.
-
-    Raises:
-        ValueError: unknown decay.
 
     Example:
         >>> config = LossConfig(displacement_weight=3.0, displacement_decay="linear")
@@ -156,110 +129,92 @@ def displacement_weight(progress: float, config: LossConfig) -> float:
         1.5
     """
     first = 1.0 if config.displacement_weight is None else config.displacement_weight
+    last = config.displacement_final_weight
     if config.displacement_decay == "none":
         return first
-    if config.displacement_decay == "linear":
-        share = 1.0 - progress
-    elif config.displacement_decay == "cosine":
-        share = 0.5 * (1.0 + math.cos(math.pi * progress))
-    else:
-        known = ", ".join(DISPLACEMENT_DECAYS)
-        raise ValueError(
-            f"loss.displacement_decay is '{config.displacement_decay}'; known: {known}"
-        )
-    last = config.displacement_final_weight
-    return last + (first - last) * share
+    linear = config.displacement_decay == "linear"
+    rest = 1.0 - progress if linear else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return last + (first - last) * rest
 
 
-def pass_weights(count: int, config: LossConfig) -> list[float]:
-    """The weights ω_k of `count` passes.
-
-    Raises:
-        ValueError: another number of them is given.
+def recycle_weights(count: int, config: LossConfig) -> list[float]:
+    """The weights ω_k of `count` recycles.
 
     Example:
-        >>> pass_weights(3, LossConfig())
+        >>> recycle_weights(3, LossConfig())
         [0.5, 0.5, 1.0]
     """
     if config.recycle_weights is None:
-        return [EARLIER_PASS] * (count - 1) + [1.0]
-    if len(config.recycle_weights) != count:
-        raise ValueError(
-            f"loss.recycle_weights has {len(config.recycle_weights)} weights, and the model makes "
-            f"{count} pass{'es' if count > 1 else ''} (model.recycles): give one for each, or null"
-        )
-    return list(config.recycle_weights)
+        return [_EARLIER_RECYCLE] * (count - 1) + [1.0]
+    return config.recycle_weights
 
 
-def passes(outputs: Mapping[str, Tensor], name: str) -> Tensor:
-    """(K, …): an output on every pass; K = 1 for a model that makes only one."""
+def error_sums(
+    outputs: Mapping[str, Tensor], structures: Structures
+) -> dict[str, tuple[Tensor, int]]:
+    """Errors of every output, summed over a batch, and the number of systems or free atoms.
+
+    "mae" (eV) and "ewt" (systems with an error below 0.02 eV) of energies, "energy_initial_mae",
+    "displacement" and, to compare with, "displacement_unmoved" (Å; as if every atom stayed where it
+    is); with several recycles also "mae_recycle1" and so on for each.
+
+    Raises:
+        ValueError: a missing target, naming the sids.
+
+    Example:
+        >>> one = Structures.single([1], [[0, 0, 0]], energy=1.0)
+        >>> error_sums({"energy": torch.tensor([1.5])}, one)["mae"]
+        (tensor(0.5000), 1)
+    """
+    errors = {"mae": _energy_errors(outputs, structures, "energy")}
+    if "energy_initial" in outputs:
+        errors["energy_initial_mae"] = _energy_errors(outputs, structures, "energy_initial")
+    free, unmoved = ~structures.fixed, None
+    if "displacement" in outputs:
+        distances, unmoved = _displacement_errors(outputs, structures)
+        errors["displacement"] = distances[:, free]
+    found: dict[str, tuple[Tensor, int]] = {}
+    for name, values in errors.items():
+        sums = values.sum(-1)
+        found[name] = sums[-1], values.shape[1]
+        if len(sums) > 1:
+            found |= {f"{name}_recycle{k}": (x, values.shape[1]) for k, x in enumerate(sums, 1)}
+    found["ewt"] = (errors["mae"][-1] < EWT_THRESHOLD).sum(), len(structures)
+    if unmoved is not None:
+        found["displacement_unmoved"] = unmoved[free].sum(), int(free.sum())
+    return found
+
+
+def _energy_errors(outputs: Mapping[str, Tensor], structures: Structures, name: str) -> Tensor:
+    """(K, B), eV, |E_k − y|."""
+    every, target = _recycles(outputs, name), structures.energy
+    if name == "energy_initial":
+        target = structures.energy_initial
+    if target is None:
+        raise ValueError(f"some of sids {_some(structures)} have no {name}")
+    if every.shape[1:] != target.shape:  # (B, 1) − (B,) is (B, B)
+        shapes = f"{tuple(every.shape[1:])}, expected {tuple(target.shape)}"
+        raise ValueError(f"the model's output {name} has shape {shapes}")
+    return (every - target.to(every.dtype)).abs()
+
+
+def _displacement_errors(
+    outputs: Mapping[str, Tensor], structures: Structures
+) -> tuple[Tensor, Tensor]:
+    """(K, N), Å, ‖d_k − d‖₂, whose gradient is 0 where it is 0; and (N,) ‖d‖₂."""
+    if structures.positions_relaxed is None:
+        raise ValueError(f"some of sids {_some(structures)} have no positions_relaxed")
+    target = relaxed_displacement(structures)
+    difference = _recycles(outputs, "displacement").to(target.dtype) - target
+    return torch.linalg.vector_norm(difference, dim=-1), torch.linalg.vector_norm(target, dim=-1)
+
+
+def _recycles(outputs: Mapping[str, Tensor], name: str) -> Tensor:
+    """(K, …): an output on every recycle."""
     every = outputs.get(f"{name}_recycles")
     return outputs[name][None] if every is None else every
 
 
-def needed(structures: Structures, field: str) -> Tensor:
-    """The target `field` of all systems.
-
-    Raises:
-        ValueError: it is missing; names the sids and the mend.
-    """
-    value: Tensor | None = getattr(structures, field)
-    if value is None:
-        name, stored, user = _LACKING[field]
-        which = missing_for(structures.sid)
-        raise ValueError(
-            f"there are no targets for {user}: no {name} for {which}; give it as {stored}, leave "
-            f"those systems out{_MENDS[field]}"
-        )
-    return value
-
-
-def distances(predicted: Tensor, target: Tensor) -> Tensor:
-    """‖d̂ − d‖₂ over the last axis, in at least float32; its gradient is 0 where it is 0."""
-    difference = (predicted - target).to(torch.promote_types(predicted.dtype, torch.float32))
-    norm: Tensor = torch.linalg.vector_norm(difference, dim=-1)
-    return norm
-
-
-def _of_energies(
-    outputs: Mapping[str, Tensor], name: str, target: Tensor, valid: Tensor | None
-) -> Tensor:
-    """(K,) mean absolute errors, eV, over the systems that are `valid`."""
-    every = passes(outputs, name)
-    _check_shape(every, name, target.shape)
-    errors = (every - target.to(every.dtype)).abs()
-    if valid is not None:
-        return _mean_of(errors, valid)
-    return torch.stack([of_pass.mean() for of_pass in errors])
-
-
-def _of_displacements(outputs: Mapping[str, Tensor], structures: Structures) -> tuple[Tensor, int]:
-    """(K,) mean distances, Å, over free atoms, and how many of these there are."""
-    needed(structures, "positions_relaxed")
-    every = passes(outputs, "displacement")
-    free = ~structures.fixed
-    target = relaxed_displacement(structures).to(every.dtype)
-    _check_shape(every, "displacement", target.shape)
-    return _mean_of(distances(every, target), free), int(free.sum())
-
-
-def _check_shape(every: Tensor, name: str, expected: torch.Size) -> None:
-    """Refuse what would broadcast: (B, 1) beside (B,) is B × B errors."""
-    if every.shape[1:] != expected:
-        raise ValueError(
-            f"the output {name!r} has shape {tuple(every.shape[1:])}, expected {tuple(expected)}: "
-            "one number for each system, or three for each atom"
-        )
-
-
-def _mean_of(values: Tensor, valid: Tensor) -> Tensor:
-    """(K,) means of (K, n) over the valid ones; 0 where there are none."""
-    inside = torch.where(valid, values, torch.zeros_like(values))
-    return inside.sum(-1) / valid.sum().clamp(min=1)
-
-
-def _over_passes(per_pass: Tensor, config: LossConfig) -> Tensor:
-    weights = pass_weights(len(per_pass), config)
-    if len(weights) == 1:
-        return per_pass[0]
-    return (per_pass * per_pass.new_tensor(weights)).sum() / sum(weights)
+def _some(structures: Structures) -> str:
+    more = ", …" if len(structures) > 5 else ""
+    return f"{', '.join(map(str, structures.sid[:5]))}{more}"

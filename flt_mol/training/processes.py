@@ -1,4 +1,4 @@
-"""Processes that train together: how many, which one this is, and what they tell each other."""
+"""Processes that train together: how many, which one this is, and what they exchange."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import distributed
 
-__all__ = [
-    "World",
-    "followed_folder",
-    "gathered",
-    "largest",
-    "shares",
-    "shown_folder",
-    "world_of",
-]
+__all__ = ["World", "followed_folder", "gathered", "largest", "share", "shown_folder", "world_of"]
 
 T = TypeVar("T")
 _FOLDER = "FLT_MOL_RUN_FOLDER"
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
 
 
 class World(NamedTuple):
@@ -45,7 +39,7 @@ class World(NamedTuple):
     @property
     def is_watched(self) -> bool:
         """Whether the first process started this one, and is killed if this one fails."""
-        return not self.is_first and "TORCHELASTIC_RUN_ID" not in os.environ
+        return not self.is_first and _TORCHRUN not in os.environ
 
     def seed(self, seed: int) -> int:
         """Of what a process draws for its own systems: `seed` itself on the first one."""
@@ -63,34 +57,31 @@ def world_of(devices: int, nodes: int) -> World:
         nodes: `training.nodes`.
 
     Raises:
-        ValueError: torchrun started other numbers than are asked for.
+        ValueError: torchrun started other numbers than are asked for, or `nodes` without it.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if _TORCHRUN in os.environ:
         on_this = int(os.environ["LOCAL_WORLD_SIZE"])
         machines = int(os.environ["WORLD_SIZE"]) // on_this
         for name, asked, there in (("devices", devices, on_this), ("nodes", nodes, machines)):
             if asked not in (1, there):
-                raise ValueError(
-                    f"training.{name} is {asked}, and torchrun started {there}: leave it out, "
-                    "or let them be the same"
-                )
+                raise ValueError(f"training.{name} is {asked}, and torchrun started {there}")
         return World(on_this, machines, int(os.environ["RANK"]))
     if nodes > 1:
         raise ValueError(
-            f"training.nodes is {nodes}: start the processes of several machines with torchrun, on "
-            "each of them; see docs/train.md"
+            f"training.nodes is {nodes}: start the run with torchrun on each machine, see "
+            "docs/train.md"
         )
-    # Lightning starts this command anew for every device, with this variable.
+    # Lightning starts the same command for every further device, with this variable.
     return World(devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if devices > 1 else 0)
 
 
 @contextmanager
 def shown_folder(folder: Path, world: World) -> Iterator[None]:
-    """Processes that are started meanwhile find the folder of the run in their environment."""
+    """Processes that Lightning starts meanwhile find the folder of the run in their environment."""
     if world.size == 1:
         yield
         return
-    before = dict(os.environ)
+    before = dict(os.environ)  # Lightning adds variables of its own
     os.environ[_FOLDER] = str(folder.absolute())
     try:
         yield
@@ -103,48 +94,46 @@ def followed_folder(output: str | None) -> Path:
     """The folder of the run in which the first process writes.
 
     Raises:
-        ValueError: nobody said which.
+        ValueError: it is not known.
     """
     folder = os.environ.get(_FOLDER) or output
     if folder is None:
-        raise ValueError(
-            "with torchrun, give the folder of the run: output=FOLDER, the same for all processes"
-        )
+        raise ValueError("torchrun needs output=FOLDER, the same for all processes")
     return Path(folder)
 
 
 def gathered(value: T) -> list[T]:
-    """The value that each process has, in order of rank; all have to ask."""
+    """The value of each process, in order of rank; all have to call it."""
     if not _are_several():
         return [value]
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
     return values
 
 
 def largest(values: Sequence[int], device: torch.device) -> list[int]:
-    """The largest of each value among all processes; all have to ask, with as many values."""
+    """The largest of each value among all processes; all have to call it."""
     if not _are_several():
         return list(values)
-    there = torch.tensor(values, device=device)
-    torch.distributed.all_reduce(there, torch.distributed.ReduceOp.MAX)
-    found: list[int] = there.tolist()
+    tensor = torch.tensor(values, device=device)
+    distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+    found: list[int] = tensor.tolist()
     return found
 
 
-def shares(counts: torch.Tensor) -> torch.Tensor:
-    """(k,) float32: W n_r / Σ n of k counts on rank r of W, 0 where there are none anywhere.
+def share(count: int, device: torch.device) -> float:
+    """W n_r / Σ n for a count n_r on rank r of W processes; 0 where there are none anywhere.
 
-    Means over what a process has, times these, have the gradient, averaged over processes, of the
-    means over what all have together. With one process they are 1.
+    DDP averages gradients over processes: of means over what each has, times this, that is the
+    gradient of the mean over what all have together. 1 with one process.
     """
     if not _are_several():
-        return torch.ones_like(counts, dtype=torch.float32)
-    total = counts.clone()
-    torch.distributed.all_reduce(total)
-    return torch.distributed.get_world_size() * counts.float() / total.clamp(min=1)
+        return 1.0
+    total = torch.tensor(count, device=device)
+    distributed.all_reduce(total)
+    return distributed.get_world_size() * count / max(int(total), 1)
 
 
 def _are_several() -> bool:
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return there and torch.distributed.get_world_size() > 1
+    there = distributed.is_available() and distributed.is_initialized()
+    return there and distributed.get_world_size() > 1

@@ -1,13 +1,14 @@
-"""What a run needs to go on after it was killed, written from time to time, whole or not at all."""
+"""What a run needs to resume after it was killed, written from time to time."""
 
 from __future__ import annotations
 
 import copy
 import random
 import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,15 @@ __all__ = [
     "WholeFiles",
     "check_resume",
     "kept_random_states",
-    "random_states",
     "steps_done",
 ]
 
 RESUME = "resume.ckpt"
 _KEY = "flt_mol"
-_SHARE = 0.05  # of the time, that saving may take at ends of epochs
 
 
 class Stopped(SystemExit):
-    """Several processes that train together end here, all after the same step.
+    """All processes of a run end here, after the same step.
 
     Args:
         number: of the signal that one of them got.
@@ -56,89 +55,88 @@ class WholeFiles(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Whoever reads `path` finds this one whole or the one before, power cuts included."""
+        """Whoever reads `path` finds this file whole or the one before, power cuts included."""
         try:
             with temporary_path(path, durable=True) as temporary:
                 torch.save(checkpoint, temporary)
-        except (OSError, RuntimeError) as error:
-            cause = _system_error(error)
-            if cause is None:
-                raise
-            raise OSError(cause.errno, cause.strerror, str(path)) from error
-
-
-def _system_error(error: BaseException | None) -> OSError | None:
-    """What the system said: torch says something of its own when a disk is full."""
-    while error is not None and not (isinstance(error, OSError) and error.errno):
-        error = error.__cause__ or error.__context__
-    return error
+        except RuntimeError as error:  # torch's own words for a full disk
+            raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def check_resume(path: Path, data: int) -> None:
-    """Refuse a point that one cannot go on from.
+    """Refuse a point that cannot be resumed from.
 
     Args:
         path: of the file.
         data: digest of the data that there are now.
 
     Raises:
-        ValueError: it is damaged, or of other data, with the mend.
+        ValueError: it is damaged, or of other data.
     """
-    mend = f"remove {path} to begin anew"
     try:
         refuse_damaged(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        saved = content[_KEY]["data"]
+        saved = torch.load(path, map_location="cpu", weights_only=True)[_KEY]["data"]
     except Exception as error:  # whatever unpickling foreign bytes comes to
         raise ValueError(
-            f"{path}: the point to go on from is damaged, or of another version; {mend}"
+            f"{path} is damaged or of another version: remove it to start from the beginning"
         ) from error
     if saved != data:
         raise ValueError(
-            f"{path}: the data have changed since this run was broken off; {mend}, or put the "
-            "data back"
+            f"{path}: the data have changed since this run was interrupted: restore them, or "
+            "remove it to start from the beginning"
         )
 
 
 def steps_done(path: Path) -> int:
-    """Steps of the optimiser before the point in a file, whose tensors are left on the disk."""
+    """Optimiser steps before the point in a file, whose tensors are not read."""
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return int(content["global_step"])
 
 
 class ResumePoint(Callback):
-    """The state of a training in a file, from which `Trainer.fit` goes on bit for bit.
+    """Writes the state from which `Trainer.fit` resumes, bit for bit, and stops on signals.
 
-    Beside what Lightning saves (weights, optimiser, schedule, other callbacks, place in the epoch
-    and in the loader): the random states of torch, numpy and Python on every rank. It is written
-    after steps of the optimiser once `minutes` have passed, at ends of epochs unless they follow
-    each other so fast that this would take more than a twentieth of the time, and before a stop
-    that was asked for. The point after an epoch holds all that came of its validation.
+    Beside what Lightning saves (weights, optimiser, schedule, callbacks, place in the epoch and in
+    the loader) that is the random states of torch, numpy and Python on every rank. It is written
+    after an optimiser step once `minutes` have passed, at ends of epochs with all that came of
+    their validation, and before a stop. Ctrl-C and SIGTERM stop at the end of the batch: amid a
+    logger's queue they could lock up the program. Of several processes all stop after the same
+    step. A second signal does not wait.
 
     It comes after the callbacks whose state belongs to the point.
 
     Args:
         path: of the file.
         minutes: between two points within an epoch.
-        stop: the signal that asks to stop, 0 for none. After a last point KeyboardInterrupt is
-            raised for it, or by Lightning what it has for SIGTERM; where several processes train
-            together and one of them was asked, :class:`Stopped` by all.
-        data: of :func:`~flt_mol.training.data_checks.data_digest`, saved with the point.
+        data: digest of the data, saved with the point.
+
+    Raises:
+        Stopped: in all processes, once one of them got a signal.
     """
 
-    def __init__(self, path: Path, minutes: float, stop: Callable[[], int], data: int = 0) -> None:
+    def __init__(self, path: Path, minutes: float, data: int = 0) -> None:
         self.path = path
         self.minutes = minutes
-        self.stop = stop
         self.data = data
         self._saved_at = time.monotonic()
-        self._took = 0.0
         self._step_before = 0
         self._after_batch: dict[str, Any] | None = None
         self._random: Mapping[str, Any] | None = None
+        self._signal = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over the signals; Lightning puts back what was there before."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._signal = number
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _end)
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """The first batch after going on is shown with the random numbers that were to come."""
+        """The first batch after resuming gets the random numbers that were to come."""
         self._step_before = trainer.global_step
         self._after_batch = None
         if self._random is not None:
@@ -152,91 +150,83 @@ class ResumePoint(Callback):
         last = batch_idx + 1 >= trainer.num_training_batches
         if last or trainer.should_stop:
             self._after_batch = copy.deepcopy(trainer.fit_loop.state_dict())
-            return
-        if trainer.global_step == self._step_before:  # gradients are under way
-            return
-        self._save_or_stop(trainer, self._since() >= 60 * self.minutes)
+        elif trainer.global_step > self._step_before:  # no gradients are under way
+            self._save_or_stop(trainer, time.monotonic() - self._saved_at >= 60 * self.minutes)
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        """Several processes finish the validation together; the point before it stays."""
+        if self._signal and trainer.world_size == 1:
+            raise Stopped(self._signal)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A point, unless the last one was a moment ago and nothing ends here."""
-        waited = min(60 * self.minutes, self._took / _SHARE)
-        self._save_or_stop(trainer, trainer.should_stop or self._since() >= waited)
+        """A point."""
+        self._save_or_stop(trainer, True)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add what Lightning does not save."""
-        states = gathered(random_states())
         if self._after_batch is not None:
-            # Of a point made after validation Lightning would skip steps, or make an epoch twice.
+            # From a point after validation Lightning would skip steps, or repeat an epoch.
             checkpoint["loops"]["fit_loop"] = self._after_batch
         for progress in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
-            # In a run that went on after an epoch's end Lightning counts one epoch too few here,
-            # and from a point with such numbers would make one twice.
+            # After a resumed epoch Lightning counts one epoch too few here, and would repeat one.
             progress["ready"] = progress["started"] = progress["processed"] + 1
             progress["completed"] = progress["processed"]
         checkpoint[_KEY] = {
-            "random_states": states,
+            "random_states": gathered(random_states()),
             "stopped": trainer.should_stop,
             "data": self.data,
-            "flt_mol_version": flt_mol.__version__,
-            "torch_version": str(torch.__version__),
+            "versions": _versions(),
         }
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take it up."""
+        """Restore it."""
         saved = checkpoint[_KEY]
         states = saved["random_states"]
         self._random = states[trainer.global_rank] if trainer.world_size == len(states) else None
         trainer.should_stop = saved["stopped"]
-        now = {"flt_mol": flt_mol.__version__, "torch": str(torch.__version__)}
-        for name, version in now.items():
-            if saved[f"{name}_version"] != version:
-                warnings.warn(
-                    f"{self.path} was written with {name} {saved[f'{name}_version']}, and this is "
-                    f"{version}: the weights may come out a little different",
-                    UserWarning,
-                    stacklevel=2,
-                )
+        if saved["versions"] != _versions():
+            warnings.warn(
+                f"{self.path} was written with {saved['versions']}, and this is {_versions()}: the "
+                "weights may come out slightly different",
+                UserWarning,
+                stacklevel=2,
+            )
 
-    def _save_or_stop(self, trainer: Trainer, due: int) -> None:
-        number = int(signal.SIGTERM) if trainer.received_sigterm else self.stop()
-        due, number = largest([due, number], trainer.strategy.root_device)
-        if not (due or number):
-            return
-        self._save(trainer)
-        if number and trainer.world_size > 1:
+    def _save_or_stop(self, trainer: Trainer, due: bool) -> None:
+        save, number = largest([int(due), self._signal], trainer.strategy.root_device)
+        if save or number:
+            for logger in trainer.loggers:
+                logger.save()
+            trainer.save_checkpoint(self.path, weights_only=False)
+            self._saved_at = time.monotonic()
+        if number:
             raise Stopped(number)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
 
-    def _since(self) -> float:
-        return time.monotonic() - self._saved_at
 
-    def _save(self, trainer: Trainer) -> None:
-        begun = time.monotonic()
-        for logger in trainer.loggers:
-            logger.save()
-        trainer.save_checkpoint(self.path, weights_only=False)
-        self._saved_at = time.monotonic()
-        self._took = self._saved_at - begun
+def _end(number: int, frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def _versions() -> dict[str, str]:
+    return {"flt_mol": flt_mol.__version__, "torch": str(torch.__version__)}
 
 
 def random_states() -> dict[str, Any]:
     """The global random states of Python, numpy and torch, as tensors and plain data."""
     generator: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     inner = {k: v.tolist() if k == "key" else v for k, v in generator["state"].items()}
-    devices = {}
-    if torch.cuda.is_available():
-        devices["cuda"] = torch.cuda.get_rng_state_all()
-    return {
+    states = {
         "python": random.getstate(),
         "numpy": {**generator, "state": inner},
         "torch": torch.get_rng_state(),
-        **devices,
     }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:

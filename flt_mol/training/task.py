@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,26 +15,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flt_mol.models.energy import EnergyModel
-from flt_mol.outputs import counted
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.config import LossConfig, TrainingConfig
-from flt_mol.training.freezing import trainable
-from flt_mol.training.losses import training_loss
-from flt_mol.training.processes import gathered, shares
-from flt_mol.training.validation import OutputMetrics
+from flt_mol.training.losses import error_sums, training_loss
+from flt_mol.training.processes import gathered, share
 
-Sums = dict[str, tuple[float, float]]
-"""Name → a sum of errors, over so many."""
+__all__ = ["EnergyTask", "learning_rate_factor"]
 
 
 class EnergyTask(LightningModule):
-    """Errors of :mod:`flt_mol.training.losses`, lowered by Adam or AdamW; warm-up, then decay.
+    """Minimises :func:`~flt_mol.training.losses.training_loss` by Adam or AdamW.
 
-    Logs, per epoch, means over systems (energies, eV) and free atoms (displacements, Å) of the last
-    pass: ``train/mae``, ``train/energy_initial_mae``, ``train/displacement`` as far as the loss has
-    them, and ``train/loss``; ``val/mae``, ``val/ewt`` (fraction below 0.02 eV), and whatever else
-    :class:`~flt_mol.training.validation.OutputMetrics` finds, pass by pass.
+    Logs, per epoch, means over systems (energies, eV) and free atoms (displacements, Å):
+    ``train/mae``, ``train/loss`` and what else the loss has, ``train/gradient_norm`` (before
+    clipping, mean over steps), and ``val/…`` of :func:`~flt_mol.training.losses.error_sums`.
 
     Args:
         model: with its normalisers fitted.
@@ -57,67 +53,44 @@ class EnergyTask(LightningModule):
         self.total_steps = total_steps
         self.loss_config = LossConfig() if loss is None else loss
         self.splits = splits
-        self._validation = OutputMetrics()
-        self._shown: list[int | str] = []
+        self._sids: list[int | str] = []
         self._sums: dict[str, tuple[Tensor, float]] = {}
 
     def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
-        """The loss of the batch, its systems shown as the configuration wants them.
+        """The loss of the batch, after augmentation.
 
         Raises:
             ValueError: a target that is missing, or a loss that is not finite; names the systems
                 of the batch.
         """
-        config = self.training_config
-        self._shown = list(batch.sid)
+        self._sids = list(batch.sid)
+        progress = min(1.0, self.global_step / max(1, self.total_steps))
         with _naming(self.splits[0]):
-            batch, moved = move_atoms(batch, config.noise, config.interpolation)
-            if config.shift_images:
-                batch = shift_images(batch)
-            batch = rotate(batch, config.rotation)
+            batch, moved = self._augmented(batch)
             loss = training_loss(
                 self.model(batch),
                 batch,
-                min(1.0, self.global_step / max(1, self.total_steps)),
+                progress,
                 self.loss_config,
                 self.model.normalizers,
                 moved,
-                shares if self._trainer is not None and self.trainer.world_size > 1 else None,
+                partial(share, device=self.device),
             )
             if not bool(loss.total.isfinite()):
                 raise ValueError(
-                    f"the loss is {loss.total.item()} on the batch of sids {list(batch.sid)}"
-                    f"{self._weights_hint()}"
+                    f"the loss is {loss.total.item()} on the batch of sids {self._sids}"
+                    f"{self._hint()}"
                 )
-        for name, part in loss.parts.items():
-            self._add(name, part.value, part.over)
-        self._add("loss", loss.total.detach(), loss.over)
+        for name, (mean, count) in loss.errors.items():
+            self._add(f"train/{name}", mean * count, count)
         return loss.total
 
-    def _add(self, name: str, value: Tensor, count: float) -> None:
-        """To the epoch's sums: they belong to the point that a killed run goes on from."""
-        total, over = self._sums.get(name, (value.new_zeros((), dtype=_summed_on(value.device)), 0))
-        self._sums[name] = total + count * value, over + count
-
-    def _plain_sums(self) -> Sums:
-        return {name: (float(total), count) for name, (total, count) in self._sums.items()}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The sums of an epoch under way."""
-        checkpoint["training_sums"] = gathered(self._plain_sums())
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take them up."""
-        every = checkpoint["training_sums"]
-        rank = self.global_rank
-        # Of a run that goes on with other processes, the first one takes all.
-        if len(every) != self.trainer.world_size:
-            every = [_added(every), *[{}] * (self.trainer.world_size - 1)]
-        sums = every[rank]
-        self._sums = {
-            name: (torch.tensor(total, dtype=_summed_on(self.device), device=self.device), count)
-            for name, (total, count) in sums.items()
-        }
+    def _augmented(self, batch: Structures) -> tuple[Structures, Tensor]:
+        config = self.training_config
+        batch, moved = move_atoms(batch, config.noise, config.interpolation)
+        if config.shift_images:
+            batch = shift_images(batch)
+        return rotate(batch, config.rotation), moved
 
     def configure_gradient_clipping(
         self,
@@ -125,67 +98,62 @@ class EnergyTask(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """The gradient, no longer than allowed; its length before is logged.
+        """Clip the norm of the gradient, and log what it was before.
 
         Raises:
             ValueError: it is not finite, naming the systems.
         """
-        assert gradient_clip_val is not None
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), float(gradient_clip_val))
-        scaled = self.trainer.precision == "16-mixed"  # which tries too large a scale at times
+        longest = math.inf if gradient_clip_val is None else float(gradient_clip_val)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+        scaled = self.trainer.precision == "16-mixed"  # which tries scales that are too large
         if not scaled and not bool(norm.isfinite()):
             raise ValueError(
                 f"split '{self.splits[0]}': the gradient is not finite after the batch of sids "
-                f"{self._shown}{self._weights_hint()}"
+                f"{self._sids}{self._hint()}"
             )
-        self._add("gradient_norm", norm.detach(), 1)
-
-    def _weights_hint(self) -> str:
-        """What may be wrong other than the systems, once weights have been changed."""
-        if self.global_step == 0:
-            return ""
-        if all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            weights = "the weights have grown too large"
-        else:
-            weights = "the weights themselves are no longer finite"
-        rate = self.training_config.learning_rate
-        return (
-            f", after {counted(self.global_step, 'step')} that went well: if these systems are "
-            f"sound, {weights}: lower training.learning_rate, {rate:g}, or warm up for longer "
-            "(training.warmup_fraction)"
-        )
+        self._add("train/gradient_norm", norm.detach(), 1)
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:
-        """Collect errors; the epoch's end reports them."""
+        """Sum errors up for the end of the epoch.
+
+        Raises:
+            ValueError: outputs that are not finite, naming the systems.
+        """
         with _naming(self.splits[1]):
             outputs = self.model(batch)
             if not all(bool(found.isfinite().all()) for found in outputs.values()):
                 raise ValueError(
                     f"the model's outputs are not finite on the batch of sids {list(batch.sid)}"
-                    f"{self._weights_hint()}"
+                    f"{self._hint()}"
                 )
-            self._validation.update(outputs, batch)
+            for name, (total, count) in error_sums(outputs, batch).items():
+                self._add(f"val/{name}", total, count)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the errors over all systems of the split, and those of the training epoch."""
+        """Log the errors of the epoch, training and validation, over all processes."""
         for name, (total, count) in _added(gathered(self._plain_sums())).items():
             if count:
-                self.log(f"train/{name}", total / count)
+                self.log(name, total / count)
         self._sums = {}
-        first, *others = gathered(self._validation)
-        for other in others:
-            first.merge(other)
-        metrics = first.compute()
-        self._validation = OutputMetrics()
-        for name, value in metrics.items():
-            self.log(f"val/{name}", value)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the sums of an epoch under way."""
+        checkpoint["training_sums"] = gathered(self._plain_sums())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue these sums; with another number of processes the first one takes all."""
+        every = checkpoint["training_sums"]
+        if len(every) != self.trainer.world_size:
+            every = [_added(every), *[{}] * (self.trainer.world_size - 1)]
+        for name, (total, count) in every[self.global_rank].items():
+            self._sums[name] = torch.tensor(total, dtype=_exact(self.device)), count
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """The optimiser and the schedule, stepped after every batch."""
+        """The optimiser of what is not frozen, and the schedule, stepped after every step."""
         config = self.training_config
         kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         optimizer = kind(
-            trainable(self.model),
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
@@ -206,29 +174,27 @@ class EnergyTask(LightningModule):
         """Structures know how to move themselves."""
         return batch.to(device)
 
+    def _add(self, name: str, total: Tensor, count: float) -> None:
+        """Lightning's own means are not part of a checkpoint within an epoch; these are."""
+        before, over = self._sums.get(name, (torch.zeros(()), 0.0))
+        exact = _exact(total.device)
+        self._sums[name] = before.to(total.device, exact) + total.to(exact), over + count
 
-def _added(every: Iterable[Sums]) -> Sums:
-    """The sums of several processes together."""
-    out: Sums = {}
-    for sums in every:
-        for name, (total, count) in sums.items():
-            before, over = out.get(name, (0.0, 0.0))
-            out[name] = before + total, over + count
-    return out
+    def _plain_sums(self) -> dict[str, tuple[float, float]]:
+        return {name: (float(total), count) for name, (total, count) in self._sums.items()}
 
-
-def _summed_on(device: torch.device) -> torch.dtype:
-    """Of sums over an epoch; Apple's devices have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-@contextmanager
-def _naming(split: str) -> Iterator[None]:
-    """Say of which split a bad batch is."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"split '{split}': {error}") from error
+    def _hint(self) -> str:
+        """What may be wrong other than the systems, once weights have been changed."""
+        if self.global_step == 0:
+            return ""
+        finite = all(bool(p.isfinite().all()) for p in self.model.parameters())
+        what = "have grown too large" if finite else "are no longer finite"
+        rate = self.training_config.learning_rate
+        return (
+            f", after {self.global_step:,} steps without trouble: if these systems are sound, the "
+            f"weights {what}: reduce training.learning_rate, {rate:g}, or warm up for longer "
+            "(training.warmup_fraction)"
+        )
 
 
 def learning_rate_factor(
@@ -242,10 +208,7 @@ def learning_rate_factor(
         total_steps: of the whole training.
         warmup_fraction: share of them that warms up.
         decay: its form.
-        warmup_steps: how many warm up, in place of `warmup_fraction`.
-
-    Raises:
-        ValueError: unknown `decay`.
+        warmup_steps: w, in place of `warmup_fraction`.
 
     Example:
         >>> factor = learning_rate_factor(100, 0.1, "linear")
@@ -264,3 +227,26 @@ def learning_rate_factor(
         return 1.0 - done if decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
     return factor
+
+
+def _added(every: list[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    """The sums of several processes together."""
+    out: dict[str, tuple[float, float]] = {}
+    for sums in every:
+        for name, (total, count) in sums.items():
+            before, over = out.get(name, (0.0, 0.0))
+            out[name] = before + total, over + count
+    return out
+
+
+def _exact(device: torch.device) -> torch.dtype:
+    """Of sums over an epoch; Apple's devices have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def _naming(split: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"split '{split}': {error}") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,9 +63,32 @@ def test_data_and_weights_are_found(installed, tmp_path):
     assert (tmp_path / "runs" / "emt_small-evaluation" / "results.json").is_file()
 
 
-def test_configurations_are_found(installed, tmp_path):
-    code = (
-        "from flt_mol.training.config import load_run_config as load;"
-        "print(load('emt_small').model.embed_dim, load('emt_performer_small').model.rpe)"
+def test_the_wheel_holds_the_data_of_the_checkout_and_nothing_else(installed):
+    share = installed.parent / "share" / "flt_mol"
+    for kind in ("configs", "datasets", "models"):
+        found = {str(x.relative_to(share)) for x in (share / kind).rglob("*") if x.is_file()}
+        listed = subprocess.run(
+            ["git", "ls-files", kind], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        wanted = {name for name in listed.stdout.split() if not name.endswith("make.py")}
+        assert found == wanted
+    (site,) = installed.parent.glob("lib/python*/site-packages")
+    assert (site / "flt_mol" / "evaluation" / "report.html.jinja").is_file()
+    assert (site / "flt_mol" / "py.typed").is_file()
+    names = {path.name for path in site.iterdir()}
+    assert not names & {"tests", "datasets", "models", "configs", "experiments", "docs"}
+
+
+def test_predict_and_quickstart_in_an_empty_folder(installed, tmp_path):
+    path = run(
+        installed, "python", "-c",
+        "from flt_mol.files import shipped_folder; print(shipped_folder('datasets'))",
+        cwd=tmp_path,
+    ).strip()  # fmt: skip
+    records = f"{path}/emt_adsorption/val_id.lmdb"
+    text = run(installed, "flt-mol", "predict", "flt-small", records, "-o", "p.csv", cwd=tmp_path)
+    assert text.startswith("411 structures")
+    text = run(
+        installed, "flt-mol", "train", "quickstart", "training.epochs=1", "output=run", cwd=tmp_path
     )
-    assert run(installed, "python", "-c", code, cwd=tmp_path).split() == ["64", "None"]
+    assert "run/best.ckpt" in text

@@ -23,7 +23,7 @@ from flt_mol.functional.spectral import (
     lattice_waves,
     structure_factor_filter,
 )
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 
 # Torch's own rules for forward mode are scripts, and it warns of them when it loads them.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -9,7 +9,7 @@ from conftest import CUTOFF, KINDS, small_model, small_pairs
 from flt_mol import testing
 from flt_mol.functional.neighbors import neighbor_pairs, pair_lengths
 from flt_mol.models import EnergyConfig, ImageConfig
-from flt_mol.models.geometry import Geometry
+from flt_mol.models.build import Geometry
 
 
 @pytest.fixture

@@ -15,15 +15,13 @@ from flt_mol.cli import main
 from flt_mol.data import open_dataset, to_ase
 from flt_mol.data.loader import target_statistics
 from flt_mol.models import EnergyConfig
-from flt_mol.models.limits import check_systems
+from flt_mol.models.build import check_systems
 from flt_mol.prediction.energies import predict_structures
 from flt_mol.prediction.table import StructureFiles, predict_files
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
-from flt_mol.training import run_data
-from flt_mol.training.checkpoints import save_checkpoint
+from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.training.config import RunConfig
-from flt_mol.training.run_data import load_split
 
 CONFIG = EnergyConfig(rpe=None, spectral=SPECTRAL)
 TOO_LARGE = r"sid giant: too large for this model: .*, 400 x 400 x 400 Å, .*\(--skip-bad, or data"
@@ -169,29 +167,3 @@ def test_the_commands(model, file, tmp_path, capsys):
             assert main([*arguments, "--skip-bad"]) == 0
     assert "left out 1 of 5 records" in capsys.readouterr().err
     assert (tmp_path / "p.csv").read_text().count("small") == 4
-
-
-def run_config(file, **data):
-    config = RunConfig()
-    config.model = CONFIG
-    config.data = replace(config.data, paths={"train": str(file), "val_id": str(file)}, **data)
-    return config
-
-
-# Statistics are taken of all of the training split.
-LOADS = {
-    "train": lambda config: target_statistics(load_split(config, "train")),
-    "val_id": lambda config: load_split(config, "val_id"),
-}
-
-
-@pytest.mark.parametrize("split", LOADS)
-@pytest.mark.parametrize("in_memory", [100, 0])
-def test_runs_refuse_before_they_begin_or_leave_out(file, monkeypatch, split, in_memory):
-    monkeypatch.setattr(run_data, "IN_MEMORY", in_memory)
-    config = run_config(file)
-    with pytest.raises(ValueError, match=rf"frames.lmdb, record 2, {TOO_LARGE}"):
-        LOADS[split](config)
-    with pytest.warns(UserWarning, match=r"(?s)left out 1 of 5 records:\n.*sid giant"):
-        systems = load_split(run_config(file, skip_bad=True), split)
-    assert [systems[i].sid[0] for i in range(len(systems))] == [f"small {i}" for i in range(4)]

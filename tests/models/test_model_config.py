@@ -18,7 +18,7 @@ from flt_mol.models.checks import check_model, check_parts
 from flt_mol.models.config import PARTS, ImageConfig, PairConfig, RPEConfig, SpectralConfig
 from flt_mol.models.idle import refuse_idle, without_idle
 from flt_mol.nn.feature_maps import FEATURE_MAPS
-from flt_mol.training.checkpoints import load_model
+from flt_mol.models.checkpoint import load_model
 from flt_mol.training.config import load_run_config
 
 MODELS = shipped_folder("models")

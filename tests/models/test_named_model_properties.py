@@ -10,7 +10,8 @@ from ase.build import add_adsorbate, bcc110, fcc111, fcc211, molecule
 from flt_mol import Structures, testing
 from flt_mol.files import shipped_folder
 from flt_mol.models import EnergyConfig, EnergyModel
-from flt_mol.training.losses import LossConfig, training_loss
+from flt_mol.training.config import LossConfig
+from flt_mol.training.losses import training_loss
 
 FOLDERS = sorted(file.parent for file in shipped_folder("models").glob("*/model.yaml"))
 every_model = pytest.mark.parametrize("name", [folder.name for folder in FOLDERS])

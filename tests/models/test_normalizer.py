@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from flt_mol.models.normalizer import Normalizer
+from flt_mol.models.energy import Normalizer
 
 
 def test_mean_and_population_spread():

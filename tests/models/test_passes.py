@@ -8,7 +8,7 @@ from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model, small_pairs
 from torch import nn
 
 from flt_mol import testing
-from flt_mol.models.normalizer import Normalizer
+from flt_mol.models.energy import Normalizer
 from flt_mol.models.passes import Passes
 
 FEEDBACK = ["features", "positions"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 
 F64 = torch.float64
 C, H = 8, 2

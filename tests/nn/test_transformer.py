@@ -10,9 +10,9 @@ from torch import nn
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
-from flt_mol.nn.local import ImageKeys, LocalBasis, LocalFilter, PairCorrection
+from flt_mol.nn.images import ImageKeys, LocalBasis, LocalFilter, PairCorrection
 from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
 from flt_mol.nn.block import BlockGeometry, FLTBlock, FLTEncoder
 

@@ -8,10 +8,10 @@ from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.energy import RPEConfig
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.frequencies import GaussianFrequencies
-from flt_mol.nn.local import ImageKeys, LocalBasis, LocalFilter, PairCorrection, PairFilter
+from flt_mol.nn.images import ImageKeys, LocalBasis, LocalFilter, PairCorrection, PairFilter
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
-from flt_mol.nn.spectral import SpectralFilter
+from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import SPECTRA, GaussianSpectrum
 from flt_mol.nn.block import FLTBlock, FLTEncoder
 from flt_mol.testing import PackedLayer, PaddedLayer

@@ -13,7 +13,7 @@ import torch
 from conftest import small_model
 
 from flt_mol import testing
-from flt_mol.training.checkpoints import (
+from flt_mol.models.checkpoint import (
     find_checkpoint,
     load_model,
     read_checkpoint,
@@ -60,7 +60,7 @@ def test_same_energies_in_a_new_process(model, saved, structures):
     code = (
         "import sys, torch\n"
         "from flt_mol import testing\n"
-        "from flt_mol.training.checkpoints import load_model\n"
+        "from flt_mol.models.checkpoint import load_model\n"
         "s = testing.random_structures(torch.Generator().manual_seed(0), natoms=(4, 7))\n"
         "with torch.inference_mode():\n"
         "    print(load_model(sys.argv[1])(s)['energy'].double().tolist())\n"

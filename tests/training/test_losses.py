@@ -1,20 +1,18 @@
-"""The loss by hand-computed values: parts, passes, decay, masks; and what is refused."""
+"""The loss by hand-computed values: parts, recycles, decay, masks; and what is refused."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from flt_mol import Structures
-from flt_mol.models.normalizer import Normalizer
-from flt_mol.training.losses import (
-    LossConfig,
-    displacement_weight,
-    distances,
-    pass_weights,
-    training_loss,
-)
+from flt_mol.models.energy import Normalizer
+from flt_mol.training.config import LossConfig
+from flt_mol.training.losses import displacement_weight, error_sums, training_loss
+
+ENERGY = 2.0 / 2  # errors of 1 and 3 eV, over the standard deviation 2
+INITIAL = 5.0 / 5
+DISPLACEMENT = (1.0 + 0.0 + 2.0) / 3
 
 
 def normalizers():
@@ -25,7 +23,7 @@ def normalizers():
 
 
 def batch():
-    """Two systems; targets 1 and 3 eV, initial 10 and 20 eV; atoms 1 and 3 move, atom 2 is fixed.
+    """Two systems; targets 1 and 3 eV, initial 10 and 20 eV; the third atom is fixed.
 
     The last atom moves across the boundary of its cell, by -1 Å along x.
     """
@@ -51,206 +49,181 @@ def batch():
     return Structures.cat([first, second])
 
 
-def outputs(passes=1):
-    """Errors of energies 1 and 3 eV in the last pass, 10 eV more in each before; likewise others.
+def outputs(recycles=1):
+    """Errors of energies 1 and 3 eV on the last recycle, 10 eV more on each before; so others.
 
-    The last pass leaves free atoms by 1, 0 and 2 Å wrong, each before by 1 Å more along z.
+    The last recycle leaves free atoms by 1, 0 and 2 Å wrong, each before by 1 Å more along z.
     """
-    earlier = torch.arange(passes - 1, -1, -1.0)
-    energy = torch.tensor([2.0, 0.0]) + 10 * earlier[:, None] * torch.tensor([1.0, -1.0])
-    initial = torch.tensor([15.0, 15.0]) + 10 * earlier[:, None] * torch.tensor([1.0, -1.0])
+    earlier = torch.arange(recycles - 1, -1, -1.0)
+    signs = torch.tensor([1.0, -1.0])
     steps = torch.tensor([[0.0, 0, 1], [0, 3, 4], [7, 7, 7], [1, 0, 0]])
-    every = steps + earlier[:, None, None] * torch.tensor([0.0, 0.0, 1.0])
-    found = {"energy": energy, "energy_initial": initial, "displacement": every}
+    found = {
+        "energy": torch.tensor([2.0, 0.0]) + 10 * earlier[:, None] * signs,
+        "energy_initial": torch.tensor([15.0, 15.0]) + 10 * earlier[:, None] * signs,
+        "displacement": steps + earlier[:, None, None] * torch.tensor([0.0, 0.0, 1.0]),
+    }
     last = {name: value[-1] for name, value in found.items()}
-    if passes == 1:
-        return last
-    return last | {f"{name}_passes": value for name, value in found.items()}
+    return last if recycles == 1 else last | {f"{k}_recycles": v for k, v in found.items()}
 
 
-def only(names, found):
-    return {k: v for k, v in found.items() if k.removesuffix("_passes") in names}
-
-
-ENERGY = 2.0 / 2  # errors 1 and 3, over the spread 2
-INITIAL = 5.0 / 5
-DISPLACEMENT = (1.0 + 0.0 + 2.0) / 3
-
-
-def test_the_energy_alone_is_what_it_always_was():
-    structures, found = batch(), only(["energy"], outputs())
-    loss = training_loss(found, structures, 0.3, LossConfig(), normalizers())
-    assert loss.total.item() == ENERGY
-    assert {k: (v.value.item(), v.over) for k, v in loss.parts.items()} == {"mae": (2.0, 2)}
-
-
-def test_all_parts_with_their_weights():
-    config = LossConfig(energy_initial_weight=0.25, displacement_weight=3.0)
-    loss = training_loss(outputs(), batch(), 0.9, config, normalizers())
-    assert loss.total.item() == pytest.approx(ENERGY + 0.25 * INITIAL + 3 * DISPLACEMENT)
-    parts = {name: (part.value.item(), part.over) for name, part in loss.parts.items()}
-    assert parts == {"mae": (2.0, 2), "energy_initial_mae": (5.0, 2), "displacement": (1.0, 3)}
-    assert not any(part.value.requires_grad for part in loss.parts.values())
+def total(found=None, progress=0.0, moved=None, structures=None, **settings):
+    structures = batch() if structures is None else structures
+    config, found = LossConfig(**settings), outputs() if found is None else found
+    return training_loss(found, structures, progress, config, normalizers(), moved)
 
 
 def test_weights_are_one_where_the_model_has_the_output():
-    loss = training_loss(outputs(), batch(), 0.0, LossConfig(), normalizers())
-    assert loss.total.item() == pytest.approx(ENERGY + INITIAL + DISPLACEMENT)
+    loss = total()
+    assert float(loss.total) == pytest.approx(ENERGY + INITIAL + DISPLACEMENT)
+    assert {name: (float(v), n) for name, (v, n) in loss.errors.items()} == {
+        "mae": (2.0, 2),
+        "energy_initial_mae": (5.0, 2),
+        "displacement": (1.0, 3),
+        "loss": (pytest.approx(3.0), 2),
+    }
+    alone = {"energy": outputs()["energy"]}
+    assert float(total(alone).total) == pytest.approx(ENERGY)
 
 
-def test_every_pass_with_its_weight():
-    # Passes 1, 2, 3: errors of energies by 20, 10, 0 eV larger; of displacements below.
-    config = LossConfig(pass_weights=[1.0, 2.0, 5.0], energy_initial_weight=0.0)
-    found = only(["energy"], outputs(3))
-    loss = training_loss(found, batch(), 0.0, config, normalizers())
-    # Pass k: E = (2 + 10 m, -10 m), m = 2, 1, 0; errors (1 + 10 m) and (3 + 10 m).
-    by_hand = (1 * 22 + 2 * 12 + 5 * 2) / 8 / 2
-    assert loss.total.item() == pytest.approx(by_hand)
-    assert loss.parts["mae"].value.item() == 2.0, "of the last pass"
+def test_parts_with_their_weights():
+    loss = total(energy_initial_weight=0.25, displacement_weight=3.0)
+    assert float(loss.total) == pytest.approx(ENERGY + 0.25 * INITIAL + 3 * DISPLACEMENT)
+    loss = total(energy_initial_weight=0.0, displacement_weight=0.0)
+    assert float(loss.total) == pytest.approx(ENERGY)
+    assert "displacement" not in loss.errors
 
 
-def test_earlier_passes_count_half_by_default():
-    found = only(["energy", "displacement"], outputs(2))
-    loss = training_loss(found, batch(), 0.0, LossConfig(), normalizers())
-    # One pass before, by 1 Å along z: (2, 1, √(2² + 1²)).
-    before = (2 + 1 + math.sqrt(5)) / 3
-    energies = (0.5 * 12 + 1 * 2) / 1.5 / 2
-    assert loss.total.item() == pytest.approx(energies + (0.5 * before + 1.0) / 1.5)
-    assert loss.parts["displacement"].value.item() == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [(None, (0.5 * 11 / 2 + 2 / 2) / 1.5), ([1.0, 3.0], (11 / 2 + 3 * 2 / 2) / 4)],
+)
+def test_every_recycle_with_its_weight(weights, expected):
+    # The earlier recycle is off by 11 and 13 eV in the first coordinate of its sign: mean 12.
+    found = {k: v for k, v in outputs(2).items() if k.startswith("energy") and "init" not in k}
+    expected = expected + (1 / 2) * ((weights or [0.5, 1.0])[0] / sum(weights or [0.5, 1.0]))
+    assert float(total(found, recycle_weights=weights).total) == pytest.approx(expected)
+    assert float(total(found).errors["mae"][0]) == 2.0, "of the last"
 
 
 @pytest.mark.parametrize(
     ("decay", "weights"),
-    [
-        ("none", [4.0, 4.0, 4.0, 4.0]),
-        ("linear", [4.0, 3.25, 2.5, 1.0]),
-        ("cosine", [4.0, 1 + 3 * (2 + math.sqrt(2)) / 4, 2.5, 1.0]),
-    ],
+    [("none", [8, 8, 8]), ("linear", [8, 5, 2]), ("cosine", [8, 5, 2])],
 )
 def test_the_weight_of_displacements_decays(decay, weights):
+    final = 0.0 if decay == "none" else 2.0
     config = LossConfig(
-        displacement_weight=4.0, displacement_decay=decay, displacement_final_weight=1.0
+        displacement_weight=8.0, displacement_decay=decay, displacement_final_weight=final
     )
-    for progress, weight in zip([0.0, 0.25, 0.5, 1.0], weights, strict=True):
-        assert displacement_weight(progress, config) == pytest.approx(weight)
-        found = only(["energy", "displacement"], outputs())
-        total = training_loss(found, batch(), progress, config, normalizers()).total
-        assert total.item() == pytest.approx(ENERGY + weight * DISPLACEMENT)
+    assert [displacement_weight(p, config) for p in (0, 0.5, 1)] == pytest.approx(weights)
+    settings = config.model_dump()
+    loss = total(progress=1.0, **settings)
+    assert float(loss.total) == pytest.approx(ENERGY + INITIAL + weights[-1] * DISPLACEMENT)
 
 
-def test_an_unknown_decay():
-    with pytest.raises(ValueError, match="'step'; known: none, linear, cosine"):
-        displacement_weight(0.0, LossConfig(displacement_decay="step"))
+def test_the_weight_may_rise_from_zero():
+    settings = {
+        "displacement_weight": 0.0,
+        "displacement_decay": "linear",
+        "displacement_final_weight": 1.0,
+    }
+    assert float(total(progress=0.5, **settings).total) == pytest.approx(2 + 0.5 * DISPLACEMENT)
 
 
-def test_a_weight_may_rise_from_zero():
-    config = LossConfig(
-        displacement_weight=0.0, displacement_decay="linear", displacement_final_weight=2.0
-    )
-    found = only(["energy", "displacement"], outputs())
-    total = training_loss(found, batch(), 0.5, config, normalizers()).total
-    assert total.item() == pytest.approx(ENERGY + DISPLACEMENT)
+def test_initial_energies_of_moved_systems_do_not_count():
+    found = {**outputs(), "energy_initial": torch.tensor([10.0, 27.0], requires_grad=True)}
+    loss = total(found, moved=torch.tensor([True, False]))
+    assert float(loss.total.detach()) == pytest.approx(ENERGY + 7 / 5 + DISPLACEMENT)
+    assert float(loss.errors["energy_initial_mae"][1]) == 1
+    none = total(found, moved=torch.tensor([True, True]))
+    assert float(none.total.detach()) == pytest.approx(ENERGY + DISPLACEMENT)
+    none.total.backward()
+    assert found["energy_initial"].grad.tolist() == [0, 0], "part of the graph"
 
 
-@pytest.mark.parametrize("passes", [1, 2])
-def test_initial_energies_of_moved_systems_are_left_out(passes):
-    structures, found = batch(), only(["energy", "energy_initial"], outputs(passes))
-    found = {k: v.clone().requires_grad_() for k, v in found.items()}
-    moved = torch.tensor([False, True])
-    config = LossConfig(pass_weights=[0.0] * (passes - 1) + [1.0])
-    loss = training_loss(found, structures, 0.0, config, normalizers(), moved)
-    assert loss.parts["energy_initial_mae"].over == 1
-    assert loss.total.item() == pytest.approx(ENERGY + 5 / 5)
+def test_fixed_atoms_do_not_count():
+    found = outputs()
+    other = {**found, "displacement": found["displacement"].clone()}
+    other["displacement"][2] = 100.0
+    assert total(found).total == total(other).total
+    assert error_sums(found, batch()) == error_sums(other, batch())
+    everywhere = replace(batch(), fixed=torch.ones(4, dtype=torch.bool))
+    other["displacement"].requires_grad_()
+    loss = total(other, structures=everywhere)
+    assert float(loss.total.detach()) == pytest.approx(ENERGY + INITIAL)
     loss.total.backward()
-    gradient = found["energy_initial" if passes == 1 else "energy_initial_passes"].grad
-    assert gradient.flatten()[-2:].tolist() == pytest.approx([1 / 5, 0.0])
+    assert other["displacement"].grad.abs().max() == 0
 
 
-def test_no_initial_energy_left_keeps_the_gradients_graph():
-    found = {k: v.requires_grad_() for k, v in outputs().items()}
-    moved = torch.tensor([True, True])
-    loss = training_loss(found, batch(), 0.0, LossConfig(), normalizers(), moved)
-    assert loss.parts["energy_initial_mae"].over == 0
-    assert loss.total.item() == pytest.approx(ENERGY + DISPLACEMENT)
-    loss.total.backward()
-    assert found["energy_initial"].grad.tolist() == [0.0, 0.0]
-
-
-def test_fixed_atoms_say_nothing():
-    structures, found = batch(), outputs()
+def test_an_exact_displacement_has_a_gradient():
+    found = outputs()
     found["displacement"].requires_grad_()
-    loss = training_loss(found, structures, 0.0, LossConfig(), normalizers())
-    loss.total.backward()
-    gradient = found["displacement"].grad
-    assert gradient[2].tolist() == [0, 0, 0]
-    assert gradient[0].tolist() == pytest.approx([0, 0, 1 / 3])
-    assert gradient[1].tolist() == [0, 0, 0], "exactly right: no direction, and no NaN"
-
-    found["displacement"] = torch.full((4, 3), math.nan)
-    found["displacement"][[0, 1, 3]] = outputs()["displacement"][[0, 1, 3]]
-    total = training_loss(found, structures, 0.0, LossConfig(), normalizers()).total
-    assert total.item() == pytest.approx(loss.total.item())
+    total(found).total.backward()
+    grad = found["displacement"].grad
+    assert grad.isfinite().all()
+    assert grad[1].tolist() == [0, 0, 0]
+    assert grad[0].tolist() == pytest.approx([0, 0, 1 / 3])
 
 
-def test_all_atoms_fixed():
-    structures = replace(batch(), fixed=torch.ones(4, dtype=torch.bool))
-    loss = training_loss(outputs(), structures, 0.0, LossConfig(), normalizers())
-    assert loss.total.item() == pytest.approx(ENERGY + INITIAL)
-    assert loss.parts["displacement"].over == 0
+@pytest.mark.parametrize("field", ["energy", "energy_initial", "positions_relaxed"])
+def test_missing_targets_are_named(field):
+    lacking = replace(batch(), **{field: None})
+    for call in (total, lambda found, structures: error_sums(found, structures)):
+        with pytest.raises(ValueError, match=rf"a, b.*{field}"):
+            call(outputs(), structures=lacking)
 
 
-def test_distances_do_not_depend_on_the_frame_and_are_kept_precise():
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, 50, 3, generator=generator)
-    turn = torch.linalg.qr(torch.randn(3, 3, generator=generator)).Q
-    assert torch.allclose(distances(a @ turn, b @ turn), distances(a, b), atol=1e-5)
-    assert distances(a.bfloat16(), b.bfloat16()).dtype == torch.float32
+def test_outputs_that_would_broadcast_are_refused():
+    with pytest.raises(ValueError, match=r"energy .*\(2, 1\)"):
+        total({"energy": torch.zeros(2, 1)})
 
 
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ("energy", "no relaxed energy for some of sids a, b; give it as y_relaxed"),
-        ("energy_initial", "no energy before relaxation .* take energy_initial out of model.outp"),
-        ("positions_relaxed", "no relaxed positions .* take displacement out of model.outputs"),
-    ],
-)
-def test_missing_targets_are_named_with_their_mend(field, message):
-    structures = replace(batch(), **{field: None})
-    with pytest.raises(ValueError, match=message):
-        training_loss(outputs(), structures, 0.0, LossConfig(), normalizers())
+def test_shares_of_two_processes_give_the_gradient_of_the_whole():
+    """DDP averages over processes; each mean is scaled by its share of systems or atoms."""
+    whole = outputs()
+    for value in whole.values():
+        value.requires_grad_()
+    total(whole).total.backward()
+    counts = {"systems": (1, 1), "atoms": (2, 1)}
+    sums = {name: torch.zeros_like(value) for name, value in whole.items()}
+    for rank, rows in ((0, slice(0, 3)), (1, slice(3, 4))):
+        one = {
+            "energy": whole["energy"].detach()[rank : rank + 1].requires_grad_(),
+            "energy_initial": whole["energy_initial"].detach()[rank : rank + 1].requires_grad_(),
+            "displacement": whole["displacement"].detach()[rows].requires_grad_(),
+        }
+        shares = iter([counts["systems"], counts["systems"], counts["atoms"]])
+
+        def share(count, shares=shares, rank=rank):
+            every = next(shares)
+            assert count == every[rank]
+            return 2 * count / sum(every)
+
+        loss = training_loss(one, batch()[rank], 0.0, LossConfig(), normalizers(), share=share)
+        loss.total.backward()
+        for name, value in one.items():
+            place = rows if name == "displacement" else slice(rank, rank + 1)
+            sums[name][place] += value.grad / 2
+    for name, value in whole.items():
+        torch.testing.assert_close(sums[name], value.grad)
 
 
-def test_targets_that_nothing_asks_for_may_be_missing():
-    structures = replace(batch(), energy_initial=None, positions_relaxed=None)
-    training_loss(only(["energy"], outputs()), structures, 0.0, LossConfig(), normalizers())
+@pytest.mark.parametrize("recycles", [1, 2])
+def test_sums_of_errors_do_not_depend_on_batches(recycles):
+    found = outputs(recycles)
+    whole = error_sums(found, batch())
+    assert whole["mae"] == (torch.tensor(4.0), 2)
+    assert whole["energy_initial_mae"] == (torch.tensor(10.0), 2)
+    assert whole["displacement"] == (torch.tensor(3.0), 3)
+    assert whole["displacement_unmoved"] == (torch.tensor(0.0 + 5.0 + 1.0), 3)
+    assert whole["ewt"] == (torch.tensor(0), 2)
+    assert ("mae_recycle1" in whole) == (recycles == 2)
+    if recycles == 2:
+        assert whole["mae_recycle1"] == (torch.tensor(24.0), 2)
+        assert whole["mae_recycle2"] == whole["mae"]
+        assert whole["displacement_recycle1"][0] == pytest.approx(2 + 1 + 5**0.5)
 
 
-def test_a_weight_without_its_head():
-    found = only(["energy"], outputs())
-    config = LossConfig(displacement_weight=0.5)
-    with pytest.raises(ValueError, match=r"displacement_weight is 0.5, and the model has no outp"):
-        training_loss(found, batch(), 0.0, config, normalizers())
-
-
-def test_another_number_of_passes():
-    with pytest.raises(ValueError, match=r"has 2 weights, and the model makes 3 passes"):
-        pass_weights(3, LossConfig(pass_weights=[1.0, 1.0]))
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("energy", lambda x: x[:, None], r"'energy' has shape \(2, 1\), expected \(2,\)"),
-        ("energy", lambda x: x[:1], r"'energy' has shape \(1,\), expected \(2,\)"),
-        ("energy", lambda x: x[0], r"'energy' has shape \(\), expected \(2,\)"),
-        ("energy_initial", lambda x: x[:, None], r"'energy_initial' has shape \(2, 1\)"),
-        ("displacement", lambda x: x[:1], r"'displacement' has shape \(1, 3\), expected \(4, 3\)"),
-        ("displacement", lambda x: x[:, :1], r"'displacement' has shape \(4, 1\)"),
-    ],
-)
-def test_outputs_that_would_broadcast_are_refused(name, change, message):
-    given = outputs()
-    given[name] = change(given[name])
-    with pytest.raises(ValueError, match=message):
-        training_loss(given, batch(), 0.0, LossConfig(), normalizers())
+def test_energies_within_threshold():
+    one = batch()
+    found = {"energy": one.energy.float() + torch.tensor([0.019, 0.021])}
+    assert error_sums(found, one)["ewt"] == (torch.tensor(1), 2)

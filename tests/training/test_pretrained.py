@@ -11,7 +11,7 @@ from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model
 
 from flt_mol import testing
 from flt_mol.cli import main
-from flt_mol.training.checkpoints import (
+from flt_mol.models.checkpoint import (
     find_checkpoint,
     load_model,
     read_checkpoint,
@@ -277,7 +277,7 @@ def test_the_command_exports_what_evaluate_and_predict_read(tmp_path, capsys, mo
 
 
 def test_export_of_a_run_keeps_all_outputs(tmp_path):
-    from flt_mol.training.checkpoints import save_checkpoint
+    from flt_mol.models.checkpoint import save_checkpoint
 
     model = small_model(outputs=ALL_OUTPUTS[:2])
     model.normalizer_initial.fit(torch.tensor([2.0, 4.0]))

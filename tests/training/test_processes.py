@@ -10,67 +10,113 @@ from contextlib import suppress
 
 import pytest
 import torch
-import yaml
+from helpers.training import RANDOM, tiny_run
 
-from flt_mol.testing.killing_train import short_run
-from flt_mol.training.processes import World, followed_folder, gathered, shares, world_of
+from flt_mol.training.config import run_yaml
+from flt_mol.training.processes import (
+    World,
+    followed_folder,
+    gathered,
+    largest,
+    share,
+    shown_folder,
+    world_of,
+)
 from flt_mol.training.resume import steps_done
-from flt_mol.training.run import run_settings
 
 
-def run(config, *overrides, launcher=()):
-    """`flt-mol train` in a process of its own, which may start others."""
-    command = [*(launcher or [sys.executable]), "-m", "flt_mol.cli", "train", str(config)]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
-    done = subprocess.run(
-        [*command, *overrides], env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+def test_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert world_of(1, 1) == World(1, 1, 0)
+    assert world_of(4, 1) == World(4, 1, 3)
+    assert gathered("a") == ["a"]
+    assert largest([1, 2], torch.device("cpu")) == [1, 2]
+    assert share(7, torch.device("cpu")) == 1.0
+    with pytest.raises(ValueError, match=r"training\.nodes is 2"):
+        world_of(1, 2)
+    with pytest.raises(ValueError, match="output=FOLDER"):
+        followed_folder(None)
+    before = dict(os.environ)
+    with shown_folder(tmp_path, World(2, 1, 0)):
+        os.environ["MASTER_PORT"] = "1"
+        assert followed_folder(None) == tmp_path
+    assert dict(os.environ) == before
 
 
-def metrics(folder):
-    with (folder / "logs/csv/metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [{k: float(v) for k, v in row.items()} for row in rows]
+def test_under_torchrun(monkeypatch):
+    for name, value in (("RUN_ID", "x"),):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    for name, value in (("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "6"), ("RANK", "5")):
+        monkeypatch.setenv(name, value)
+    assert world_of(1, 1) == world_of(2, 3) == World(2, 3, 5)
+    assert not world_of(1, 1).is_watched
+    with pytest.raises(ValueError, match=r"training\.devices is 4"):
+        world_of(4, 1)
 
 
+def test_seeds_of_processes():
+    assert World(4, 1, 0).seed(-3) == -3
+    seeds = {World(4, 1, rank).seed(7) for rank in range(4)}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def command(config, folder, *overrides):
+    file = folder.parent / f"{folder.name}.yaml"
+    file.write_text(run_yaml(config.model_copy(update={"output": None})))
+    return [sys.executable, "-m", "flt_mol", "train", str(file), f"output={folder}", *overrides]
+
+
+def environment():
+    return {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
+
+
+@pytest.mark.slow
 def test_two_make_the_epochs_of_one(tmp_path):
     """Same global batches, of which the last has 4 systems for one process and 2 for the other.
 
     No dropout: each process draws its own. Sums over two halves round otherwise: 1e-5 relative.
     """
-    config = short_run(tmp_path, 22, epochs=2, rotation="none", shift_images=False)
-    config.model.dropout, config.model.pairs.vector_dropout = 0.0, 0.0
-    config.model.outputs = ["energy"]
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump({"defaults": ["run_schema", "_self_"], **run_settings(config)}))
-    run(file, f"output={tmp_path / 'one'}", "training.batch_size=8")
-    both = run(file, f"output={tmp_path / 'two'}", "training.batch_size=4", "training.devices=2")
-    assert both.stdout.count("best epoch") == 1
-    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
-    assert len(one) == 2
-    for a, b in zip(one, two, strict=True):
+    model = {**RANDOM, "dropout": 0.0, "redraw_every": None}
+    model["pairs"] = {**model["pairs"], "vector_dropout": 0.0}
+    config = tiny_run(tmp_path, 22, 5, model=model)
+    found = []
+    for name, overrides in (
+        ("one", ["training.batch_size=8"]),
+        ("two", ["training.batch_size=4", "training.devices=2"]),
+    ):
+        done = subprocess.run(
+            command(config, tmp_path / name, *overrides),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("best epoch") == 1
+        with (tmp_path / name / "logs/csv/metrics.csv").open() as file:
+            rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        content = torch.load(tmp_path / name / "last.ckpt", weights_only=True)
+        found.append((rows, content["state_dict"]))
+    (first, weights), (second, others) = found
+    assert len(first) == 2
+    for a, b in zip(first, second, strict=True):
         assert b == pytest.approx(a, rel=1e-5)
-    weights = [
-        torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"]
-        for name in ("one", "two")
-    ]
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(others[name], value, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_signal_stops_all_after_the_same_step(tmp_path):
-    """Whether the first process alone gets it, or all at once, as from a terminal or SLURM."""
-    config = short_run(tmp_path, 22, epochs=100_000)
-    file, folder = tmp_path / "config.yaml", tmp_path / "run"
-    file.write_text(yaml.safe_dump({"defaults": ["run_schema", "_self_"], **run_settings(config)}))
+    """Whether the first process alone gets it, or all, as from a terminal or SLURM."""
+    config, folder = tiny_run(tmp_path, 22, model=RANDOM, epochs=100_000), tmp_path / "two"
 
     def until(there, send, number):
-        command = [sys.executable, "-m", "flt_mol.cli", "train", str(file), "training.devices=2"]
         with subprocess.Popen(
-            [*command, f"output={folder}"],
+            command(config, folder, "training.devices=2"),
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -79,7 +125,7 @@ def test_a_signal_stops_all_after_the_same_step(tmp_path):
         ) as process:
             try:
                 end = time.monotonic() + 120
-                while not there() and time.monotonic() < end:
+                while not there() and time.monotonic() < end and process.poll() is None:
                     time.sleep(0.05)
                 send(process.pid, number)
                 out, err = process.communicate(timeout=60)
@@ -88,47 +134,11 @@ def test_a_signal_stops_all_after_the_same_step(tmp_path):
                     os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], err
         assert "Traceback" not in err
-        assert err.count("flt-mol: the best weights so far") == 1, err
+        assert err.count("best.ckpt") == 1, err
         return out
 
     until((folder / "best.ckpt").exists, os.kill, signal.SIGTERM)
     for number in (signal.SIGTERM, signal.SIGINT):
         before = steps_done(folder / "resume.ckpt")
         out = until(lambda: steps_done(folder / "resume.ckpt") > before, os.killpg, number)  # noqa: B023
-        assert f"going on with the run in {folder}" in out
-
-
-def test_the_world_of_a_run(monkeypatch):
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert world_of(1, 1) == World(1, 1, 0)
-    assert world_of(2, 1) == World(2, 1, 1)
-    with pytest.raises(ValueError, match="torchrun"):
-        world_of(2, 2)
-    for name, value in (("LOCAL_WORLD_SIZE", 2), ("WORLD_SIZE", 6), ("RANK", 3)):
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    assert world_of(1, 1) == world_of(2, 3) == World(2, 3, 3)
-    assert world_of(2, 1).size == 6
-    with pytest.raises(ValueError, match=r"training\.devices is 4, and torchrun started 2"):
-        world_of(4, 3)
-
-
-def test_seeds():
-    seeds = [World(4, 1, rank).seed(7) for rank in range(4)]
-    assert seeds[0] == 7
-    assert len({*seeds, World(4, 1, 1).seed(8)}) == 5
-
-
-def test_the_folder_of_those_who_follow(monkeypatch):
-    monkeypatch.delenv("FLT_MOL_RUN_FOLDER", raising=False)
-    with pytest.raises(ValueError, match="output=FOLDER"):
-        followed_folder(None)
-    assert str(followed_folder("x")) == "x"
-    monkeypatch.setenv("FLT_MOL_RUN_FOLDER", "/y")
-    assert str(followed_folder("x")) == "/y"
-
-
-def test_alone():
-    assert gathered(3) == [3]
-    assert shares(torch.tensor([5, 0])).tolist() == [1.0, 1.0]
+        assert f"resuming the run in {folder}" in out

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from flt_mol.training.checkpoint_file import read_checkpoint
-from flt_mol.training.checkpoints import load_model, save_checkpoint
+from flt_mol.models.checkpoint import load_model, save_checkpoint
 from flt_mol.training.weight_names import _WRAPPERS, model_weights, strip_prefixes
 
 

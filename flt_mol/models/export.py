@@ -1,0 +1,205 @@
+"""Models for others: folders in Hugging Face's layout, and programs of `torch.export`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from ase.data import chemical_symbols
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config as symbolic_shapes
+
+from flt_mol.files import temporary_path
+from flt_mol.models.checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    described,
+    find_checkpoint,
+    header,
+    load_model,
+    read_checkpoint,
+)
+from flt_mol.models.energy import EnergyModel
+
+__all__ = ["export_checkpoint", "export_model", "export_program"]
+
+
+def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
+    """:func:`export_model` of a checkpoint, with what it says of its run and its metrics.
+
+    Raises:
+        ValueError: as of `load_model` and `export_model`.
+    """
+    content = read_checkpoint(find_checkpoint(name_or_path))
+    return export_model(load_model(name_or_path), folder, content["config"], content["metrics"])
+
+
+def export_model(
+    model: EnergyModel,
+    folder: str | Path,
+    config: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> list[Path]:
+    """Write `model` as a folder in Hugging Face's layout, which `load_model` reads; its files.
+
+    model.safetensors holds all weights and buffers (random features and normalisers among them)
+    and the model's settings; config.json describes them, with a checksum; README.md is a model card
+    to fill in, and left alone if it is there. The same model gives the same bytes. Paths of files
+    that `config` names are left out.
+
+    Args:
+        model: in any mode, on any device, of any dtype.
+        folder: created if missing.
+        config: plain data of the run, as checkpoints hold it.
+        metrics: by name, eV.
+
+    Raises:
+        ValueError: weights that are not finite, or a config.json of something else there.
+    """
+    folder = Path(folder)
+    if (folder / CONFIG_FILE).exists() and not described(folder / CONFIG_FILE):
+        raise ValueError(f"{folder / CONFIG_FILE} describes something else: give another folder")
+    weights = {}
+    for name, value in model.state_dict().items():
+        # A copy: tensors that share memory, or lie in it with gaps, are refused otherwise.
+        weights[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"{name} holds numbers that are not finite")
+    data = save(weights, metadata={"format": "pt"})
+    settings = {
+        **header(model),
+        "architectures": [type(model).__name__],
+        "model_type": "flt_mol",
+        "model": model.config.model_dump(),
+        "config": _without_paths(config or {}),
+        "metrics": {k: v for k, v in (metrics or {}).items() if math.isfinite(v)},
+        "normalizer": {
+            name: {"mean": float(part.mean), "std": float(part.std)}
+            for name, part in model.normalizers.items()
+        },
+        "sha256": {WEIGHTS_FILE: hashlib.sha256(data).hexdigest()},
+    }
+    text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    files = {folder / WEIGHTS_FILE: data, folder / CONFIG_FILE: f"{text}\n".encode()}
+    if not (folder / "README.md").exists():
+        files[folder / "README.md"] = _card(folder.resolve().name, settings).encode()
+    for path, content in files.items():
+        with temporary_path(path, durable=True) as temporary:
+            temporary.write_bytes(content)
+    return list(files)
+
+
+def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings without its model, which stands beside, and without places on a disk."""
+    public = {key: value for key, value in config.items() if key not in ("model", "output")}
+    if isinstance(data := public.get("data"), Mapping):
+        is_path = "/" in (data.get("name") or "")
+        public["data"] = {**data, "paths": {}, "name": None if is_path else data.get("name")}
+    for part, key in (("finetune", "checkpoint"), ("inherited_tag_rule", "from")):
+        if isinstance(values := public.get(part), Mapping) and values.get(key):
+            public[part] = {**values, key: Path(str(values[key])).name}
+    return public
+
+
+def _card(name: str, settings: Mapping[str, Any]) -> str:
+    data = settings["config"].get("data")
+    source = f"`{data['name']}`." if data and data.get("name") else "*To be filled in.*"
+    elements = ", ".join(chemical_symbols[z] for z in settings["elements_seen"]) or "none noted"
+    rows = [f"| {key} | {value:.4f} |" for key, value in sorted(settings["metrics"].items())]
+    measured = "\n".join(["| | |", "|---|---:|", *rows]) if rows else "*To be filled in.*"
+    return f"""---
+library_name: flt_mol
+tags: [flt_mol, chemistry, materials, catalysis, adsorption-energy]
+---
+
+# {name}
+
+Predicts {", ".join(settings["model"]["outputs"])} of adsorption systems from the initial structure,
+in eV and Å (flt_mol {settings["flt_mol_version"]}).
+
+```python
+import flt_mol
+from ase.io import read
+
+print(flt_mol.predict(read("slab.traj", ":"), "{name}"))  # eV; the path of this folder
+```
+
+## Trained on
+
+{source} Elements seen: {elements}; for others energies are extrapolated.
+
+## Measured
+
+{measured}
+
+## Limits, licence
+
+*To be filled in: what the model should not be used for, and the licence of the weights.*
+"""
+
+
+class _TensorModel(nn.Module):
+    """An `EnergyModel` that takes the tensors of `Structures` it needs, and gives a tensor.
+
+    Args:
+        model: the model, whose weights are shared.
+    """
+
+    def __init__(self, model: EnergyModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, atomic_numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor
+    ) -> Tensor:
+        """Energies (B,) in eV; the arguments are the fields of `Structures`."""
+        if not torch.compiler.is_compiling():
+            return self.model.energies(atomic_numbers, positions, tags, ptr)
+        # A row of padding at the end: a graph for N rows holds for one atom, too, if N + 1 ≥ 2.
+        rows = (atomic_numbers, atomic_numbers.new_ones(1)), (tags, tags.new_zeros(1))
+        places = torch.cat([positions, positions.new_zeros(1, 3)])
+        return self.model.energies(torch.cat(rows[0]), places, torch.cat(rows[1]), ptr)
+
+
+def export_program(model: EnergyModel) -> ExportedProgram:
+    """The model in eval mode as a `torch.export` program for any number of atoms and systems ≥ 1.
+
+    It takes ``(atomic_numbers, positions, tags, ptr)``, the fields of `Structures`, and gives
+    energies (B,) in eV. It holds the weights and the graph, no Python of this library but its
+    operators: ``import flt_mol.functional`` before loading a saved program.
+
+    Args:
+        model: on any device; its mode is left as it is.
+
+    Example:
+        >>> from flt_mol import Structures
+        >>> from flt_mol.models import EnergyConfig
+        >>> program = export_program(EnergyModel(EnergyConfig(embed_dim=16, num_layers=1)))
+        >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
+        >>> program.module()(water.atomic_numbers, water.positions, water.tags, water.ptr).shape
+        torch.Size([1])
+    """
+    # Three systems of seven atoms: sizes of 0 and 1 would be taken for constants here.
+    device = next(model.parameters()).device
+    atomic_numbers = torch.ones(7, dtype=torch.int64, device=device)
+    positions = torch.zeros(7, 3, dtype=torch.float32, device=device)
+    ptr = torch.tensor([0, 2, 5, 7], device=device)
+    atoms, offsets = {0: Dim("atoms", min=1)}, {0: Dim("offsets", min=2)}
+    mode = model.training
+    try:
+        # Without this a graph is for two systems or more, since one is a special case of layouts.
+        with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+            return torch.export.export(
+                _TensorModel(model).eval(),
+                (atomic_numbers, positions, torch.zeros_like(atomic_numbers), ptr),
+                dynamic_shapes=(atoms, atoms, atoms, offsets),
+            )
+    finally:
+        model.train(mode)

@@ -1,0 +1,256 @@
+"""Masks for exact attention whose keys are periodic images, and what pairs hand to attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from flt_mol.functional.groups import at_least_float32, without_autocast
+from flt_mol.functional.images import log_sum_over_images
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
+from flt_mol.functional.numerics import placed, seeded_generator
+from flt_mol.functional.pairs import segment_sum
+from flt_mol.nn.layers import applied, drawn_linear
+from flt_mol.nn.radial import (
+    SMALLEST_EXPONENT,
+    PairTypes,
+    check_sizes,
+    log_smooth_cutoff,
+    smooth_cutoff,
+)
+
+_SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number
+
+
+class PairWeights(NamedTuple):
+    """A weight, or its logarithm, per head for pairs (i, j).
+
+    Attributes:
+        index_i: (G,) int64, receiver (query).
+        index_j: (G,) int64, sender (key).
+        weight: (G, H).
+    """
+
+    index_i: Tensor
+    index_j: Tensor
+    weight: Tensor
+
+
+class SupportsMask(Protocol):
+    """What has a mask f: displacements (…, ℓ), Å → (…, H)."""
+
+    def mask(self, displacements: Tensor, /) -> Tensor:
+        """f(x)."""
+
+
+class ImageKeys(nn.Module):
+    """log w = f(r_i − r_j − T) + log window: the mask for `functional.images.image_attention`.
+
+    The weight of j becomes exp(q_i·k_j) Σ_T exp(f(r_i − r_j − T)) window(‖r_i − r_j − T‖), a
+    multiplicative lattice sum: the same in a supercell.
+
+    Args:
+        mask: what f is taken from: an object with a method `mask`, such as a `Spectrum` or a
+            `FourierRPE`, or a callable from displacements (P, 3), Å, to (P, H). A module is part of
+            this one: its parameters move and train with it.
+        cutoff: Å, where the window `smooth_cutoff` ends.
+
+    Raises:
+        ValueError: a cutoff that is not a positive length, or no mask.
+
+    Example:
+        >>> from flt_mol.nn.spectrum import GaussianSpectrum
+        >>> len(list(ImageKeys(GaussianSpectrum(num_heads=2, num_terms=3)).parameters()))
+        2
+    """
+
+    def __init__(
+        self, mask: SupportsMask | Callable[[Tensor], Tensor], cutoff: float = 6.0
+    ) -> None:
+        super().__init__()
+        if not 0 < cutoff < math.inf:
+            raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
+        if not (callable(getattr(mask, "mask", None)) or callable(mask)):
+            raise ValueError(
+                f"mask is a {type(mask).__name__}: expected an object with a method mask, such as "
+                "a Spectrum or a FourierRPE, or a callable from displacements (P, 3) to (P, H)"
+            )
+        owner = getattr(mask, "__self__", None)
+        if isinstance(owner, nn.Module) and mask == getattr(owner, "mask", None):
+            mask = owner  # so that its parameters move and train with this module
+        self.source = mask
+        self.cutoff = float(cutoff)
+
+    def mask(self, displacements: Tensor) -> Tensor:
+        """f(x): displacements (P, 3), Å → (P, H)."""
+        f = getattr(self.source, "mask", self.source)
+        return cast(Callable[[Tensor], Tensor], f)(displacements)
+
+    def forward(
+        self, pairs: NeighborPairs, vectors: Tensor, groups: PairGroups | None = None
+    ) -> PairWeights:
+        """Log weights (P, H) of the pairs or, with `groups`, (G, H) of their sums over images.
+
+        Groups cost less where several attention layers share the mask.
+
+        Args:
+            pairs: with self pairs (``neighbor_pairs(..., self_pairs=True)``).
+            vectors: (P, 3), Å.
+            groups: ``pairs.groups()``, or None.
+
+        Raises:
+            ValueError: no atom sees itself among the pairs, or vectors of other pairs.
+        """
+        if tuple(vectors.shape) != (len(pairs.index_i), 3):
+            raise ValueError(
+                f"vectors have shape {tuple(vectors.shape)}, expected {(len(pairs.index_i), 3)}"
+            )
+        if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
+            raise ValueError(
+                "pairs lack the pairs of an atom and itself, so no atom would attend to itself: "
+                "build them with neighbor_pairs(..., self_pairs=True)"
+            )
+        window = log_smooth_cutoff(pair_lengths(vectors), self.cutoff)
+        log_weight = self.mask(vectors) + window[:, None]
+        if groups is None:
+            return PairWeights(pairs.index_i, pairs.index_j, log_weight)
+        drawn = log_sum_over_images(log_weight, groups.group, len(groups.index_i))
+        return PairWeights(groups.index_i, groups.index_j, drawn)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"cutoff={self.cutoff}"
+
+
+class GaussianBias(nn.Module):
+    """f_h(r) = b_h + Σ_k U_hk GELU(Σ_t W_kt G_t(r) + c_k), G_t(r) = exp(−(a r + b − μ_t)² / 2σ_t²).
+
+    The bias that 3D-Graphormer [1] adds to its attention's logits. Centres μ and widths σ are
+    learned, and so are a and b of each ordered pair of elements, of low rank (`PairTypes`) where
+    [1] has a table. Gaussians have height 1 where those of [1] have area 1, and centres begin
+    evenly spaced over [0, cutoff], one spacing wide, where those of [1] are drawn from [0, 3] Å.
+
+    `forward` gives f without a cutoff: whoever makes keys of periodic images of it adds
+    `log_smooth_cutoff`, as `ImageKeys` does. `density` gives the part that [1] adds to the
+    embedding of atoms, P Σ_j w(r_ij) G(r_ij), under the smooth cutoff w that periodic systems
+    need. Both can share their Gaussians:
+
+        features = layer.features(distances, receiver, sender)
+        mask, x = layer.bias(features), x + layer.density(features, distances, pairs, len(x))
+
+    Time O(P·T·(T + H)), memory O(P·T), for P pairs: several times what the attention takes.
+
+    Args:
+        num_heads: H.
+        num_basis: T; the hidden layer is as wide.
+        cutoff: Å, where the density ends and the last centre begins.
+        pair_types: whether a and b are learned per pair of elements; else they are 1 and 0.
+        embed_dim: C of the density; None builds no density.
+        generator: on CPU, for all weights; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: a size below 1, a cutoff that is not a positive length, or fewer than two
+            Gaussians.
+
+    References:
+        [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022,
+        section 3 (Gaussian basis function kernel, centrality as a sum of edge features).
+
+    Example:
+        >>> layer = GaussianBias(num_heads=4, num_basis=8, pair_types=False)
+        >>> layer(torch.tensor([0.0, 1.5, 3.0])).shape
+        torch.Size([3, 4])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_basis: int = 128,
+        cutoff: float = 6.0,
+        pair_types: bool = True,
+        embed_dim: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(num_heads=num_heads, embed_dim=embed_dim)
+        if not 0 < cutoff < math.inf or num_basis < 2:
+            raise ValueError(
+                f"need 0 < cutoff < ∞ and num_basis ≥ 2, got cutoff={cutoff}, num_basis={num_basis}"
+            )
+        generator = seeded_generator(generator)
+        self.cutoff = float(cutoff)
+        self.pair_types = PairTypes(generator=generator) if pair_types else None
+        steps = torch.arange(num_basis, dtype=torch.float32, device="cpu")
+        spacing = self.cutoff / (num_basis - 1)
+        self.centre = nn.Parameter(placed(steps * spacing))
+        # By its logarithm, so that no step of the optimiser makes a width zero or negative.
+        self.log_width = nn.Parameter(placed(torch.full_like(steps, math.log(spacing))))
+        self.hidden = drawn_linear(num_basis, num_basis, True, generator)
+        self.out = drawn_linear(num_basis, num_heads, True, generator)
+        self.density_out = (
+            None if embed_dim is None else drawn_linear(num_basis, embed_dim, True, generator)
+        )
+
+    def forward(
+        self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
+    ) -> Tensor:
+        """Distances (P,), Å, and the atomic numbers (P,) of both atoms if types are on → f (P, H).
+
+        Raises:
+            ValueError: types are on and atomic numbers are missing, none, or not one a pair.
+        """
+        return self.bias(self.features(distances, receiver, sender))
+
+    def features(
+        self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
+    ) -> Tensor:
+        """G (P, T) of the pairs, at least float32; arguments as of `forward`."""
+        r = at_least_float32(distances)
+        with without_autocast(r):
+            if self.pair_types is not None:
+                if receiver is None or sender is None:
+                    raise ValueError(
+                        "pair_types=True needs the atomic numbers (P,) of receivers and senders"
+                    )
+                r = self.pair_types(r, receiver, sender)
+            centre, log_width = (x.to(r.dtype) for x in (self.centre, self.log_width))
+            steps = (r[:, None] - centre) * torch.exp(-log_width)
+            return (-0.5 * steps.square()).clamp(min=SMALLEST_EXPONENT).exp()
+
+    def bias(self, features: Tensor) -> Tensor:
+        """G (P, T), as of `features`, → f (P, H), in its dtype whatever autocast asks for."""
+        with without_autocast(features):
+            return applied(self.out, gelu(applied(self.hidden, features)))
+
+    def density(
+        self, features: Tensor, distances: Tensor, pairs: NeighborPairs, num_rows: int
+    ) -> Tensor:
+        """P Σ_j w(r_ij) G(r_ij) + p of each atom: (P, T) → (N, C), at least float32.
+
+        Pairs of an atom and itself do not count, those beyond the cutoff neither.
+
+        Args:
+            features: of these pairs, see `features`.
+            distances: (P,), Å.
+            pairs: the pairs, with or without self pairs.
+            num_rows: N.
+
+        Raises:
+            ValueError: built without `embed_dim`.
+        """
+        if self.density_out is None:
+            raise ValueError("there is no density: build GaussianBias with embed_dim=C")
+        with without_autocast(features):
+            window = smooth_cutoff(distances.to(features.dtype), self.cutoff)
+            window = window.masked_fill(pairs.is_self() | (window < _SMALLEST_WINDOW), 0.0)
+            summed = segment_sum(features * window[:, None], pairs.index_i, num_rows)
+            return applied(self.density_out, summed)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"cutoff={self.cutoff}, num_basis={len(self.centre)}"

@@ -1,0 +1,259 @@
+"""The data of a run: splits opened and checked, a part held out, loaders."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flt_mol.data import make_loader, open_dataset
+from flt_mol.data.loader import Chosen, Loader
+from flt_mol.data.recipes import recipe, skipped_message
+from flt_mol.data.schema import far_off_message
+from flt_mol.files import temporary_path
+from flt_mol.models.build import check_systems
+from flt_mol.structures import Structures
+from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
+from flt_mol.training.processes import World
+
+__all__ = [
+    "OUTPUT_TARGETS",
+    "data_digest",
+    "load_splits",
+    "open_split",
+    "sids_of",
+    "split_loader",
+    "split_path",
+    "systems_of",
+    "warn_of_shared",
+    "write_sids",
+]
+
+OUTPUT_TARGETS = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
+"""Output of a model → field of `Structures` that is its target, and key of `data` that names it."""
+_IN_MEMORY = 20_000  # systems of a split
+_PAIRS_IN_MEMORY = 1 << 30  # bytes, for each split
+_AT_ONCE = 256
+
+
+def split_path(data: DataConfig, split: str) -> Path:
+    """The file of a split: one's own path first, else the data set's.
+
+    Raises:
+        ValueError: neither names it.
+    """
+    if split in data.paths:
+        return Path(data.paths[split])
+    if data.name is not None:
+        return Path(recipe(data.name).path(split))
+    hint = f"set data.paths.{split} or data.name"
+    if split == data.validation:
+        hint += ", or data.validation_fraction=0.1 to hold out a part of the training split"
+    others = [name for name in data.paths if name not in (data.train, data.validation)]
+    if others:
+        key = "train" if split == data.train else "validation"
+        hint += f"; or name one of your paths: data.{key}={' or '.join(others)}"
+    raise ValueError(f"no file for split '{split}': {hint}")
+
+
+def open_split(config: RunConfig, split: str, *, targets: bool = True) -> Any:
+    """The data set of a split's file, as training reads it.
+
+    Args:
+        config: of the run.
+        split: its name.
+        targets: whether a record without the target of an output is invalid.
+
+    Raises:
+        ValueError: no such split, an invalid record, or one too large for the model, by its sid.
+    """
+    data = config.data
+    needed = _needed(config, split) if targets else {}
+
+    def check(systems: Structures) -> None:
+        check_systems(config.model, systems)
+        for field, user in needed.items():
+            if getattr(systems, field) is None:
+                raise ValueError(
+                    f"sid {systems.sid[0]}: no {field}, needed for {user}: give it as "
+                    f"{getattr(data, field)}, skip such records (data.skip_bad=true), or train "
+                    f"without it ({_without(user, config)})"
+                )
+
+    return open_dataset(
+        split_path(data, split),
+        require_energy=True,
+        on_error="skip" if data.skip_bad else "raise",
+        energy=data.energy,
+        energy_initial=data.energy_initial,
+        positions_relaxed=data.positions_relaxed,
+        check=check,
+    )
+
+
+def _needed(config: RunConfig, split: str) -> dict[str, str]:
+    """Fields that this run needs of a split's systems, and what for."""
+    outputs: list[str] = [*config.model.outputs]
+    needed = {field: out for out, field in OUTPUT_TARGETS.items() if out in outputs}
+    if config.training.interpolation > 0 and split == config.data.train:
+        needed.setdefault("positions_relaxed", "training.interpolation")
+    return needed
+
+
+def _without(user: str, config: RunConfig) -> str:
+    if user.startswith("training."):
+        return f"{user}=0"
+    return f"'model.outputs=[{','.join(x for x in config.model.outputs if x != user)}]'"
+
+
+def load_splits(config: RunConfig) -> tuple[Any, Any]:
+    """The training and the validation split, each a list of systems where it is small.
+
+    With ``data.validation_fraction`` the second is a random share of the first, of at least one
+    system, drawn by ``training.seed``. What belongs together, as frames of one trajectory, is not
+    kept together; ``flt-mol data split --group-by`` does that.
+
+    Raises:
+        ValueError: as of :func:`open_split`, or nothing left to train on.
+
+    Warns:
+        UserWarning: skipped records, how many and why; energies far off all others.
+    """
+    data = config.data
+    whole = _load(config, data.train)
+    if data.validation_fraction is None:
+        return whole, _load(config, data.validation)
+    count = max(1, round(data.validation_fraction * len(whole)))
+    if count >= len(whole):
+        raise ValueError(
+            f"split '{data.train}' has {len(whole)} systems, and data.validation_fraction="
+            f"{data.validation_fraction:g} leaves none to train on"
+        )
+    order = np.random.default_rng(config.training.seed % 2**63).permutation(len(whole))
+    held, kept = sorted(order[:count].tolist()), sorted(order[count:].tolist())
+    if isinstance(whole, list):
+        return [whole[i] for i in kept], [whole[i] for i in held]
+    return Chosen(whole, kept), Chosen(whole, held)
+
+
+def _load(config: RunConfig, split: str) -> Any:
+    dataset = open_split(config, split)
+    data = config.data
+    if data.name is not None and split not in data.paths:
+        recipe(data.name).check_count(split, dataset, stacklevel=3)
+    if dataset.skipped:
+        warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
+    if len(dataset) > _IN_MEMORY:
+        if split == data.validation:
+            dataset.read_through()  # errors come now, not after the hours of a first epoch
+        return dataset
+    systems = systems_of(dataset)
+    energies = np.array([float(one.energy) for one in systems if one.energy is not None])
+    message = far_off_message(energies, [one.sid[0] for one in systems], split, "the loss")
+    if message is not None:
+        warnings.warn(message, UserWarning, stacklevel=3)
+    return systems
+
+
+def systems_of(dataset: Any) -> list[Structures]:
+    """All systems of a data set, read in batches."""
+    rows = range(len(dataset))
+    parts = (rows[start : start + _AT_ONCE] for start in range(0, len(dataset), _AT_ONCE))
+    return [system for part in parts for system in dataset.batch(part)]
+
+
+def split_loader(
+    systems: Any,
+    split: str,
+    settings: TrainingConfig,
+    world: World,
+    cutoff: float | None = None,
+    shuffle: bool = False,
+) -> Loader:
+    """Batches of a split for one of the processes that share it.
+
+    Args:
+        systems: of :func:`load_splits`.
+        split: what to call it in errors.
+        settings: sizes of batches, seed, workers.
+        world: the processes.
+        cutoff: Å; batches come with their pairs, which are searched once where they fit.
+        shuffle: whether the order is new in each epoch.
+
+    Raises:
+        ValueError: a budget of atoms that is too small.
+    """
+    atoms = settings.batch_atoms
+    if cutoff is not None and isinstance(systems, list):
+        paired = [system.with_pairs(cutoff) for system in systems]
+        sizes = (sum(x.nbytes for x in one.pairs) for one in paired if one.pairs is not None)
+        if sum(sizes) <= _PAIRS_IN_MEMORY:
+            systems, cutoff = paired, None
+    try:
+        return make_loader(
+            systems,
+            settings.batch_size if atoms is None else None,
+            max_atoms=atoms,
+            shuffle=shuffle,
+            seed=settings.seed,
+            num_workers=settings.num_workers,
+            cutoff=cutoff,
+            rank=world.rank,
+            world_size=world.size,
+            pin_memory=settings.accelerator in ("auto", "gpu", "cuda")
+            and torch.cuda.is_available(),
+        )
+    except ValueError as error:
+        if atoms is None:
+            raise
+        raise ValueError(f"training.batch_atoms is {atoms}; {split} data: {error}") from error
+
+
+def data_digest(*splits: Any) -> int:
+    """A number that changes with the data.
+
+    Of splits in memory with any atom or energy, of larger ones with the numbers of atoms.
+    """
+    crc = 0
+    for split in splits:
+        if isinstance(split, list):
+            for system in split:
+                for field in (system.atomic_numbers, system.positions, system.energy):
+                    crc = zlib.crc32(field.contiguous().numpy().tobytes(), crc)
+        else:
+            crc = zlib.crc32(np.asarray(split.natoms(), np.int64).tobytes(), crc)
+    return crc
+
+
+def sids_of(systems: Any) -> list[str] | None:
+    """Names of the systems of a split; None of one that is too large to be in memory."""
+    return [str(one.sid[0]) for one in systems] if isinstance(systems, list) else None
+
+
+def warn_of_shared(training: Any, validation: Any) -> None:
+    """Warn of sids that both splits have.
+
+    Warns:
+        UserWarning: how many, and the first ones.
+    """
+    both = sorted(set(sids_of(training) or ()) & set(sids_of(validation) or ()))
+    if both:
+        warnings.warn(
+            f"{len(both)} of {len(validation)} validation systems have the sid of a training "
+            f"system (first {', '.join(both[:3])}): if they are the same, errors are too low",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def write_sids(path: Path, sids: Sequence[str]) -> None:
+    """A CSV file with the column sid: which systems were held out."""
+    with temporary_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as f:
+        rows = csv.writer(f, lineterminator="\n")
+        rows.writerows([["sid"], *([sid] for sid in sids)])

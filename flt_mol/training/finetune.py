@@ -1,0 +1,292 @@
+"""Where a fine-tuning run starts: a checkpoint's weights, new elements, the zero of energies."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flt_mol.data import make_loader
+from flt_mol.data.loader import TargetStatistics
+from flt_mol.models.checkpoint import checkpoint_config, misfits, read_weights
+from flt_mol.models.config import EnergyConfig
+from flt_mol.models.energy import CONFIG_KEY, EnergyModel
+from flt_mol.nn.embedding import AtomEmbedding
+from flt_mol.nn.radial import PairTypes
+from flt_mol.training.config import FinetuneConfig, RunConfig
+from flt_mol.training.data import OUTPUT_TARGETS, open_split
+
+__all__ = ["freeze", "start_from", "without_idle_outputs"]
+
+_AT_ONCE = 64
+_AT_MOST = 1000  # systems by which energies are shifted
+_FAR = 10.0  # standard deviations of the targets that the checkpoint was trained on
+_SHOWN = 4
+
+
+def start_from(
+    model: EnergyModel, config: FinetuneConfig, training: Any, statistics: TargetStatistics
+) -> str:
+    """Give `model` what a fine-tuning run starts from; a line that says what that is.
+
+    Weights and buffers are taken by name; what the checkpoint lacks keeps its initial values.
+    Elements never trained on start, in every table of elements, as the mean of those that were.
+    Each energy is shifted by the median of what the checkpoint is off by on the training systems
+    (``normalizer="refit"``), the shift with the least MAE; its standard deviation stays. Frozen
+    parameters need no gradient.
+
+    Args:
+        model: as built from the run's settings; changed in place.
+        config: with a checkpoint.
+        training: the training systems: a data set, or a list.
+        statistics: of their targets.
+
+    Raises:
+        ValueError: no whole checkpoint, weights of other shapes (listed with the settings that
+            differ), or patterns that match no name.
+
+    Warns:
+        UserWarning: targets that are far from all that the checkpoint was trained on, or new
+            elements in frozen tables.
+    """
+    assert config.checkpoint is not None
+    path, weights = read_weights(config.checkpoint)
+    weights.pop(CONFIG_KEY, None)
+    added, unused = _load(model, path, weights)
+    new = _start_elements(model, statistics.elements)
+    shifts = _shift(model, config.normalizer == "refit", training, statistics, added)
+    frozen = freeze(model, config.freeze)
+    model.mark_seen(statistics.elements)
+    symbols = ", ".join(chemical_symbols[number] for number in new)
+    if new and not model.embedding.element.weight.requires_grad:
+        warnings.warn(
+            f"finetune.freeze keeps embedding.element.weight, so {symbols}, never trained on, stay "
+            "at the mean of the other elements",
+            stacklevel=2,
+        )
+    parts = [f"fine-tuning {path}"]
+    parts += [f"{name} shifted by {by:+.4f} eV" for name, by in shifts.items()]
+    parts += [f"new elements: {symbols}"] if new else []
+    parts += [f"{len(frozen)} parameters frozen"] if frozen else []
+    parts += [f"not in the checkpoint: {_some(added)}"] if added else []
+    parts += [f"only in the checkpoint: {_some(unused)}"] if unused else []
+    return "; ".join(parts)
+
+
+def _load(
+    model: EnergyModel, path: Path, weights: Mapping[str, Tensor]
+) -> tuple[list[str], list[str]]:
+    """Names that the checkpoint lacks, and those that only it has."""
+    own = {name: value for name, value in model.state_dict().items() if name != CONFIG_KEY}
+    shared = {name: value for name, value in weights.items() if name in own}
+    wrong = misfits({name: own[name] for name in shared}, shared)
+    if wrong or not shared:
+        raise ValueError(
+            f"{path} does not fit the model of this run:\n  "
+            + "\n  ".join(wrong or ["no weight of that name"])
+            + _differing_settings(path, model.config)
+        )
+    model.load_state_dict(shared, strict=False)
+    return [name for name in own if name not in shared], sorted(set(weights) - set(own))
+
+
+def _differing_settings(path: Path, ours: EnergyConfig) -> str:
+    theirs, own = _flat(checkpoint_config(path).model_dump()), _flat(ours.model_dump())
+    lines = [
+        f"\n  {key} is {own.get(key)} here and {theirs.get(key)} in the checkpoint"
+        for key in sorted(own.keys() | theirs.keys())
+        if own.get(key) != theirs.get(key) and key != "model.seed"
+    ]
+    return "".join(["\nthese settings differ:", *lines]) if lines else ""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "model.") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = isinstance(value, Mapping)
+        out |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return out
+
+
+def _start_elements(model: EnergyModel, elements: Sequence[int]) -> list[int]:
+    """The mean row for elements never trained on; their numbers."""
+    seen = model.elements_seen.clone()
+    new = torch.zeros_like(seen)
+    new[list(elements)] = True
+    new &= ~seen
+    if bool(new.any()) and bool(seen.any()):
+        with torch.no_grad():
+            for module in model.modules():
+                tables: list[Tensor] = []
+                if isinstance(module, AtomEmbedding):
+                    tables = [module.element.weight]
+                elif isinstance(module, PairTypes):
+                    tables = list(module.parameters())
+                for table in tables:
+                    table[new] = table[seen].mean(0)
+    numbers: list[int] = new.nonzero().flatten().tolist()
+    return numbers
+
+
+def _shift(
+    model: EnergyModel,
+    refit: bool,
+    training: Any,
+    statistics: TargetStatistics,
+    added: Sequence[str],
+) -> dict[str, float]:
+    """Shift the means; shifts in eV, by output. Normalisers that are `added` are fitted instead."""
+    known, moments = dict(model.normalizers), {"energy": statistics.energies}
+    if statistics.energies_initial is not None:
+        moments["energy_initial"] = statistics.energies_initial
+    for name, prefix in (("energy", "normalizer"), ("energy_initial", "normalizer_initial")):
+        if f"{prefix}.mean" in added and name in moments:
+            known.pop(name).fit(moments[name])
+    shifts: dict[str, float] = {}
+    for name, missed in _residuals(model, training, list(known)).items():
+        middle, std = float(np.median(missed)), float(known[name].std)
+        _warn_of_far_targets(name, missed, middle, std, refit)
+        if refit:
+            known[name].mean += middle
+            shifts[name] = middle
+    return shifts
+
+
+def _residuals(
+    model: EnergyModel, training: Any, outputs: Sequence[str]
+) -> dict[str, NDArray[np.float64]]:
+    """Target − prediction (S,), eV, of training systems, or of so many of them, evenly spread."""
+    chosen = np.unique(np.linspace(0, len(training) - 1, min(len(training), _AT_MOST)).astype(int))
+    systems = [training[int(i)] for i in chosen]
+    missed: dict[str, list[Tensor]] = {name: [] for name in outputs}
+    before = model.training
+    model.eval()
+    with torch.inference_mode():
+        for batch in make_loader(systems, _AT_ONCE, cutoff=model.cutoff):
+            found = model(batch)
+            for name, values in missed.items():
+                error = getattr(batch, name).double() - found[name].double()
+                if not bool(error.isfinite().all()):
+                    at = int((~error.isfinite()).nonzero()[0])
+                    energy = found[name][at].item()
+                    raise ValueError(f"the checkpoint predicts {energy} eV for sid {batch.sid[at]}")
+                values.append(error)
+    model.train(before)
+    return {name: torch.cat(values).numpy() for name, values in missed.items()}
+
+
+def _warn_of_far_targets(
+    name: str, missed: NDArray[np.float64], middle: float, std: float, refit: bool
+) -> None:
+    if not refit and abs(middle) > _FAR * std:
+        warnings.warn(
+            f"{name}: targets are {middle:+.3f} eV off the checkpoint's predictions, and those it "
+            f"was trained on have a standard deviation of {std:.3f} eV: if their reference is "
+            "another one, set finetune.normalizer=refit",
+            stacklevel=5,
+        )
+    rest = float(np.median(np.abs(missed - middle)))
+    if rest > _FAR * std:
+        warnings.warn(
+            f"{name}: targets differ from the checkpoint's predictions by a constant ± {rest:.3f} "
+            f"eV, and those it was trained on have a standard deviation of {std:.3f} eV: are they "
+            "the same quantity, in eV? total energies are not adsorption energies",
+            stacklevel=5,
+        )
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Take the parameters whose names match any pattern out of training; their names.
+
+    They need no gradient, and have no optimiser state and no weight decay.
+
+    Args:
+        model: changed in place.
+        patterns: as of :func:`fnmatch.fnmatchcase`: ``*``, ``?`` and ``[…]``, where ``*`` crosses
+            dots. A name of a part stands for all that is in it.
+
+    Raises:
+        ValueError: a pattern that matches no name, with the nearest ones; or nothing left to train.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        >>> freeze(model, ["0"])
+        ('0.weight', '0.bias')
+    """
+    names = [name for name, _ in model.named_parameters()]
+    frozen: set[str] = set()
+    for pattern in patterns:
+        whole = f"{pattern.rstrip('.')}.*"
+        found = [x for x in names if fnmatchcase(x, pattern) or fnmatchcase(x, whole)]
+        if not found:
+            parts = {x.rpartition(".")[0] for x in names} | {x.split(".")[0] for x in names}
+            candidates = [*names, *sorted(parts - {""})]
+            near = difflib.get_close_matches(pattern.rstrip(".*"), candidates, n=3, cutoff=0.5)
+            hint = f"near: {', '.join(near)}" if near else f"parts: {', '.join(sorted(parts))}"
+            raise ValueError(f"finetune.freeze: '{pattern}' matches no parameter; {hint}")
+        frozen.update(found)
+    if patterns and len(frozen) == len(names):
+        raise ValueError("finetune.freeze matches every parameter: nothing is left to train")
+    for name, parameter in model.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+    return tuple(name for name in names if name in frozen)
+
+
+def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """A fine-tuning run without those outputs of its checkpoint that no record has a target for.
+
+    Most files of one's own hold no relaxed positions. The heads of these outputs are not taken
+    over, and the settings of the loss for them go back to their defaults; energies are the same
+    without them. Outputs stay where energies depend on them (``model.feedback=positions``). It
+    depends on the settings and the data alone, so that a resumed run finds the same.
+
+    Returns:
+        The run, and the names of the outputs that it lost.
+    """
+    if config.finetune.checkpoint is None or config.model.feedback == "positions":
+        return config, []
+    theirs = checkpoint_config(config.finetune.checkpoint).outputs
+    idle: list[str] = [
+        name
+        for name, field in OUTPUT_TARGETS.items()
+        if name in config.model.outputs and name in theirs and not _some_have(config, field)
+    ]
+    if not idle:
+        return config, []
+    outputs = [name for name in config.model.outputs if name not in idle]
+    default = type(config.loss)()
+    changes = {
+        key: getattr(default, key)
+        for name in idle
+        for key in type(default).model_fields
+        if key.startswith(name)
+    }
+    model = config.model.model_copy(update={"outputs": outputs})
+    loss = config.loss.model_copy(update=changes)
+    return config.model_copy(update={"model": model, "loss": loss}), idle
+
+
+def _some_have(config: RunConfig, field: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come when the split is opened in earnest
+        try:
+            dataset = open_split(config, config.data.train, targets=False)
+            first = range(min(len(dataset), _AT_MOST))
+            return any(getattr(dataset[i], field) is not None for i in first)
+        except (OSError, ValueError):  # likewise
+            return True
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

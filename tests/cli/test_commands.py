@@ -1,0 +1,245 @@
+import csv
+import json
+import re
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+from slabs import platinum
+
+from flt_mol.cli import main
+from flt_mol.data import open_dataset
+from flt_mol.files import shipped_folder
+
+VAL = shipped_folder("datasets") / "emt_adsorption" / "val_id.lmdb"
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs a command in a folder of its own; its output."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, status=0):
+        found = main([str(argument) for argument in arguments])
+        text = capsys.readouterr()
+        assert found == status, text.err
+        return text
+
+    return run
+
+
+@pytest.fixture
+def slabs(tmp_path):
+    frames = [platinum() for _ in range(3)]
+    for place, atoms in enumerate(frames):
+        atoms.positions[-2:, 2] += 0.1 * place
+        atoms.info = {"sid": f"s{place}", "y_relaxed": -1.0 - place}
+    ase.io.write(tmp_path / "slabs.extxyz", frames)
+    return "slabs.extxyz"
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predict_prints_a_line_a_structure(run, slabs):
+    lines = run("predict", "emt_small", slabs).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["s0", "s1", "s2"]
+    assert all(re.fullmatch(r"s\d +-?\d+\.\d{6} eV", line) for line in lines)
+    lines = run("predict", "emt_small", slabs, "--ensemble", "emt_performer_small").out.splitlines()
+    assert all(re.fullmatch(r"s\d +-?\d+\.\d{6} ± \d+\.\d{6} eV", line) for line in lines)
+
+
+def test_predict_writes_the_same_energies_whatever_the_batches(run, slabs):
+    text = run("predict", "emt_small", slabs, "-o", "new/a.csv").out
+    assert text.startswith("3 structures: ")
+    assert text.endswith("written:\n  new/a.csv\n")
+    run("predict", "emt_small", slabs, "-o", "b.json", "--batch-size", 1)
+    a, b = read_csv("new/a.csv"), json.loads(Path("b.json").read_text())
+    assert [row["sid"] for row in a] == [row["sid"] for row in b] == ["s0", "s1", "s2"]
+    np.testing.assert_allclose([float(x["energy"]) for x in a], [x["energy"] for x in b], atol=1e-5)
+    assert len({row["energy"] for row in a}) == 3
+    run("predict", "emt_small", slabs, "-o", "c.extxyz")
+    assert [x.info["energy_predicted"] for x in ase.io.read("c.extxyz", ":")] == [
+        float(x["energy"]) for x in a
+    ]
+
+
+def test_predict_tags_slabs_by_the_rule_of_the_model(run, slabs):
+    untagged = platinum(tags=False)
+    ase.io.write("POSCAR", untagged, format="vasp")
+    text = run("predict", "emt_small", "POSCAR")
+    assert "warning: all tags are 0" in text.err
+    text = run("predict", "emt_small", "POSCAR", slabs, "--tag-slab", "-o", "p.csv")
+    assert "1 × below 4, surface 8, adsorbate CO" in text.out
+    assert "tagged by the rule 'half', that of emt_adsorption" in text.err
+    text = run(
+        "predict", "emt_small", "POSCAR", "--tag-slab", "--surface", 1, "--adsorbate", "12,13"
+    )
+    assert "below 8, surface 4, adsorbate CO" in text.out
+    assert "warning: tagged by the rule '1', and the model" in text.err
+    text = run("predict", "emt_small", "POSCAR", "--tag-slab", "--adsorbate", "N2", status=2)
+    assert "N2" in text.err
+    text = run("predict", "emt_small", "POSCAR", "--tag-slab", "--surface", "soft", status=2)
+    assert "soft" in text.err
+
+
+def test_invalid_records_are_refused_or_skipped(run, slabs):
+    frames = ase.io.read(slabs, ":")
+    frames[1].positions[0] = float("nan")
+    ase.io.write(slabs, frames)
+    assert "sid s1" in run("predict", "emt_small", slabs, status=2).err
+    text = run("predict", "emt_small", slabs, "--skip-bad")
+    assert [line.split()[0] for line in text.out.splitlines()] == ["s0", "s2"]
+    assert "skipped 1 of 3" in text.err
+
+
+def test_evaluate_prints_the_table_and_writes_its_files(run, slabs):
+    text = run("evaluate", "emt_small", "--data", slabs, "--output", "out")
+    (row,) = [line for line in text.out.splitlines() if line.startswith("slabs ")]
+    names = ["results.json", "predictions.csv", "parity.png", "report.html"]
+    assert text.out.endswith("\n  ".join(["written:", *(f"out/{name}" for name in names)]) + "\n")
+    rows = read_csv("out/predictions.csv")
+    errors = [abs(float(x["energy"]) - float(x["target"])) for x in rows]
+    assert row.split()[1:3] == ["3", f"{np.mean(errors):.4f}"]
+    assert [x["sid"] for x in rows] == ["s0", "s1", "s2"]
+    text = run("evaluate", "emt_small", "--data", slabs, "--output", "out", "--no-report")
+    assert text.err == "flt-mol: results in out are replaced\n"
+
+
+def test_evaluate_predictions_repeats_the_results(run, slabs):
+    shown = json.loads(
+        run(
+            "evaluate", "emt_small", "--data", slabs, "--json", "--output", "out", "--no-report"
+        ).out
+    )
+    stored = json.loads(Path("out/results.json").read_text())
+    assert shown == stored
+    again = json.loads(run("evaluate", "--predictions", "out/predictions.csv", "--json").out)
+    assert again["splits"]["slabs"]["mae"] == pytest.approx(stored["splits"]["slabs"]["mae"])
+    assert set(again["baselines"]) == {"own median"}
+    assert not Path("evaluation").exists()
+
+
+def test_results_survive_a_folder_that_cannot_be_written(run, slabs, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device", "out/results.json")
+
+    monkeypatch.setattr("flt_mol.evaluation.report.write_json", full)
+    text = run("evaluate", "emt_small", "--data", slabs, "--output", "out", status=2)
+    assert "slabs" in text.out
+    assert "No space left" in text.err
+    monkeypatch.setattr("flt_mol.prediction.table.write_predictions", full)
+    assert "s2 " in run("predict", "emt_small", slabs, "-o", "p.csv", status=2).out
+
+
+@pytest.fixture
+def four(run, tmp_path):
+    """Energies and ids of four splits."""
+    options, ids = [], ["split,sid"]
+    for place, split in enumerate(("id", "ood_ads", "ood_cat", "ood_both")):
+        rows = [f"{10 * place + i},{-i / 10}" for i in range(3)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["sid,energy", *rows]))
+        options += [f"--{split.replace('_', '-')}", f"{split}.csv"]
+        ids += [f"test_{split},{10 * place + i}" for i in range(3)]
+    (tmp_path / "ids.csv").write_text("\n".join(ids))
+    return options
+
+
+def test_submissions_are_made_and_checked(run, four):
+    text = run("submission", "make", "s.npz", *four, "--ids", "ids.csv").out
+    assert "ood_both       3 systems" in text
+    assert "complete" in run("submission", "check", "s.npz", "--ids", "ids.csv").out
+    assert "24948" in run("submission", "check", "s.npz", status=2).err
+    with open("ids.csv", "a") as file:
+        file.write("\ntest_ood_cat,99")
+    assert "sid 99" in run("submission", "check", "s.npz", "--ids", "ids.csv", status=2).err
+    assert "s.csv" in run("submission", "make", "s.csv", *four, status=2).err
+
+
+def test_submissions_of_a_checkpoint(run, slabs):
+    records = [f"--{x}={slabs}" for x in ("id", "ood-ads", "ood-cat", "ood-both")]
+    ids = [f"test_{x},s{i}" for x in ("id", "ood_ads", "ood_cat", "ood_both") for i in range(3)]
+    Path("ids.csv").write_text("\n".join(["split,sid", *ids]))
+    make = ["submission", "make", "s.npz", *records, "--ids", "ids.csv"]
+    run(*make, "--checkpoint", "emt_small")
+    energies = [float(x.split()[1]) for x in run("predict", "emt_small", slabs).out.splitlines()]
+    with np.load("s.npz") as file:
+        assert file["ood_cat_ids"].tolist() == ["s0", "s1", "s2"]
+        np.testing.assert_allclose(file["ood_cat_energy"], energies, atol=1e-5)
+
+
+def test_data_is_inspected(run):
+    found = json.loads(run("data", "inspect", VAL, "--json", "--limit", 10).out)
+    assert (found["count"], found["looked_at"]) == (411, 10)
+    text = run("data", "inspect", "emt_adsorption", "--split", "val_id", "--limit", 3).out
+    assert text.startswith(f"{VAL}: 411 systems")
+
+
+def test_data_is_converted(run, slabs):
+    text = run("data", "convert", slabs, "flat.safetensors").out
+    assert text.startswith("3 systems in ")
+    assert open_dataset("flat.safetensors")[2].sid == ("s2",)
+    assert "overwrite" in run("data", "convert", slabs, "flat.safetensors", status=2).err
+    run("data", "convert", slabs, "flat.safetensors", "--overwrite", "--energy", "y_relaxed")
+    ase.io.write("bare.traj", platinum())
+    assert "warning: bare.traj" in run("data", "convert", "bare.traj", "b.aselmdb").err
+    options = ["--references", "none", "--energy", "mine"]
+    assert "--energy" in run("data", "convert", slabs, "c.safetensors", *options, status=2).err
+
+
+def test_data_is_split_into_shares(run):
+    shares = ["--shares", "train=0.5", "val_id=0.3", "test=rest", "--seed", "1"]
+    run("data", "convert", VAL, "all.safetensors")
+    text = run("data", "split", "all.safetensors", "mine", *shares, "--group-by", "slab").out
+    counts = dict(re.findall(r"^(\w+): (\d+) systems", text, flags=re.MULTILINE))
+    assert list(counts) == ["train", "val_id", "test"]
+    assert sum(map(int, counts.values())) == 411
+    text = run(
+        "evaluate", "emt_small", "--data", "mine", "--split", "train", "--no-report", "--json"
+    )
+    assert json.loads(text.out)["splits"]["train"]["count"] == int(counts["train"])
+
+
+def test_data_is_verified(run):
+    text = run("data", "verify", "emt_adsorption", "--split", "val_id")
+    assert re.fullmatch(r"val_id +ok\n", text.out)
+    (row,) = json.loads(run("data", "verify", "emt_adsorption", "--split", "val_id", "--json").out)
+    assert row["status"] == "ok"
+
+
+def test_settings_are_printed(run):
+    text = run("train", "emt_small", "--print-config", "training.epochs=7", "output=x").out
+    assert "epochs: 7" in text
+    assert run("train", "emt_small", "training.epochs=7", "output=x", "--print-config").out == text
+    text = run(
+        "train", "finetune", "--finetune", "emt_small", "--print-config", "data.paths.train=x"
+    )
+    assert "checkpoint: emt_small" in text.out
+
+
+def test_a_run_is_trained_evaluated_exported_and_predicted_with(run, slabs):
+    frames = [frame for frame in ase.io.read(slabs, ":") for _ in range(4)]
+    for place, frame in enumerate(frames):
+        frame.info["sid"] = f"t{place}"
+    ase.io.write("train.extxyz", frames)
+    settings = [
+        "data.paths.train=train.extxyz",
+        "data.paths.val=slabs.extxyz",
+        "data.validation=val",
+        "data.evaluation=[val]",
+        "training.epochs=1",
+        "output=mine",
+    ]
+    text = run("train", "finetune", "--finetune", "emt_small", *settings)
+    assert "best epoch" in text.out
+    assert "mine/best.ckpt" in text.out
+    mae = json.loads(run("evaluate", "mine", "--json", "--no-report").out)["splits"]["val"]["mae"]
+    assert Path("mine/evaluation/results.json").is_file()
+    run("export", "mine", "exported")
+    lines = [run("predict", where, slabs).out for where in ("mine", "mine/best.ckpt", "exported")]
+    assert len(set(lines)) == 1
+    errors = [float(x.split()[1]) + 1 + i for i, x in enumerate(lines[0].splitlines())]
+    assert mae == pytest.approx(np.mean(np.abs(errors)), abs=1e-5)

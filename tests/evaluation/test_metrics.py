@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+import torch
+
+from flt_mol.evaluation import EnergyMetrics, bootstrap_intervals, ewt, mae, median_ae, metrics_of
+
+TARGET = np.array([0.0, 0.0, 2.0, 0.5, -3.0])
+PREDICTION = np.array([0.01, 0.02, 2.03, 1.0, -4.0])  # errors 0.01, exactly 0.02, 0.03, 0.5, -1
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize("columns", [(False, False), (True, False), (False, True), (True, True)])
+def test_sums_over_systems_whatever_the_batches_and_shapes(size, columns):
+    """The mean of batch means would be 0.4267 eV for batches of two, EwT with <= would be 40 %."""
+    metrics = EnergyMetrics()
+    for start in range(0, 5, size):
+        parts = [x[start : start + size] for x in (PREDICTION, TARGET)]
+        pair = [x[:, None] if column else x for x, column in zip(parts, columns, strict=True)]
+        metrics.update(*pair, sid=range(len(parts[0])))
+    found = metrics.compute()
+    assert found["count"] == 5
+    assert found["mae"] == pytest.approx(0.312)
+    assert found["ewt"] == 0.2
+    assert found["me"] == pytest.approx(-0.088)
+    assert found["rmse"] == pytest.approx(np.sqrt((0.01**2 + 0.02**2 + 0.03**2 + 0.25 + 1) / 5))
+
+
+def test_ewt_is_strictly_below_in_float64():
+    assert ewt([0.02, np.nextafter(0.02, 0)], [0.0, 0.0]) == 0.5
+    float32 = torch.tensor([0.02])  # 0.0199999996 in float64
+    assert ewt(float32, [0.0]) == 1.0
+
+
+def test_parts_merge_to_the_whole():
+    parts = []
+    for rows in (slice(0, 2), slice(2, 5)):
+        part = EnergyMetrics()
+        part.update(PREDICTION[rows], TARGET[rows])
+        parts.append(part)
+    assert parts[0].merge(parts[1]).compute() == pytest.approx(
+        {x: v for x, v in metrics_of(PREDICTION, TARGET).items() if x != "median_ae"}
+    )
+
+
+def test_single_metrics():
+    assert mae(PREDICTION, TARGET) == pytest.approx(0.312)
+    assert median_ae(PREDICTION, TARGET) == pytest.approx(0.03)
+    assert mae(1.0, [2.0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "target"),
+    [
+        (PREDICTION[None], TARGET),
+        (PREDICTION, TARGET[None]),
+        (PREDICTION[:4], TARGET),
+        (PREDICTION[:1], TARGET),
+        (np.ones((5, 2)), TARGET),
+        (np.ones((5, 1, 1)), TARGET),
+        (None, TARGET),
+        (["a"] * 5, TARGET),
+    ],
+)
+def test_shapes_that_would_broadcast_are_refused(prediction, target):
+    metrics = EnergyMetrics()
+    with pytest.raises(ValueError, match="shape|predictions"):
+        metrics.update(prediction, target)
+    assert metrics == EnergyMetrics()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("which", ["prediction", "target"])
+def test_numbers_that_are_not_finite_are_named(bad, which):
+    values = {"prediction": PREDICTION.copy(), "target": TARGET.copy()}
+    values[which][[1, 3]] = bad
+    with pytest.raises(ValueError, match=rf"{which} .*sid b, sid d"):
+        metrics_of(**values, sid="abcde")
+    with pytest.raises(ValueError, match="row 1, row 3"):
+        metrics_of(**values)
+
+
+def test_no_systems_have_no_metrics():
+    with pytest.raises(ValueError, match="no systems"):
+        EnergyMetrics().compute()
+    with pytest.raises(ValueError, match="3 sids"):
+        metrics_of(PREDICTION, TARGET, sid="abc")
+
+
+def test_intervals_are_those_of_theory():
+    """Of a mean: ± 1.96 σ/√S; of a share p: σ² = p (1 − p)."""
+    rng = np.random.default_rng(3)
+    error = np.where(rng.random(2000) < 0.3, 0.01, 0.5)
+    found = bootstrap_intervals(error)
+    share = np.mean(error == 0.01)
+    half = 1.96 * np.sqrt(share * (1 - share) / 2000)
+    assert found["ewt"] == pytest.approx((share - half, share + half), abs=0.1 * half)
+    half *= 0.49
+    assert found["mae"] == pytest.approx((error.mean() - half, error.mean() + half), abs=0.1 * half)
+    assert found["me"] == pytest.approx(found["mae"])
+    assert found["median_ae"] == (0.5, 0.5)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(100):
+        low, high = bootstrap_intervals(rng.exponential(1.0, 60), ["mae"])["mae"]
+        inside += low <= 1.0 <= high
+    assert 85 <= inside <= 100
+
+
+def test_intervals_do_not_depend_on_the_order_and_repeat():
+    error = np.random.default_rng(1).normal(size=50)
+    assert bootstrap_intervals(error) == bootstrap_intervals(error[::-1])
+    assert bootstrap_intervals(error) != bootstrap_intervals(error, seed=1)
+
+
+def test_one_system_has_intervals_without_width():
+    found = bootstrap_intervals([-0.5])
+    assert found["mae"] == (0.5, 0.5)
+    assert found["me"] == (-0.5, -0.5)
+    for wrong in ([], [np.nan]):
+        with pytest.raises(ValueError, match="at least one system"):
+            bootstrap_intervals(wrong)

@@ -1,0 +1,176 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from slabs import ByHand
+
+from flt_mol.evaluation import evaluate_model, evaluate_splits
+from flt_mol.structures import Structures
+
+
+def system(sid, energy=0.0, numbers=(29, 29, 8), **changes):
+    count = len(numbers)
+    settings = {
+        "tags": [0] * (count - 1) + [2],
+        "fixed": [True] + [False] * (count - 1),
+        "cell": 9 * torch.eye(3),
+        "pbc": True,
+        **changes,
+    }
+    positions = torch.arange(3.0 * count).reshape(count, 3)
+    return Structures.single(numbers, positions, sid=sid, energy=energy, **settings)
+
+
+def energies(structures):
+    """The sum of the atomic numbers over 100, eV."""
+    values = structures.atomic_numbers.double() / 100
+    total = torch.zeros(len(structures), dtype=torch.float64)
+    return total.index_add(0, structures.system, values)
+
+
+class Source(list):
+    """A data set: a path, and batches by rows."""
+
+    path = "some.lmdb"
+
+    def __getitems__(self, rows):
+        return Structures.cat([self[row] for row in rows])
+
+
+SYSTEMS = [system(f"s{i}", 0.5 + i, [29, 29 + i, 8]) for i in range(5)]
+
+
+def loader(systems):
+    return torch.utils.data.DataLoader(systems, batch_size=2, collate_fn=Structures.cat)
+
+
+@pytest.mark.parametrize("make", [list, Source, loader, iter, lambda x: [Structures.cat(x)]])
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_each_prediction_stays_with_its_sid_and_target(make, batch_size):
+    result = evaluate_model(energies, make(SYSTEMS), batch_size)
+    assert result.sid == tuple(f"s{i}" for i in range(5))
+    assert result.target.tolist() == [0.5 + i for i in range(5)]
+    np.testing.assert_allclose(result.prediction, [0.66 + i / 100 for i in range(5)])
+    assert result.metrics["mae"] == pytest.approx(np.mean(np.abs(result.error)))
+    assert result.columns["natoms"] == (3,) * 5
+
+
+def test_splits_are_reported_as_they_go():
+    steps = []
+    results = evaluate_splits(
+        energies, {"a": SYSTEMS, "b": SYSTEMS[:1]}, 2, progress=lambda *step: steps.append(step)
+    )
+    assert list(results) == ["a", "b"]
+    assert steps == [("a", 2, 5), ("a", 4, 5), ("a", 5, 5), ("b", 1, 1)]
+
+
+def test_columns_hold_adsorbates_elements_and_facets():
+    systems = [
+        system(1, numbers=[28, 6, 8], tags=[0, 2, 2], info={"facet": "111"}),
+        system(2, info={"facet": None}),
+    ]
+    columns = evaluate_model(energies, systems).columns
+    assert columns["adsorbate"] == ("CO", "O")
+    assert columns["elements"] == ("C Ni O", "Cu O")
+    assert columns["facet"] == ("111", None)
+    systems = [system(1, info={"miller_index": [1, -1, 0]})]
+    assert evaluate_model(energies, systems).columns["facet"] == ("1 -1 0",)
+
+
+def test_the_model_is_evaluated_in_eval_mode_and_keeps_its_flags():
+    model = ByHand(1e-3)
+    evaluate_model(model, SYSTEMS)  # which asserts it
+    assert model.training
+
+
+@pytest.mark.parametrize("keep", [0, 2, 100])
+def test_the_worst_systems_are_kept_the_worst_first(keep):
+    result = evaluate_model(energies, SYSTEMS, 2, keep_worst=keep)
+    assert [one.sid[0] for one in result.worst] == ["s4", "s3", "s2", "s1", "s0"][:keep]
+
+
+def test_splits_without_targets_or_systems_are_refused():
+    source = Source([system("x", None)])
+    with pytest.raises(ValueError, match=r"this split has no targets: some\.lmdb.* x"):
+        evaluate_model(energies, source)
+    with pytest.raises(ValueError, match="no systems"):
+        evaluate_model(energies, [])
+    with pytest.raises(ValueError, match="batch_size"):
+        evaluate_model(energies, SYSTEMS, 0)
+
+
+def test_wrong_predictions_are_named():
+    with pytest.raises(ValueError, match="5 systems"):
+        evaluate_model(lambda structures: torch.zeros(3), SYSTEMS)
+    with pytest.raises(ValueError, match="sid s2"):
+        evaluate_model(lambda s: torch.tensor([0, 0, torch.nan, 0, 0]), SYSTEMS)
+
+
+def moved(structures):
+    """Every atom 0.25 Å along x, and initial energies of 1 eV."""
+    shift = torch.zeros_like(structures.positions)
+    shift[:, 0] = 0.25
+    ones = torch.ones(len(structures))
+    return {"energy": energies(structures), "displacement": shift, "energy_initial": ones}
+
+
+def relaxed(sid, fixed):
+    """The free atoms relax by 1 Å along x, across the boundary of the cell."""
+    one = system(sid, fixed=fixed, energy_initial=1.01)
+    positions = one.positions.clone()
+    positions[~one.fixed, 0] += 1 - 9
+    return Structures.single(
+        one.atomic_numbers,
+        one.positions,
+        sid=sid,
+        energy=0.66,
+        energy_initial=1.01,
+        cell=one.cell[0],
+        pbc=True,
+        tags=one.tags,
+        fixed=one.fixed,
+        positions_relaxed=positions,
+    )
+
+
+def test_other_outputs_are_compared_over_free_atoms():
+    systems = [relaxed(1, [True, True, False]), relaxed(2, [True, False, False])]
+    further = evaluate_model(moved, systems, 1).further
+    assert further == {
+        "energy_initial_mae": pytest.approx(0.01, abs=1e-6),
+        "energy_initial_ewt": 1.0,
+        "energy_initial_count": 2,
+        "displacement": pytest.approx(0.75, abs=1e-6),
+        "displacement_unmoved": pytest.approx(1.0, abs=1e-6),
+        "displacement_atoms": 3,
+    }
+    assert evaluate_model(energies, systems).further == {}
+
+
+def test_displacements_that_are_not_finite_name_the_system():
+    def broken(structures):
+        return {**moved(structures), "displacement": torch.full((6, 3), torch.nan)}
+
+    with pytest.raises(ValueError, match="sid 7"):
+        evaluate_model(broken, [relaxed(7, [False] * 3), relaxed(8, [False] * 3)])
+
+
+@pytest.mark.parametrize(
+    ("model", "systems", "words"),
+    [
+        (ByHand(1e-3, seen=[8, 29]), [system(1, numbers=[29, 78, 8])], "Pt"),
+        (moved, [system(1, fixed=[False] * 3)], "no atom is fixed in a, b"),
+        (energies, [*SYSTEMS, system("far", -5332.0)], "far"),
+    ],
+)
+def test_what_deserves_it_is_warned_of_once(model, systems, words):
+    with pytest.warns(UserWarning, match=words) as caught:
+        evaluate_splits(model, {"a": systems, "b": systems[:1]})
+    assert len(caught) == 1
+
+
+def test_nothing_else_is_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate_model(moved, SYSTEMS)

@@ -1,0 +1,143 @@
+import bz2
+import gzip
+import json
+import lzma
+
+import numpy as np
+import pytest
+
+from flt_mol.evaluation import SplitResult, read_energies, score_files, write_csv
+from flt_mol.evaluation.tables import read_ids
+
+PLAIN = "sid,energy\na,1.5\nb,-2\n"
+WANTED = {("", "a"): 1.5, ("", "b"): -2.0}
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("p.csv", PLAIN.encode()),
+        ("p.csv", PLAIN.replace(",", ";").encode("utf-8-sig")),
+        ("p.tsv", PLAIN.replace(",", "\t").replace("\n", "\r\n\r\n").encode()),
+        ("p.csv", b"note, prediction ,sid\nx, 1.5 , a \ny,-2,b"),
+        ("p.json", json.dumps([{"sid": "a", "energy": 1.5}, {"sid": "b", "energy": -2}]).encode()),
+        ("p.json", json.dumps({"sid": ["a", "b"], "pred": [1.5, -2], "n": 1}).encode()),
+        ("p.csv.gz", gzip.compress(PLAIN.encode())),
+        ("p.csv", bz2.compress(PLAIN.encode())),
+        ("p.csv.xz", lzma.compress(PLAIN.encode())),
+    ],
+)
+def test_tables_of_many_programs(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    assert read_energies(tmp_path / name).energies == WANTED
+
+
+def test_arrays_of_ids_and_energies(tmp_path):
+    ids, energy = np.array([3, 1]), np.array([[0.5], [-1.0]], dtype=np.float32)
+    np.savez(tmp_path / "p.npz", ids=ids, energy=energy)
+    assert read_energies(tmp_path / "p.npz").energies == {("", "3"): 0.5, ("", "1"): -1.0}
+    np.savez(tmp_path / "q.npz", ids=ids)
+    with pytest.raises(ValueError, match=r"q\.npz"):
+        read_energies(tmp_path / "q.npz")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"p\.csv holds no energies"),
+        ("sid,energy\n", r"p\.csv holds no energies"),
+        ("name,energy\na,1\n", "name, energy; expected sid"),
+        ("sid,value\na,1\n", "sid, value; expected sid and energy"),
+        ("sid,energy,energy\na,1,1\n", "energy, energy"),
+        ("sid,energy\na,1\nb\n", "line 3: 1 columns, expected 2"),
+        ("sid,energy\na,nan\n", r"line 2, sid a: energy is 'nan'"),
+        ("sid,energy\na,\n", r"line 2, sid a: energy is ''"),
+        ("sid,energy\na,1_0\n", r"line 2, sid a: energy is '1_0'"),
+        ("sid,energy\n,1\n", "line 2, .*empty"),
+        ("sid,split,energy\na,,1\n", "line 2, .*empty"),
+        ("sid,energy\na,1\na,2\n", "line 3, sid a: the energy is 2.0, and 1.0 in line 2"),
+        ("[1, 2]", "list of objects"),
+        ("[{]", "is not JSON"),
+        ('{"sid": ["a"], "energy": [1, 2]}', "one length"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words):
+        read_energies(write(tmp_path / "p.csv", text))
+
+
+@pytest.mark.parametrize(
+    "data", [gzip.compress(b"sid,energy\n" * 99)[:30], b"sid,\xff", b"PK\x03\x04"]
+)
+def test_damaged_files_are_named(tmp_path, data):
+    (tmp_path / "p.csv").write_bytes(data)
+    with pytest.raises(ValueError, match=r"p\.csv"):
+        read_energies(tmp_path / "p.csv")
+    with pytest.raises(ValueError, match=r"none\.csv"):
+        read_energies(tmp_path / "none.csv")
+
+
+def test_repeated_lines_are_dropped_and_counted(tmp_path):
+    with pytest.warns(UserWarning, match="dropped 2 lines"):
+        table = read_energies(write(tmp_path / "p.csv", PLAIN + "a,1.50\nb,-2.0\n"))
+    assert table.energies == WANTED
+
+
+def test_targets_are_matched_by_sid_not_by_place(tmp_path):
+    predictions = write(tmp_path / "p.csv", "sid,energy\n1,0.5\n2,2.5\n3,1.0\n")
+    targets = write(tmp_path / "ids.csv", "y_relaxed,energy,sid\n1.0,9,3\n0.0,9,1\n2.0,9,2\n")
+    results = score_files(predictions, targets)
+    assert list(results) == ["ids"]
+    assert results["ids"].sid == ("3", "1", "2")
+    assert results["ids"].error.tolist() == [0.0, 0.5, 0.5]
+
+
+def test_splits_are_told_apart_where_both_files_have_them(tmp_path):
+    text = "split,sid,energy\na,1,0\nb,1,1\nb,2,2\n"
+    targets = write(tmp_path / "t.csv", text.replace("energy", "target"))
+    predictions = write(tmp_path / "p.csv", text)
+    results = score_files(predictions, targets)
+    assert {split: result.error.tolist() for split, result in results.items()} == {
+        "a": [0.0],
+        "b": [0.0, 0.0],
+    }
+    assert list(score_files(predictions, targets, ["b"])) == ["b"]
+    with pytest.raises(ValueError, match="no split 'c'; there are: a, b"):
+        score_files(predictions, targets, ["c"])
+    with pytest.raises(ValueError, match=r"line 3, sid 1 of b.* a, line 2"):
+        score_files(predictions, write(tmp_path / "u.csv", "sid,energy\n1,0\n2,2\n"))
+
+
+def test_missing_and_surplus_ids_are_named(tmp_path):
+    predictions = write(tmp_path / "p.csv", "sid,energy\n1,0\n2,0\n7,0\n")
+    targets = write(tmp_path / "t.csv", "sid,target\n1,0\n2,0\n5,0\n")
+    with pytest.raises(ValueError, match=r"no prediction for sid 5 .*sid 7 \(first in line 4\)"):
+        score_files(predictions, targets)
+
+
+def test_what_an_evaluation_wrote_is_read_back(tmp_path):
+    result = SplitResult(
+        sid=(1, "b"),
+        prediction=np.array([1 / 3, -0.1]),
+        target=np.array([0.25, -0.2]),
+        columns={"natoms": (3, None), "adsorbate": (None, "CO")},
+    )
+    path = write_csv({"val": result}, tmp_path / "p.csv")
+    (back,) = score_files(path).values()
+    assert back.sid == ("1", "b")
+    assert back.prediction.tolist() == result.prediction.tolist()
+    assert back.target.tolist() == result.target.tolist()
+    assert back.columns == result.columns
+
+
+def test_ids_by_split(tmp_path):
+    path = write(tmp_path / "ids.csv", "sid,split\n1,a\n1,b\n2,b\n")
+    assert read_ids(path) == {"a": ["1"], "b": ["1", "2"]}
+    for text in ("sid,split\n1,a\n1,a\n", "sid\n1\n", "sid,split\n1,\n", ""):
+        with pytest.raises(ValueError, match=r"ids\.csv"):
+            read_ids(write(path, text))

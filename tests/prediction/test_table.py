@@ -1,0 +1,144 @@
+import csv
+import json
+
+import ase.io
+import numpy as np
+import pytest
+from ase.constraints import FixAtoms
+from slabs import ByHand, platinum
+
+from flt_mol.data import open_dataset
+from flt_mol.prediction import Prediction, StructureFiles, predict_files, write_predictions
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Frames with targets and further values, one far from the origin, in two files."""
+    frames = [platinum() for _ in range(3)]
+    for place, atoms in enumerate(frames):
+        atoms.numbers[0] = 28 + place
+        atoms.info = {"sid": f"slab {2 - place}", "y_relaxed": -1.5, "facet": "111"}
+        atoms.set_constraint(FixAtoms([0, 5]))
+        atoms.arrays["pos_relaxed"] = atoms.positions + 0.1
+    frames[1].positions += 1000 + 1 / 3
+    frames[2].pbc = [True, True, False]
+    ase.io.write(tmp_path / "a.traj", frames[:2])
+    ase.io.write(tmp_path / "b.traj", frames[2])
+    return frames, [tmp_path / "a.traj", tmp_path / "b.traj"]
+
+
+def by_hand(atoms):
+    return float(atoms.numbers.sum() + 100 * atoms.get_tags().sum())
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_each_energy_stays_with_its_sid_and_file(stored, batch_size):
+    frames, files = stored
+    steps = []
+    found = predict_files(
+        ByHand(), files, batch_size, progress=lambda done, total: steps.append((done, total))
+    )
+    assert [(p.name, p.energy) for p in found] == [(x.info["sid"], by_hand(x)) for x in frames]
+    assert [p.file for p in found] == [str(files[0])] * 2 + [str(files[1])]
+    assert steps[-1] == (3, 3)
+    assert all(p.spread is None for p in found)
+
+
+def test_ensembles_have_mean_and_standard_deviation(stored):
+    frames, files = stored
+    (first, *_) = predict_files([ByHand(1.0), ByHand(3.0)], files)
+    assert first.energy == 2 * by_hand(frames[0])
+    assert first.spread == pytest.approx(np.sqrt(2) * by_hand(frames[0]))
+
+
+@pytest.mark.parametrize("spread", [None, 0.25])
+def test_numbers_read_back_exactly(tmp_path, spread):
+    energy = -1 / 3
+    predictions = [Prediction("a,b", energy, "x\udcff.traj", spread)]
+    write_predictions(predictions, tmp_path / "p.csv")
+    write_predictions(predictions, tmp_path / "p.json")
+    with open(tmp_path / "p.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    (entry,) = json.loads((tmp_path / "p.json").read_text())
+    assert list(row) == list(entry)
+    assert ("spread" in row) == (spread is not None)
+    assert (row["sid"], float(row["energy"])) == ("a,b", energy)
+    assert entry["energy"] == energy
+
+
+def test_structures_come_back_with_their_energies(stored, tmp_path):
+    frames, files = stored
+    path = write_predictions(predict_files(ByHand(), files), tmp_path / "new" / "out.extxyz")
+    back = ase.io.read(path, ":")
+    assert len(back) == len(frames)
+    for atoms, one in zip(frames, back, strict=True):
+        np.testing.assert_allclose(one.positions, atoms.positions, atol=1e-7)
+        for name in ("numbers", "tags"):
+            np.testing.assert_array_equal(one.arrays[name], atoms.arrays[name])
+        np.testing.assert_allclose(one.cell, atoms.cell, atol=1e-5)
+        np.testing.assert_array_equal(one.pbc, atoms.pbc)
+        assert one.constraints[0].index.tolist() == [0, 5]
+        assert one.info["sid"] == atoms.info["sid"]
+        assert one.info["energy_predicted"] == by_hand(atoms)
+        assert "y_relaxed" not in one.info
+        assert one.calc is None
+    assert open_dataset(path)[0].energy is None  # a prediction is not a target
+    assert [file.name for file in path.parent.iterdir()] == ["out.extxyz"]
+
+
+def test_predictions_of_other_structures_are_refused(stored, tmp_path):
+    predictions = predict_files(ByHand(), stored[1])
+    for wrong in (predictions[::-1], predictions[:2], [*predictions, predictions[0]]):
+        with pytest.raises(ValueError, match="slab"):
+            write_predictions(wrong, tmp_path / "out.extxyz", StructureFiles(stored[1]))
+    assert not (tmp_path / "out.extxyz").exists()
+    with pytest.raises(ValueError, match=r"out\.txt"):
+        write_predictions(predictions, tmp_path / "out.txt")
+
+
+def test_files_that_cannot_be_read_are_all_named(stored, tmp_path):
+    (tmp_path / "bad.traj").write_bytes(b"nothing")
+    files = [tmp_path / "bad.traj", stored[1][0], tmp_path / "none.traj"]
+    with pytest.raises(ValueError, match=r"2 of 3 files(.|\n)*bad\.traj(.|\n)*none\.traj"):
+        predict_files(ByHand(), files)
+
+
+def invalid(path):
+    """Two sound frames around one without a number for each position."""
+    frames = [platinum(), platinum(), platinum()]
+    frames[1].positions[0] = np.nan
+    for place, atoms in enumerate(frames):
+        atoms.info["sid"] = place
+    ase.io.write(path, frames)
+    return path
+
+
+def test_invalid_records_are_refused_before_the_work_or_skipped(tmp_path):
+    path, model = invalid(tmp_path / "x.extxyz"), ByHand()
+    with pytest.raises(ValueError, match="sid 1"):
+        predict_files(model, path)
+    assert model.calls == 0
+    with pytest.warns(UserWarning, match=r"skipped 1 of 3(.|\n)*sid 1"):
+        found = predict_files(model, path, skip_bad=True)
+    assert [p.name for p in found] == ["0", "2"]
+
+
+def test_structures_that_cannot_be_prepared_are_refused_or_skipped(stored):
+    def prepare(one):
+        if one.sid[0] == "slab 1":
+            raise ValueError("slab 1: no")
+        return one
+
+    with pytest.raises(ValueError, match="slab 1: no"):
+        predict_files(ByHand(), StructureFiles(stored[1], prepare=prepare))
+    files = StructureFiles(stored[1], prepare=prepare, skip_bad=True)
+    with pytest.warns(UserWarning, match="slab 1: no"):
+        assert [p.name for p in predict_files(ByHand(), files)] == ["slab 2", "slab 0"]
+
+
+def test_tags_and_cells_are_warned_of_once_for_all_files(tmp_path):
+    for name in "ab":
+        ase.io.write(tmp_path / f"{name}.traj", platinum(tags=False))
+    with pytest.warns(UserWarning, match="2 of 2 structures") as caught:
+        predict_files(ByHand(), [tmp_path / "a.traj", tmp_path / "b.traj"])
+    assert len(caught) == 1

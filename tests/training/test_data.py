@@ -1,0 +1,148 @@
+"""Splits of a run: where they are, what is invalid, what is held out, what is shared."""
+
+import warnings
+
+import pytest
+import torch
+from helpers.training import ALL_OUTPUTS, SMALL, relaxations, tiny_run
+
+from flt_mol.training import data
+from flt_mol.training.data import (
+    data_digest,
+    load_splits,
+    open_split,
+    split_loader,
+    split_path,
+    warn_of_shared,
+)
+from flt_mol.training.processes import World
+
+ALONE = World(1, 1, 0)
+
+
+def test_a_split_without_a_file_says_what_to_set(tmp_path):
+    run = tiny_run(tmp_path, data={"validation": "valid", "paths": {"train": "a", "val": "b"}})
+    with pytest.raises(ValueError, match=r"'valid'.*data\.paths\.valid.*data\.validation=val"):
+        split_path(run.data, "valid")
+
+
+@pytest.mark.parametrize("name", ["pos_relaxed", "y_init"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_records_without_a_target(tmp_path, monkeypatch, name, in_memory):
+    if not in_memory:
+        monkeypatch.setattr(data, "_IN_MEMORY", 1)
+    run = tiny_run(tmp_path, model=ALL_OUTPUTS, lacking={3: name})
+    output = "displacement" if name == "pos_relaxed" else "energy_initial"
+    with pytest.raises(ValueError, match=rf"slab-3.*{output}.*{name}.*model.outputs=\[energy"):
+        open_split(run, "train").read_through()
+    if in_memory:
+        with pytest.raises(ValueError, match="slab-3"):
+            load_splits(run)
+    run.data.skip_bad = True
+    with pytest.warns(UserWarning, match=r"1 of 5 records[\s\S]*slab-3"):
+        training, validation = load_splits(run)
+    assert [str(x.sid[0]) for x in (training[i] for i in range(4))] == [
+        "slab-0",
+        "slab-1",
+        "slab-2",
+        "slab-4",
+    ]
+    assert len(validation) == 2
+    assert isinstance(training, list) == in_memory
+
+
+def test_what_is_not_needed_may_be_missing(tmp_path):
+    run = tiny_run(tmp_path, lacking={3: "pos_relaxed", 0: "y_init"})
+    assert len(load_splits(run)[0]) == 5
+
+
+def test_interpolation_asks_for_relaxed_positions_of_the_training_split_alone(tmp_path):
+    run = tiny_run(tmp_path, lacking={3: "pos_relaxed"}, interpolation=0.5)
+    with pytest.raises(ValueError, match=r"slab-3.*training.interpolation=0"):
+        load_splits(run)
+    run = tiny_run(tmp_path, lacking={6: "pos_relaxed"}, interpolation=0.5)
+    load_splits(run)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_share_is_held_out_by_seed(tmp_path, monkeypatch, in_memory):
+    if not in_memory:
+        monkeypatch.setattr(data, "_IN_MEMORY", 1)
+
+    def split(seed):
+        run = tiny_run(tmp_path, 10, data={"validation_fraction": 0.25}, seed=seed)
+        kept, held = load_splits(run)
+        return [str(kept[i].sid[0]) for i in range(len(kept))], [
+            str(held[i].sid[0]) for i in range(len(held))
+        ]
+
+    kept, held = split(0)
+    assert len(held) == 2
+    assert sorted(kept + held) == sorted(f"slab-{i}" for i in range(10))
+    assert split(0) == (kept, held)
+    assert any(split(seed) != (kept, held) for seed in (1, 2))
+
+
+def test_nothing_left_to_train_on(tmp_path):
+    run = tiny_run(tmp_path, 1, data={"validation_fraction": 0.5})
+    with pytest.raises(ValueError, match="validation_fraction=0.5"):
+        load_splits(run)
+
+
+def test_an_energy_far_off_all_others_is_warned_of(tmp_path):
+    from ase.io import read, write
+
+    run = tiny_run(tmp_path, 6)
+    frames = read(run.data.paths["train"], ":")
+    frames[2].info["y_relaxed"] = -5332.0
+    write(run.data.paths["train"], frames)
+    with pytest.warns(UserWarning, match="slab-2"):
+        load_splits(run)
+
+
+def test_shared_sids_are_warned_of(tmp_path):
+    run = tiny_run(tmp_path)
+    splits = load_splits(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_shared(*splits)
+    relaxations(tmp_path / "val.extxyz", 4, first=3)
+    with pytest.warns(UserWarning, match=r"2 of 4 .*slab-3, slab-4"):
+        warn_of_shared(*load_splits(run))
+
+
+def test_the_digest_changes_with_the_data(tmp_path):
+    training, validation = load_splits(tiny_run(tmp_path))
+    before = data_digest(training, validation)
+    assert data_digest(*load_splits(tiny_run(tmp_path))) == before
+    for field in ("positions", "energy"):
+        other = list(training)
+        value = getattr(other[1], field).clone()
+        value[0] += 1e-3
+        from dataclasses import replace
+
+        other[1] = replace(other[1], **{field: value})
+        assert data_digest(other, validation) != before
+
+
+def test_pairs_of_small_splits_are_searched_once(tmp_path, monkeypatch):
+    run = tiny_run(tmp_path, model=ALL_OUTPUTS)
+    training, _ = load_splits(run)
+    loader = split_loader(training, "training", run.training, ALONE, 3.5)
+    first, again = ([x.pairs.index_i for x in loader] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(one.pairs is not None for one in loader.dataset.systems)
+    monkeypatch.setattr(data, "_PAIRS_IN_MEMORY", 10)
+    loader = split_loader(training, "training", run.training, ALONE, 3.5)
+    assert all(one.pairs is None for one in loader.dataset.systems)
+    assert all(torch.equal(a, x.pairs.index_i) for a, x in zip(first, loader, strict=True))
+
+
+def test_a_budget_of_atoms(tmp_path):
+    run = tiny_run(tmp_path, model=SMALL, batch_atoms=11)
+    training, _ = load_splits(run)
+    sizes = [len(x) for x in split_loader(training, "training", run.training, ALONE)]
+    assert sizes == [2, 2, 1]
+    run.training.batch_atoms = 4
+    with pytest.raises(ValueError, match=r"batch_atoms is 4.*slab-"):
+        split_loader(training, "training", run.training, ALONE)
