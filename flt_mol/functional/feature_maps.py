@@ -312,8 +312,8 @@ def _stabilised(
         torch.sub(keys[:, own], peak, out=outputs[1][:, own]).clamp_(min=least).exp_()
         q = torch.add(queries[:, rows], peak, out=outputs[0][:, rows])
         q.sub_(q.amax(-1, keepdim=True)).clamp_(min=least).exp_()
-    for out, own in zip(outputs, (systems, key_systems), strict=True):
-        out[:, own[-1].stop if own else 0 :] = 0.0
+    for out, used in zip(outputs, (ptr, key_ptr), strict=True):
+        out[:, int(used[-1]) :] = 0.0
     return outputs
 
 

@@ -440,16 +440,21 @@ class FLTAttention(Streaming, Attention):
         for name in given:
             if name not in _INPUTS:
                 raise TypeError(f"attention has no argument {name!r}")
-        get = given.get
         check_rows(x, self.embed_dim, "x", self.query.weight)
-        context, values, pairs, images = map(get, ("context", "context_values", "pairs", "images"))
+        context, values = given.get("context"), given.get("context_values")
+        pairs, images = given.get("pairs"), given.get("images")
         if context is None:
-            if any(get(name) is not None for name in _OF_CONTEXT):
+            if any(given.get(name) is not None for name in _OF_CONTEXT):
                 raise ValueError("context_… is given, but no context")
             if self.context_dim != self.embed_dim:
                 raise ValueError(f"context is missing: keys have {self.context_dim} channels")
-            names = ("ptr", "system", "num_systems", "mask")
-            layout = keys = layout_of(x, **{name: get(name) for name in names})
+            layout = keys = layout_of(
+                x,
+                ptr=given.get("ptr"),
+                system=given.get("system"),
+                num_systems=given.get("num_systems"),
+                mask=given.get("mask"),
+            )
             own = sources = layout.pack(x)
         else:
             if self.causal:
@@ -472,7 +477,7 @@ class FLTAttention(Streaming, Attention):
         value = self.value(sources if values is None else values).view(shape)
         at = key_at = None
         if images is None:
-            features = get("position_features")
+            features = given.get("position_features")
             if context is None:
                 origin = "first" if self.causal else "mean"
                 at = key_at = self.features_at(layout, positions, features, origin)
