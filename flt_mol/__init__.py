@@ -9,6 +9,8 @@ Lengths are in Å, energies in eV, frequencies in cycles/Å.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from flt_mol.files import VERSION
+
 if TYPE_CHECKING:
     from flt_mol.data import open_dataset
     from flt_mol.models.checkpoint import load_model
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from flt_mol.prediction.energies import predict
     from flt_mol.structures import Structures
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "FLTCalculator",
     "Structures",
@@ -25,7 +27,6 @@ __all__ = [
     "open_dataset",
     "predict",
 ]
-
 _MODULES = {
     "FLTCalculator": "prediction.calculator",
     "Structures": "structures",

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["natural_key", "readable", "shipped_folder", "temporary_path"]
+__all__ = ["VERSION", "natural_key", "readable", "shipped_folder", "temporary_path"]
+
+VERSION = "0.1.0"
+"""Of the package; stored in the files that it writes."""
 
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -15,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from flt_mol.functional import NeighborPairs
 
-__all__ = ["Structures", "missing_for", "relaxed_displacement"]
+__all__ = ["Structures", "relaxed_displacement"]
 
 _PER_ATOM = {
     "atomic_numbers": (),
@@ -26,6 +26,7 @@ _PER_ATOM = {
 }
 _PER_SYSTEM = {"cell": (3, 3), "pbc": (3,), "energy": (), "energy_initial": ()}
 _OPTIONAL = ("positions_relaxed", "energy", "energy_initial")
+_SHOWN = 5  # sids in a message
 _T = TypeVar("_T")
 _WHOLE = ("atomic_numbers", "tags", "ptr")  # int64, or int32
 _MASKS = ("fixed", "pbc")  # bool: uint8 is a mask to torch, ~ of an int is none
@@ -56,16 +57,13 @@ class Structures:
         cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:
-        ValueError: dtypes of another kind (32 bits instead of 64 will do), or shapes that do not
-            belong together, naming the field. Models check the numbers.
+        ValueError: dtypes of another kind (32 bits will do), or shapes that do not belong
+            together, naming the field. Models check the numbers.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
-        >>> batch = Structures.cat([water, water])
-        >>> batch
+        >>> Structures.cat([water, water])
         Structures(2 systems, 6 atoms)
-        >>> batch.system.tolist()
-        [0, 0, 0, 1, 1, 1]
     """
 
     atomic_numbers: Tensor
@@ -84,8 +82,10 @@ class Structures:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        _check_fields(self)
-        _check_pairs(self.pairs, self.cutoff)
+        _check_kinds(self)
+        _check_shapes(self)
+        if (self.pairs is None) != (self.cutoff is None):
+            raise ValueError("Structures has pairs or cutoff alone: call with_pairs(cutoff)")
 
     @classmethod
     def single(
@@ -127,7 +127,8 @@ class Structures:
         def scalar(x: float | None) -> Tensor | None:
             return None if x is None else torch.tensor([float(x)], dtype=torch.float64)
 
-        relaxed = positions_relaxed
+        if positions_relaxed is not None:
+            positions_relaxed = floats("positions_relaxed", positions_relaxed, n, 3)
         return cls(
             atomic_numbers=numbers,
             positions=floats("positions", positions, n, 3),
@@ -139,14 +140,11 @@ class Structures:
             sid=(sid,),
             energy=scalar(energy),
             energy_initial=scalar(energy_initial),
-            positions_relaxed=None
-            if relaxed is None
-            else floats("positions_relaxed", relaxed, n, 3),
+            positions_relaxed=positions_relaxed,
             info={name: (value,) for name, value in (info or {}).items()},
         )
 
     def __len__(self) -> int:
-        """Number of systems B."""
         return int(self.ptr.numel()) - 1
 
     def __repr__(self) -> str:
@@ -253,10 +251,10 @@ class Structures:
         if not 0 < cutoff < math.inf:
             raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
 
-        def search(some: Structures) -> NeighborPairs:
-            return neighbor_pairs(some.positions, some.cell, some.pbc, some.ptr, cutoff)
-
-        return replace(self, pairs=_naming_sid(search, self), cutoff=float(cutoff))
+        pairs = _naming_sid(
+            lambda s: neighbor_pairs(s.positions, s.cell, s.pbc, s.ptr, cutoff), self
+        )
+        return replace(self, pairs=pairs, cutoff=float(cutoff))
 
     def to(self, device: torch.device | str) -> Structures:
         """The same batch on `device`; float64 becomes float32 where the device has none (MPS)."""
@@ -287,10 +285,8 @@ class Structures:
 def relaxed_displacement(structures: Structures) -> Tensor:
     """How far each atom moves, r_relaxed − r by its shortest periodic image; 0 for fixed atoms.
 
-    Relaxed positions may be wrapped into another cell than the initial ones.
-
     Args:
-        structures: with `positions_relaxed`.
+        structures: with `positions_relaxed`, possibly wrapped into another cell.
 
     Returns:
         (N, 3), Å, at least float32.
@@ -309,29 +305,15 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     from flt_mol.functional import minimum_image
 
     if structures.positions_relaxed is None:
-        raise ValueError(
-            f"displacements need positions_relaxed, missing for {missing_for(structures.sid)}"
-        )
+        some = "some of sids" if len(structures) > 1 else "sid"
+        shown = ", ".join(map(str, structures.sid[:_SHOWN])) + ", …" * (len(structures) > _SHOWN)
+        raise ValueError(f"displacements need positions_relaxed, missing for {some} {shown}")
 
     def shortest(some: Structures) -> Tensor:
         vectors = cast(Tensor, some.positions_relaxed) - some.positions
         return minimum_image(vectors, some.cell, some.pbc, some.ptr)
 
     return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
-
-
-def missing_for(sids: Sequence[int | str], most: int = 5) -> str:
-    """Which systems lack a target, as far as a batch shows, which has those of all or none.
-
-    Example:
-        >>> missing_for(["a"]), missing_for(["a", "b", "c"], most=2)
-        ('sid a', 'some of sids a, b and 1 more')
-    """
-    shown = ", ".join(str(sid) for sid in sids[:most])
-    if len(sids) == 1:
-        return f"sid {shown}"
-    rest = f" and {len(sids) - most} more" if len(sids) > most else ""
-    return f"some of sids {shown}{rest}"
 
 
 def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,11 +335,8 @@ def _naming_sid(function: Callable[[Structures], _T], structures: Structures) ->
         raise ValueError(f"sid {structures.sid[0]}: {error}") from None
 
 
-def _check_fields(structures: Structures) -> None:
-    n, b = len(structures.atomic_numbers), len(structures.ptr) - 1
-    expected = {name: (n, *shape) for name, shape in _PER_ATOM.items()}
-    expected |= {name: (b, *shape) for name, shape in _PER_SYSTEM.items()}
-    for name, shape in {**expected, "ptr": (b + 1,)}.items():
+def _check_kinds(structures: Structures) -> None:
+    for name in (*_PER_ATOM, *_PER_SYSTEM, "ptr"):
         value = getattr(structures, name)
         if value is None and name in _OPTIONAL:
             continue
@@ -374,28 +353,21 @@ def _check_fields(structures: Structures) -> None:
             good, kind = value.is_floating_point(), "a float"
         if not good:
             raise ValueError(f"Structures.{name} has dtype {value.dtype}, expected {kind}")
-        if tuple(value.shape) != shape:
+
+
+def _check_shapes(structures: Structures) -> None:
+    n, b = structures.num_atoms, len(structures)
+    expected = {name: (n, *shape) for name, shape in _PER_ATOM.items()}
+    expected |= {name: (b, *shape) for name, shape in _PER_SYSTEM.items()}
+    for name, shape in expected.items():
+        value = getattr(structures, name)
+        if value is not None and tuple(value.shape) != shape:
             raise ValueError(
                 f"Structures.{name} has shape {tuple(value.shape)}, expected {shape} "
                 f"for {b} systems and {n} atoms"
             )
     if isinstance(structures.sid, str) or len(structures.sid) != b:
         raise ValueError(f"Structures.sid is {structures.sid!r:.60}, expected {b} names")
-
-
-def _check_pairs(pairs: NeighborPairs | None, cutoff: float | None) -> None:
-    if pairs is None or cutoff is None:
-        if (pairs is None) != (cutoff is None):
-            given = "cutoff without pairs" if pairs is None else "pairs without cutoff"
-            raise ValueError(f"Structures has {given}: give both, or call with_pairs(cutoff)")
-        return
-    for name, value in pairs._asdict().items():
-        shape = (len(pairs.index_i), 3)[: 2 if name == "shift" else 1]
-        if tuple(value.shape) != shape or value.dtype != torch.int64:
-            raise ValueError(
-                f"Structures.pairs.{name} has shape {tuple(value.shape)} and {value.dtype}, "
-                f"expected {shape} and torch.int64"
-            )
 
 
 def _join_pairs(parts: Sequence[Structures]) -> tuple[NeighborPairs | None, float | None]:

@@ -94,8 +94,18 @@ KINDS = {
 }
 
 
+def small_rpe(split="one_sided", **spectrum) -> RPEConfig:
+    """Gaussian spectrum and frequencies of few terms."""
+    spectrum = {"num_terms": 4, "sigma_min": 0.7, "sigma_max": 6.0, **spectrum}
+    return RPEConfig(
+        spectrum={"name": "gaussian", **spectrum},
+        frequencies={"name": "gaussian", "num_frequencies": 6},
+        split=split,
+    )
+
+
 def all_outputs(changes, recycles=2, feedback="features") -> dict:
-    """The same kind of model, with all outputs that it can have and several passes."""
+    """The same kind of model, with all outputs that it can have and several recycles."""
     moves = changes.get("pairs") is not None
     return {
         **changes,
@@ -113,7 +123,7 @@ def small_model(**changes) -> EnergyModel:
         "num_layers": 2,
         "ffn_dim": 32,
         "num_features": 16,
-        "rpe": RPEConfig(num_terms=4, num_frequencies=6),
+        "rpe": small_rpe(),
         **changes,
     }
     with torch.random.fork_rng(devices=[]):

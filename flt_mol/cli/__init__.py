@@ -11,9 +11,9 @@ from typing import Any
 
 import typer
 
-import flt_mol
 from flt_mol.cli import data, evaluation, prediction, submission, training
 from flt_mol.cli.console import say
+from flt_mol.files import VERSION
 
 __all__ = ["app", "main"]
 
@@ -36,7 +36,7 @@ app.add_typer(data.app, name="data", help="Inspect, convert, split, get and veri
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        say(f"flt_mol {flt_mol.__version__}")
+        say(f"flt_mol {VERSION}")
         raise typer.Exit
 
 

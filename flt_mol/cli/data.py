@@ -40,6 +40,32 @@ PositionsRelaxed = Annotated[
     str, typer.Option(metavar="KEY", help="Name of the relaxed positions, Å.")
 ]
 Forces = Annotated[bool, typer.Option("--forces", help="Keep stored forces.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUTPUT if it exists.")]
+References = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TABLE|KEY|none",
+        help="SOURCE is a trajectory, or a folder of them: first frame initial, last relaxed; "
+        "reference energies (eV) are in a .csv or .json TABLE of sid and energy, under KEY in each "
+        "file, or 'none' for adsorption energies.",
+    ),
+]
+Fmax = Annotated[float, typer.Option(help="eV/Å; warn of trajectories that end above it.")]
+Shares = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=SHARE...",
+        help="Fractions, or numbers of systems; one may be 'rest' (default: train=0.8 val_id=0.1 "
+        "test=0.1).",
+    ),
+]
+GroupBy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD",
+        help="Keep together what has the same FIELD; composition, adsorbate and slab are computed.",
+    ),
+]
 NAMES = ("y_relaxed", "y_init", "pos_relaxed")
 
 
@@ -77,26 +103,12 @@ def inspect(
 @app.command()
 def convert(
     source: Source,
-    output: Annotated[
-        Path, typer.Argument(help="File; its suffix says what is written: see above.")
-    ],
+    output: Annotated[Path, typer.Argument(help="File; its suffix says what is written.")],
     split: Split = None,
     forces: Forces = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace OUTPUT if it exists.")
-    ] = False,
-    references: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TABLE|KEY|none",
-            help="SOURCE is a relaxation's trajectory, or a folder of them: first frame initial, "
-            "last frame relaxed; reference energies (eV) are in a .csv or .json TABLE of sid and "
-            "energy, or under KEY in each file, or 'none' for adsorption energies.",
-        ),
-    ] = None,
-    fmax: Annotated[
-        float, typer.Option(help="eV/Å; warn of trajectories that end above it.")
-    ] = 0.05,
+    overwrite: Overwrite = False,
+    references: References = None,
+    fmax: Fmax = 0.05,
     energy: Energy = NAMES[0],
     energy_initial: EnergyInitial = NAMES[1],
     positions_relaxed: PositionsRelaxed = NAMES[2],
@@ -145,26 +157,10 @@ def convert(
 def split(
     source: Source,
     output: Annotated[Path, typer.Argument(help="Folder, new or empty.")],
-    part: Annotated[
-        str | None, typer.Option("--split", help="Split, when SOURCE is a data set.")
-    ] = None,
-    shares: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SHARE...",
-            help="Fractions, as train=0.9, or numbers of systems, as val_id=500; one may be 'rest' "
-            "(default: train=0.8 val_id=0.1 test=0.1).",
-        ),
-    ] = None,
+    part: Annotated[str | None, typer.Option("--split", help="Of SOURCE, a data set.")] = None,
+    shares: Shares = None,
     seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
-    group_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Keep together what has the same FIELD; composition, adsorbate and slab are "
-            "computed from elements and tags where they are not stored.",
-        ),
-    ] = None,
+    group_by: GroupBy = None,
     forces: Forces = False,
     energy: Energy = NAMES[0],
     energy_initial: EnergyInitial = NAMES[1],

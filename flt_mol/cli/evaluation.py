@@ -24,52 +24,53 @@ from flt_mol.cli.console import (
 app = typer.Typer()
 
 
+Run = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
+Predictions = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv or .json of sid, energy."),
+]
+Targets = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Of --predictions: .csv of sid, target (default: their column target)."
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Data set, or file or folder of records (default: the data of the checkpoint's "
+        "training, or what that held out)."
+    ),
+]
+Split = Annotated[list[str] | None, typer.Option(help="May be repeated (default: all val).")]
+HeldOut = Annotated[bool, typer.Option("--held-out", help="Only what training held out, by sid.")]
+Energy = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Name of the target (default: as in training).")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="For results (default: evaluation in the run's folder; FOLDER-evaluation beside that "
+        "of an export; of --predictions none is written).",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
+
+
 @app.command()
 def evaluate(
-    checkpoint: Annotated[str | None, typer.Argument(help=CHECKPOINT)] = None,
-    predictions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Instead of a checkpoint: .csv or .json with sid, energy and perhaps split.",
-        ),
-    ] = None,
-    targets: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Of --predictions: .csv with sid, target or y_relaxed or energy, and perhaps "
-            "split (default: their own column target).",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Name in datasets/, a folder with dataset.yaml, or a file or folder of records "
-            "(default: the data of the checkpoint's training, or what that held out)."
-        ),
-    ] = None,
-    split: Annotated[
-        list[str] | None,
-        typer.Option(help="Split of the data set; may be repeated (default: all val)."),
-    ] = None,
-    held_out: Annotated[
-        bool, typer.Option("--held-out", help="Only the systems that training held out, by sid.")
-    ] = False,
-    energy: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Name of the stored target (default: as in training)."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="For results (default: evaluation in the run's folder; FOLDER-evaluation beside "
-            "that of an export; of --predictions none is written).",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.html.")] = False,
+    checkpoint: Run = None,
+    predictions: Predictions = None,
+    targets: Targets = None,
+    data: Data = None,
+    split: Split = None,
+    held_out: HeldOut = False,
+    energy: Energy = None,
+    output: Output = None,
+    as_json: Json = False,
+    no_report: NoReport = False,
     batch_size: BatchSize = 64,
     device: Device = "cpu",
     skip_bad: SkipBad = False,

@@ -33,54 +33,51 @@ app = typer.Typer()
 
 _SHOWN = 8  # kinds of tagged structures
 
+Files = Annotated[list[Path], typer.Argument(help="Of structures: LMDB, and whatever ASE reads.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help=".csv, .json, or .extxyz for the structures with energy_predicted, eV; replaced if it "
+        "exists; a summary is printed (default: print energies).",
+    ),
+]
+Ensemble = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CHECKPOINT...", help="Further members: mean and standard deviation."),
+]
+TagSlab = Annotated[
+    bool, typer.Option("--tag-slab", help="Tag structures whose tags are all 0, or layer numbers.")
+]
+Adsorbate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT",
+        help="With --tag-slab: a formula (CO), atoms counted from 0 (12,13), or none (default: H, "
+        "C, N and O on top of the slab).",
+    ),
+]
+Surface = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE",
+        help="With --tag-slab: oc20, half of the layers, or a number of layers (default: the rule "
+        "of the model's training data, or oc20 where it is not known).",
+    ),
+]
+
 
 @app.command(cls=Variadic)
 def predict(
     checkpoint: Checkpoint,
-    files: Annotated[
-        list[Path], typer.Argument(help="Of structures: LMDB, and whatever ASE reads.")
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File to write, replaced if it exists: .csv, .json, or .extxyz for the structures "
-            "with energy_predicted, eV; a summary is printed (default: print energies).",
-        ),
-    ] = None,
-    ensemble: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CHECKPOINT...",
-            help="Further members: energies are the mean, with the standard deviation, eV.",
-        ),
-    ] = None,
-    tag_slab: Annotated[
-        bool,
-        typer.Option(
-            "--tag-slab",
-            help="Tag structures whose tags are all 0, as POSCAR and cif leave them, or the "
-            "numbers of layers, as ase.build sets them.",
-        ),
-    ] = False,
-    adsorbate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT",
-            help="With --tag-slab: a formula (CO), atoms counted from 0 (12,13), or none "
-            "(default: H, C, N and O on top of the slab).",
-        ),
-    ] = None,
-    surface: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RULE",
-            help="With --tag-slab: oc20, half of the layers, as emt_adsorption has it, or a number "
-            "of layers (default: the rule of the model's training data, or oc20 if not known).",
-        ),
-    ] = None,
+    files: Files,
+    output: Output = None,
+    ensemble: Ensemble = None,
+    tag_slab: TagSlab = False,
+    adsorbate: Adsorbate = None,
+    surface: Surface = None,
     batch_size: BatchSize = 64,
     device: Device = "cpu",
     skip_bad: SkipBad = False,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from flt_mol.data.aselmdb import merged
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record
-from flt_mol.data.tags import layer_note
+from flt_mol.data.schema import ReadOptions, Record, layer_note
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:

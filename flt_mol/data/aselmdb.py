@@ -92,8 +92,6 @@ def _marked(content: dict[str, Any]) -> Any:
 class _Json(Stored):
     """An array or object in a JSON row."""
 
-    __slots__ = ("content",)
-
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
 
@@ -114,8 +112,6 @@ class _Json(Stored):
 
 class _Conflict(Stored):
     """In place of a field of which a row holds two values."""
-
-    __slots__ = ("values",)
 
     def __init__(self, *values: Any) -> None:
         self.values = values

@@ -20,13 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import flt_mol
 from flt_mol.data.ase import to_ase
 from flt_mol.data.dataset import StructuresDataset
-from flt_mol.data.flat import FlatWriter
+from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.schema import OnError
-from flt_mol.files import temporary_path
+from flt_mol.files import VERSION, temporary_path
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -215,11 +214,9 @@ Batches = Iterator[tuple[list[int], Structures]]
 
 
 def _write_flat(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
-    about = {"source": source.path.name, "written_by": f"flt_mol {flt_mol.__version__}"}
-    with FlatWriter(path.parent) as writer:
-        for rows, batch in systems:
-            writer.add(batch, _forces(source, rows, batch) if forces else None)
-        writer.finish(path, about)
+    about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
+    pairs = ((b, _forces(source, rows, b) if forces else None) for rows, b in systems)
+    write_flat(pairs, path, about)
 
 
 def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -> NDArray[Any]:
@@ -275,7 +272,8 @@ def _kept_text(text: str) -> str:
 
     back = key_val_str_to_dict(key_val_dict_to_str({"text": text})).get("text")
     kept = isinstance(back, str) and back == text and "\n" not in text and text.isascii()
-    return text if kept else f"_JSON {json.dumps(text)}"
+    # ASE's reader takes one level of backslashes off.
+    return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
 def _write_rows(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:

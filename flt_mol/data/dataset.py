@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, to_numpy
+from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, decoded, to_numpy
 from flt_mol.structures import Structures
 
 __all__ = ["JoinedDataset", "Notes", "StructuresDataset"]
@@ -94,7 +94,7 @@ class StructuresDataset(Dataset[Structures]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Structures:
-        return self.batch([index])
+        return self._batch(self._rows_of([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> Structures:
         """`batch`, by the name that torch's DataLoader calls."""
@@ -121,11 +121,10 @@ class StructuresDataset(Dataset[Structures]):
         (row,) = self._rows_of([index])
         fields = dict(self._records([row])[0])
         for name, value in fields.items():
-            if isinstance(value, Stored):
-                try:
-                    fields[name] = value.numpy()
-                except ValueError as error:
-                    raise ValueError(f"{self._where(row)}: {name} {error}") from error
+            try:
+                fields[name] = decoded(value)
+            except ValueError as error:
+                raise ValueError(f"{self._where(row)}: {name} {error}") from error
         return fields
 
     def where(self, index: int) -> str:
@@ -207,7 +206,8 @@ class StructuresDataset(Dataset[Structures]):
     def _batch(self, rows: list[int]) -> Structures:
         kinds: dict[str, str] = {}
         structures = self._systems(rows, kinds)
-        self.notes.add(kinds)
+        if kinds:
+            self.notes.add(kinds)
         if self.options.check is not None:
             try:
                 self.options.check(structures)

@@ -18,10 +18,11 @@ from flt_mol.data.schema import (
     Notes,
     ReadOptions,
     Record,
+    Stored,
     heights,
+    tags_are_layers,
     to_numpy,
 )
-from flt_mol.data.tags import tags_are_layers
 from flt_mol.structures import Structures
 
 __all__ = ["decode"]
@@ -81,27 +82,19 @@ def decode(
         if len(records) == 1:
             raise ValueError(f"{where(0)}{_named(records[0])}: {error}") from error
         found = None
-    if found is not None:
-        return found
-    return Structures.cat(
-        [
-            decode(
-                [record],
-                options,
-                where=lambda _, i=i: where(i),  # type: ignore[misc]
-                default_sid=lambda _, i=i: default_sid(i),  # type: ignore[misc]
-                notes=notes,
-            )
-            for i, record in enumerate(records)
-        ]
-    )
+
+    def alone(i: int) -> Structures:
+        here, sid = (lambda _: where(i)), (lambda _: default_sid(i))
+        return decode([records[i]], options, where=here, default_sid=sid, notes=notes)
+
+    return Structures.cat([alone(i) for i in range(len(records))]) if found is None else found
 
 
 def _named(record: Record) -> str:
     try:
-        sid = _sid(record, "", {})
+        sid = _sid(record, 0, lambda _: "", {})
     except ValueError:
-        return ""
+        sid = ""
     return f", sid {sid}" if sid != "" else ""
 
 
@@ -112,8 +105,9 @@ def _decode(
     notes: Notes,
 ) -> Structures | None:
     """None where some of several records have an optional field and others do not."""
-    sid = tuple(_sid(record, default_sid(i), notes) for i, record in enumerate(records))
-    numbers, natoms = _numbers(records, notes)
+    sid = tuple(_sid(record, i, default_sid, notes) for i, record in enumerate(records))
+    natoms = np.array([_count(record, notes) for record in records], dtype=np.int64)
+    numbers = _whole(records, "atomic_numbers", natoms, (1, 118), "elements 1 to 118")
     names = () if options.ignore_energy else _targets(records, options)
     for name in names:
         if 0 < sum(record.get(name) is not None for record in records) < len(records):
@@ -134,27 +128,29 @@ def _decode(
             notes["y_init"] = f"energy before relaxation not read: {error}"
     positions, relaxed = _near_origin(positions, relaxed, ptr)
     cell, pbc = _cells(records, notes)
+    if any(record.get("fixed") is None for record in records):
+        notes["fixed"] = "no field fixed (taken as False)"
     return Structures(
         atomic_numbers=torch.from_numpy(numbers),
         positions=torch.from_numpy(positions.astype(np.float32)),
         cell=torch.from_numpy(cell.astype(np.float32)),
         pbc=torch.from_numpy(pbc),
         tags=torch.from_numpy(_tags(records, ptr, options, notes)),
-        fixed=torch.from_numpy(_whole(records, "fixed", natoms, notes) != 0),
+        fixed=torch.from_numpy(_whole(records, "fixed", natoms) != 0),
         ptr=torch.from_numpy(ptr),
         sid=sid,
         energy=energy,
         energy_initial=initial,
-        positions_relaxed=None if relaxed is None else torch.from_numpy(relaxed.astype(np.float32)),
+        positions_relaxed=relaxed if relaxed is None else torch.from_numpy(np.float32(relaxed)),
         info=_info(records, names),
     )
 
 
-def _sid(record: Record, default: int | str, notes: Notes) -> int | str:
+def _sid(record: Record, i: int, default: Callable[[int], int | str], notes: Notes) -> int | str:
     value = record.get("sid")
     if value is None:
         notes["sid"] = "no sid (the key is used)"
-        return default
+        return default(i)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     while isinstance(value, list) and len(value) == 1:
@@ -172,38 +168,25 @@ def _sid(record: Record, default: int | str, notes: Notes) -> int | str:
 
 
 def _array(value: Any, field: str) -> NDArray[Any]:
+    if isinstance(value, Stored) and value.array is not None and value.array.dtype.kind in "biuf":
+        return value.array
     try:
-        return (
-            value if type(value) is np.ndarray and value.dtype.kind in "biuf" else to_numpy(value)
-        )
+        return to_numpy(value)
     except ValueError as error:
         raise ValueError(f"{field} {error}") from error
 
 
-def _numbers(
-    records: Sequence[Record], notes: Notes
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Atomic numbers (N,) and atoms of each record (B,)."""
-    arrays = []
-    for record in records:
-        value = record.get("atomic_numbers")
-        if not all(isinstance(name, str) for name in record):
-            raise ValueError("names of fields are not all text (of several records give a list)")
-        if value is None:
-            fields = ", ".join(record) or "none"
-            raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
-        arrays.append(_array(value, "atomic_numbers"))
-        n = arrays[-1].size
-        if n == 0:
-            raise ValueError("atomic_numbers is empty: the system has no atoms")
-        _check_count(record, n, notes)
-    natoms = np.array([array.size for array in arrays], dtype=np.int64)
-    return _joined(arrays, "atomic_numbers", natoms, (1, 118), "elements 1 to 118"), natoms
-
-
-def _check_count(record: Record, n: int, notes: Notes) -> None:
-    """A stored natoms must agree, and batch or ptr of PyG be of one graph."""
-    natoms = record.get("natoms")
+def _count(record: Record, notes: Notes) -> int:
+    """Atoms of a record; a stored natoms must agree, and batch or ptr of PyG be of one graph."""
+    if not all(isinstance(name, str) for name in record):
+        raise ValueError("names of fields are not all text (of several records give a list)")
+    numbers, natoms = record.get("atomic_numbers"), record.get("natoms")
+    if numbers is None:
+        fields = ", ".join(record) or "none"
+        raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
+    n = _array(numbers, "atomic_numbers").size
+    if n == 0:
+        raise ValueError("atomic_numbers is empty: the system has no atoms")
     if natoms is None:
         notes["natoms"] = "no natoms (counted)"
     elif type(natoms) is not int or natoms != n:
@@ -214,6 +197,7 @@ def _check_count(record: Record, n: int, notes: Notes) -> None:
         value = record.get(field)
         if value is not None and not isinstance(value, str) and _graphs(value, field, n) > 1:
             raise ValueError(f"{field} is of several graphs: store one system per record")
+    return n
 
 
 def _graphs(value: Any, field: str, n: int) -> int:
@@ -228,18 +212,22 @@ def _graphs(value: Any, field: str, n: int) -> int:
     return len(array) - 1 if array[0] == 0 and array[-1] == n else 1
 
 
-def _joined(
-    arrays: Sequence[NDArray[Any]],
+def _whole(
+    records: Sequence[Record],
     field: str,
     natoms: NDArray[np.int64],
     bounds: tuple[int, int] | None = None,
     expected: str = "",
 ) -> NDArray[np.int64]:
-    """One whole number per atom (N,), out of (n,), (n, 1) or (1, n)."""
-    for array, n in zip(arrays, natoms.tolist(), strict=True):
+    """One whole number per atom (N,), out of (n,), (n, 1) or (1, n); 0 where it is missing."""
+    parts = []
+    for record, n in zip(records, natoms.tolist(), strict=True):
+        value = record.get(field)
+        array = np.zeros(n, np.int64) if value is None else _array(value, field)
         if array.size != n or max(array.shape, default=1) != n:
             raise ValueError(f"{field} has shape {array.shape}, expected ({n},)")
-    given = np.concatenate([array.reshape(-1) for array in arrays])
+        parts.append(array.reshape(-1))
+    given = np.concatenate(parts)
     with np.errstate(invalid="ignore"):
         whole = given.astype(np.int64)
     if given.dtype.kind == "f" and not np.array_equal(whole, given):
@@ -250,39 +238,17 @@ def _joined(
     return whole
 
 
-def _whole(
-    records: Sequence[Record],
-    field: str,
-    natoms: NDArray[np.int64],
-    notes: Notes,
-    bounds: tuple[int, int] | None = None,
-    expected: str = "",
-) -> NDArray[np.int64]:
-    """One whole number per atom (N,); 0 where the field is missing."""
-    values = [record.get(field) for record in records]
-    if any(value is None for value in values):
-        notes[field] = f"no field {field} (taken as 0)"
-    arrays = [
-        np.zeros(n, np.int64) if value is None else _array(value, field)
-        for value, n in zip(values, natoms, strict=True)
-    ]
-    return _joined(arrays, field, natoms, bounds, expected)
-
-
 def _tags(
     records: Sequence[Record], ptr: NDArray[np.int64], options: ReadOptions, notes: Notes
 ) -> NDArray[np.int64]:
     if options.layer_numbers:
         records = [{} if tags_are_layers(record) else record for record in records]
-    found: Notes = {}
     expected = f"{_TAGS} (ase.build numbers layers instead: tag_slab sets tags)"
-    tags = _whole(records, "tags", ptr[1:] - ptr[:-1], found, (0, 2), expected)
-    if found:
+    tags = _whole(records, "tags", ptr[1:] - ptr[:-1], (0, 2), expected)
+    if any(record.get("tags") is None for record in records):
         notes["tags"] = f"no tags (taken as 0; set tags: {_TAGS})"
     elif not np.maximum.reduceat(tags, ptr[:-1]).all():
-        notes["tags"] = (
-            f"all tags are 0, no atom is marked surface or adsorbate (set tags: {_TAGS})"
-        )
+        notes["tags"] = f"all tags are 0, no atom is marked surface or adsorbate ({_TAGS})"
     return tags
 
 
@@ -400,21 +366,23 @@ def _energies(records: Sequence[Record], field: str) -> Tensor | None:
 
 
 def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Further plain values and short lists: a tuple with an entry for each record, by name."""
-    names = dict.fromkeys(name for record in records for name in record)
+    """Further plain values and short lists by name, a tuple of B entries each."""
     info: dict[str, tuple[Any, ...]] = {}
-    for name in names:
+    for name in dict.fromkeys(name for record in records for name in record):
         if name in _NOT_INFO or name in targets or name.startswith("_"):
             continue
-        values = tuple(_plain(record.get(name)) for record in records)
+        values = tuple(
+            value if type(value) in (str, bool, float) else _plain(value)
+            for value in (record.get(name) for record in records)
+        )
         if any(value is not None for value in values):
             info[name] = values
     return info
 
 
 def _plain(value: Any) -> Any:
-    """Texts and numbers as they are, short arrays and lists as lists, None for anything else."""
-    if value is None or type(value) in (str, bool, float):
+    """Plain values and short lists as they are, short arrays as lists, None for anything else."""
+    if value is None or isinstance(value, str | bool | float):
         return value
     if type(value) is int:
         return value if -(1 << 63) <= value < 1 << 63 else None

@@ -22,8 +22,9 @@ tensor                  type     shape
 ======================  =======  =========  ==================================================
 
 JSON texts, of ``info`` and of ``sid`` if need be, are UTF-8, one after the other; ``info_ptr`` and
-``sid_ptr`` (int64, (B + 1,)) hold where each begins. The metadata has ``format = flt_mol.flat`` and
-``version = 1``. Any reader of safetensors opens such a file.
+``sid_ptr`` (int64, (B + 1,)) hold where each begins. The metadata has one key, ``flt_mol.flat``,
+with a JSON object that holds ``version`` (1), and where the systems are from. Any reader of
+safetensors opens such a file.
 """
 
 from __future__ import annotations
@@ -31,29 +32,28 @@ from __future__ import annotations
 import json
 import math
 import operator
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.files import readable, temporary_path
 from flt_mol.structures import Structures
 
-__all__ = ["FlatDataset", "FlatWriter", "write_flat"]
+__all__ = ["FlatDataset", "write_flat"]
 
-_FORMAT, _VERSION = "flt_mol.flat", "1"
+_KEY, _VERSION = "flt_mol.flat", 1  # one key: safetensors writes several in any order
 _TYPES = {"I64": "<i8", "F64": "<f8", "F32": "<f4", "U8": "u1", "BOOL": "?"}
 _SYSTEM, _ATOM, _FENCE, _BYTE = "system", "atom", "fence", "byte"
-# Name → type, what its rows are, shape of a row. Wide types first: each is aligned in the file.
+# Name → type, what its rows are, shape of a row.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "ptr": ("I64", _FENCE, ()),
     "sid": ("I64", _SYSTEM, ()),
@@ -84,12 +84,14 @@ _LARGEST_HEADER = 1 << 20  # bytes; of ours it has about 1,500
 
 
 def write_flat(
-    batches: Iterable[Structures], path: str | Path, metadata: Mapping[str, str] | None = None
+    batches: Iterable[Structures | tuple[Structures, NDArray[Any] | None]],
+    path: str | Path,
+    metadata: Mapping[str, str] | None = None,
 ) -> int:
     """Write systems to a flat file, which has its name only when it is whole.
 
     Args:
-        batches: of any sizes; read once, one at a time.
+        batches: of any sizes, alone or with their forces (N, 3), eV/Å, NaN where unknown.
         path: ending in ``.safetensors``; replaced if it exists.
         metadata: further texts for the header.
 
@@ -97,120 +99,57 @@ def write_flat(
         How many systems were written.
 
     Raises:
-        ValueError: no systems, or a further value that JSON does not hold, by sid and name.
+        ValueError: no systems, or a further value that JSON does not hold, by sid.
     """
-    with temporary_path(path) as temporary, FlatWriter() as writer:
-        for batch in batches:
-            writer.add(batch)
-        writer.finish(temporary, metadata)
-        return writer.systems
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*_REQUIRED[1:], *_OPTIONAL)}
+    natoms: list[int] = []
+    sids: list[int | str] = []
+    infos: list[bytes] = []
+    for item in batches:
+        batch, forces = item if isinstance(item, tuple) else (item, None)
+        for name, parts in columns.items():
+            value = forces if name == "force" else getattr(batch, name)
+            shape = (batch.num_atoms if name in _PER_ATOM else len(batch), *_TENSORS[name][2])
+            found = np.broadcast_to(np.nan, shape) if value is None else np.asarray(value)
+            parts.append(found.astype(_TYPES[_TENSORS[name][0]]))
+        natoms += batch.natoms.tolist()
+        sids += batch.sid
+        infos += [_info_text(batch, b) for b in range(len(batch))]
+    if not natoms:
+        raise ValueError(f"{path}: no systems to write")
+    # safetensors takes the bytes in the order that they have in memory.
+    tensors = {n: np.ascontiguousarray(np.concatenate(parts)) for n, parts in columns.items()}
+    for name in _OPTIONAL:
+        if np.isnan(tensors[name]).all():
+            del tensors[name]
+    tensors["ptr"] = _fence(natoms)
+    if all(isinstance(sid, int) for sid in sids):
+        tensors["sid"] = np.array(sids, np.int64)
+    else:
+        texts = [json.dumps(sid).encode() for sid in sids]
+        tensors["sid_text"], tensors["sid_ptr"] = _joined(texts)
+    if any(info != b"{}" for info in infos):
+        tensors["info"], tensors["info_ptr"] = _joined(infos)
+    about = {_KEY: json.dumps({"version": _VERSION, **(metadata or {})})}
+    with temporary_path(path) as temporary:
+        save_file(tensors, temporary, metadata=about)
+    return len(natoms)
 
 
-class FlatWriter:
-    """Collects systems in nameless temporary files, one a tensor, and joins them at the end."""
-
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._stack = ExitStack()
-        self._folder = folder
-        self._files: dict[str, IO[bytes]] = {}
-        self._present: set[str] = set()
-        self._ends = dict.fromkeys(("ptr", "sid_ptr", "info_ptr"), 0)
-        self.systems = 0
-
-    def __enter__(self) -> FlatWriter:
-        for name in self._ends:
-            self._append(name, np.zeros(1))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def add(self, batch: Structures, forces: NDArray[Any] | None = None) -> None:
-        """Append systems.
-
-        Args:
-            batch: of the systems, on the CPU.
-            forces: (N, 3), eV/Å; NaN where unknown.
-
-        Raises:
-            ValueError: a further value that JSON does not hold, by sid and name.
-        """
-        texts = [_info_text(batch, b) for b in range(len(batch))]
-        values: dict[str, Any] = {
-            name: getattr(batch, name, None) for name in (*_REQUIRED[1:], *_OPTIONAL)
-        }
-        values["force"] = forces
-        for name, value in values.items():
-            rows = batch.num_atoms if _TENSORS[name][1] == _ATOM else len(batch)
-            if value is None:
-                value = np.full((rows, *_TENSORS[name][2]), np.nan)
-            else:
-                self._present.add(name)
-            self._append(name, np.asarray(value))
-        self._append_fence("ptr", batch.natoms.tolist())
-        if all(isinstance(sid, int) for sid in batch.sid):
-            self._append("sid", np.array(batch.sid, np.int64))
-        else:
-            self._present.add("sid_text")
-        self._append_texts("sid_text", "sid_ptr", [json.dumps(sid) for sid in batch.sid])
-        self._append_texts("info", "info_ptr", texts)
-        if any(text != "{}" for text in texts):
-            self._present.add("info")
-        self.systems += len(batch)
-
-    def finish(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-        """Write the file.
-
-        Raises:
-            ValueError: no systems.
-        """
-        if not self.systems:
-            raise ValueError(f"{path}: no systems to write")
-        named = "sid_text" in self._present
-        self._present |= {*_REQUIRED, *(("sid_ptr",) if named else ("sid",))}
-        self._present |= {"info_ptr"} if "info" in self._present else set()
-        header: dict[str, Any] = {
-            "__metadata__": {"format": _FORMAT, "version": _VERSION, **(metadata or {})}
-        }
-        names, end = [name for name in _TENSORS if name in self._present], 0
-        for name in names:
-            kind, _, row = _TENSORS[name]
-            size = self._files[name].tell()
-            count = size // (np.dtype(_TYPES[kind]).itemsize * math.prod(row))
-            offsets = [end, end + size]
-            header[name] = {"dtype": kind, "shape": [count, *row], "data_offsets": offsets}
-            end += size
-        head = json.dumps(header).encode()
-        head += b" " * (-len(head) % 8)
-        with path.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for name in names:
-                self._files[name].seek(0)
-                shutil.copyfileobj(self._files[name], file, 1 << 20)
-
-    def _append(self, name: str, values: NDArray[Any]) -> None:
-        if name not in self._files:
-            opened = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed by the stack
-            self._files[name] = self._stack.enter_context(opened)
-        self._files[name].write(values.astype(_TYPES[_TENSORS[name][0]]).tobytes())
-
-    def _append_fence(self, name: str, lengths: Sequence[int]) -> None:
-        ends = self._ends[name] + np.cumsum(lengths, dtype=np.int64)
-        self._append(name, ends)
-        self._ends[name] = int(ends[-1])
-
-    def _append_texts(self, name: str, fence: str, texts: Sequence[str]) -> None:
-        encoded = [text.encode() for text in texts]
-        self._append(name, np.frombuffer(b"".join(encoded), np.uint8))
-        self._append_fence(fence, [len(text) for text in encoded])
-
-
-def _info_text(batch: Structures, b: int) -> str:
+def _info_text(batch: Structures, b: int) -> bytes:
     info = {name: values[b] for name, values in batch.info.items() if values[b] is not None}
     try:
-        return json.dumps(info)
+        return json.dumps(info).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"sid {batch.sid[b]}: info {list(info)} is not JSON: {error}") from None
+
+
+def _fence(lengths: Sequence[int]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _joined(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    return np.frombuffer(b"".join(texts), np.uint8), _fence([len(text) for text in texts])
 
 
 class FlatDataset(StructuresDataset):
@@ -344,7 +283,7 @@ Layout = dict[str, tuple[str, tuple[int, ...], int]]
 """Name → type, shape, and where its first byte is in the file."""
 
 
-def _read_header(path: Path) -> tuple[dict[str, str], Layout]:
+def _read_header(path: Path) -> tuple[dict[str, Any], Layout]:
     """Metadata and layout, checked against the size of the file."""
     with readable(path), path.open("rb") as file:
         size = path.stat().st_size
@@ -354,9 +293,10 @@ def _read_header(path: Path) -> tuple[dict[str, str], Layout]:
                 raise ValueError("its first bytes are not a header")
             header = json.loads(file.read(length))
             metadata = header.pop("__metadata__", {})
-            if metadata.get("format") != _FORMAT:
+            if _KEY not in metadata:
                 held = ", ".join(list(header)[:3])
                 raise ValueError(f"it holds other tensors ({held}); is it a model's weights?")
+            metadata = json.loads(metadata[_KEY])
             if metadata["version"] != _VERSION:
                 raise ValueError(f"version {metadata['version']} needs a newer flt_mol")
             known = [name for name in header if name in _TENSORS]

@@ -91,8 +91,7 @@ def _kind(head: bytes) -> str:
 
 def _stamp(path: Path) -> _Stamp:
     """Device, inode, size and time of change of a file: which one it is, in which state."""
-    with readable(path):
-        status = path.stat()
+    status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -116,11 +115,6 @@ class _Environment:
         self.pid = os.getpid()
         self.close = weakref.finalize(self, self.lmdb.close)
 
-    @property
-    def usable(self) -> bool:
-        """Whether it is open in this process."""
-        return self.pid == os.getpid() and self.close.alive
-
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """A transaction; LMDB's errors name the file."""
@@ -141,10 +135,11 @@ def _opened(path: Path) -> _Environment:
         ValueError: no LMDB file, or a truncated one; naming it.
     """
     environment = _OPEN.get(path)
-    if environment is not None and environment.usable and environment.stamp == _stamp(path):
-        return environment
-    if environment is not None:  # inherited by a fork, or of contents that were overwritten
-        environment.close()
+    if environment is not None:
+        here = environment.pid == os.getpid() and environment.close.alive
+        if here and environment.stamp == _stamp(path):
+            return environment
+        environment.close()  # inherited by a fork, or of contents that were overwritten
     environment = _OPEN[path] = _Environment(path)
     return environment
 
@@ -228,19 +223,16 @@ class LmdbDataset(StructuresDataset):
 
     def _open(self) -> _Environment:
         environment = self._environment
-        if environment is None or not environment.usable:
+        if environment is None or environment.pid != os.getpid() or not environment.close.alive:
             environment = self._environment = _opened(self.file)
-        if environment.stamp != self._stamp or self._overwritten():
-            raise ValueError(f"{self.path} has changed since it was opened; open it again")
-        return environment
-
-    def _overwritten(self) -> bool:
-        """Whether the file itself was written to; one that was replaced is read as it was."""
         try:
             now = _stamp(self.file)
-        except ValueError:
-            return False
-        return now[:2] == self._stamp[:2] and now != self._stamp
+        except OSError:  # a file that was removed or replaced is read on as it was
+            now = environment.stamp
+        overwritten = now[:2] == self._stamp[:2] and now != self._stamp
+        if overwritten or environment.stamp != self._stamp:
+            raise ValueError(f"{self.path} has changed since it was opened; open it again")
+        return environment
 
     def _read_keys(self) -> list[bytes]:
         """Keys of the records in numeric order; what the file says of their number is compared."""

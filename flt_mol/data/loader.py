@@ -355,12 +355,6 @@ class _Source(Dataset[Structures]):
     def __init__(self, systems: Systems, cutoff: float | None) -> None:
         self.systems, self.cutoff = systems, cutoff
 
-    def __len__(self) -> int:
-        return len(self.systems)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> Structures:
-        return self._batch([index])
-
     def __getitems__(self, indices: list[int]) -> Structures | _Failure:
         try:
             return self._batch(indices)

@@ -13,8 +13,7 @@ from flt_mol.data.aselmdb import AseLmdbDataset, is_row
 from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
 from flt_mol.data.lmdb import LmdbDataset, data_file, first_value, is_lmdb
 from flt_mol.data.pyg import is_pyg, pyg_records
-from flt_mol.data.schema import OnError, ReadOptions, Record
-from flt_mol.data.tags import layer_note
+from flt_mol.data.schema import OnError, ReadOptions, Record, Stored, decoded, layer_note
 from flt_mol.data.unpickle import read_saved
 from flt_mol.files import natural_key, readable
 from flt_mol.structures import Structures
@@ -271,12 +270,12 @@ class MemoryDataset(StructuresDataset):
             if isinstance(obj, Structures):
                 return [_of_structures(system) for system in obj]
             if isinstance(obj, Mapping):
-                return [obj]
+                return [_decoded(obj)]
             if _is_atoms(obj):
                 record = atoms_record(obj)
                 self.notes.add({} if self.options.layer_numbers else layer_note(record))
                 return [record]
-            records = pyg_records(obj, kinds)
+            records = [_decoded(record) for record in pyg_records(obj, kinds)]
         except ValueError as error:
             raise ValueError(f"{self.path}, place {place}: {error} (or {_EXPECTED})") from error
         self.notes.add(kinds)
@@ -286,6 +285,13 @@ class MemoryDataset(StructuresDataset):
 def is_object(value: Any) -> bool:
     """Whether it holds structures by itself."""
     return isinstance(value, Structures | Mapping) or _is_atoms(value) or is_pyg(value)
+
+
+def _decoded(record: Record) -> Record:
+    """Values out of a saved file as arrays: they cannot be pickled as they are."""
+    if not any(isinstance(value, Stored) for value in record.values()):
+        return record
+    return {name: decoded(value) for name, value in record.items()}
 
 
 def _is_atoms(value: Any) -> bool:

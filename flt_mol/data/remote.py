@@ -20,10 +20,9 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
-import flt_mol
 from flt_mol.data.conversion import remove_leftovers
 from flt_mol.data.recipes import Recipe, data_folders, recipe
-from flt_mol.files import temporary_path
+from flt_mol.files import VERSION, temporary_path
 
 __all__ = ["DownloadResult", "Progress", "Verified", "download", "verify"]
 
@@ -238,7 +237,7 @@ def _complete(
 
 def _attempt(source: _Archive, file: IO[bytes], progress: Progress | None) -> int:
     """One request, and all that comes of it."""
-    headers = {"User-Agent": f"flt_mol/{flt_mol.__version__}", "Accept-Encoding": "identity"}
+    headers = {"User-Agent": f"flt_mol/{VERSION}", "Accept-Encoding": "identity"}
     begin, received = file.tell(), 0
     if begin:
         headers["Range"] = f"bytes={begin}-"

@@ -21,9 +21,12 @@ __all__ = [
     "ReadOptions",
     "Record",
     "Stored",
+    "decoded",
     "far_off",
     "far_off_message",
     "heights",
+    "layer_note",
+    "tags_are_layers",
     "to_numpy",
 ]
 
@@ -68,9 +71,9 @@ class ReadOptions:
 
 
 class Stored:
-    """A value of a record that is decoded when it is asked for."""
+    """A value of a record that is decoded when it is asked for, or has been already."""
 
-    __slots__ = ()
+    array: NDArray[Any] | None = None
 
     def numpy(self) -> NDArray[Any]:
         """Its numbers.
@@ -78,7 +81,7 @@ class Stored:
         Raises:
             ValueError: they do not fit their description.
         """
-        raise NotImplementedError
+        raise ValueError(f"is a {type(self).__name__}, expected numbers")
 
     def __setstate__(self, state: object) -> None:
         raise ValueError(f"a {type(self).__name__} takes no state")
@@ -95,14 +98,24 @@ def to_numpy(value: Any) -> NDArray[Any]:
         array([1., 1.], dtype=float32)
     """
     if isinstance(value, Stored):
-        array = value.numpy()
-    elif isinstance(value, Tensor):
-        array = _of_tensor(value)
+        array: NDArray[Any] = decoded(value)
     else:
-        array = _of_plain(value)
+        array = _of_tensor(value) if isinstance(value, Tensor) else _of_plain(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"holds {array.dtype}, expected numbers")
     return array
+
+
+def decoded(value: Any) -> Any:
+    """A stored value as an array, anything else as it is.
+
+    Raises:
+        ValueError: as :meth:`Stored.numpy`; the text goes after the name of a field.
+    """
+    try:
+        return value.numpy() if isinstance(value, Stored) else value
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"cannot be decoded ({error})") from error
 
 
 def _of_tensor(tensor: Tensor) -> NDArray[Any]:
@@ -160,6 +173,46 @@ def _length_of_cross(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[
     following, last = [1, 2, 0], [2, 0, 1]
     cross = a[..., following] * b[..., last] - a[..., last] * b[..., following]
     return np.asarray(np.sqrt((cross * cross).sum(-1)))
+
+
+def tags_are_layers(record: Mapping[str, Any]) -> bool:
+    """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
+
+    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. Of a
+    slab with an adsorbate and up to two layers OC20's tags would be in the opposite order, but
+    for an adsorbate that hangs below: that has elements of its own, and here they are of tag 0.
+    """
+    try:
+        tags, cell, pos, numbers = (
+            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
+        )
+        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
+        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
+    except (KeyError, ValueError):  # missing, or refused later
+        return False
+    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+    if len(tags) != len(numbers) or not tags.any() or not normal.any():
+        return False
+    height = pos @ normal
+    there = np.unique(tags)
+    layers = there[there > 0]
+    if not np.array_equal(layers, np.arange(1, len(layers) + 1)) or there[0] < 0:
+        return False
+    if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
+        return False  # a slab that hangs or wraps; without atoms of tag 0, a thin one
+    means = [height[tags == tag].mean() for tag in there]
+    return bool((np.diff(means) < 0).all())
+
+
+def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
+    """A warning where the tags of a record are layers' numbers."""
+    if not tags_are_layers(record):
+        return {}
+    return {
+        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
+        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
+        "predict sets them"
+    }
 
 
 def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -101,7 +101,6 @@ def split(
     begun, output = time.perf_counter(), Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists; choose a new or empty folder")
-    _numbers(fractions, len(source))  # mistakes in the shares come before all records are read
     skipped: list[str] = list(source.skipped)
     valid = list(range(len(source)))
     if on_error == "skip" and source.options.on_error == "raise":

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flt_mol.data.schema import heights, to_numpy
+from flt_mol.data.schema import heights
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Adsorbate",
     "Surface",
-    "layer_note",
     "parse_rule",
     "tag_slab",
     "tag_structures",
-    "tags_are_layers",
 ]
 
 Adsorbate = str | Iterable[int] | None
@@ -38,7 +36,6 @@ _VACUUM = 4.0  # Å; atoms of a solid leave no gap as wide, a slab without one i
 _GUESSED = ("H", "C", "N", "O")
 _DEPTH = 2.0  # Å below the highest atom of the slab
 _GAP = 0.5  # Å that atoms of the adsorbate are above those of its elements in the slab
-_BOND = 1.2  # times the sum of covalent radii
 _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
 _LAYER_GAP = 0.6  # Å between heights of neighbouring layers, at least
@@ -60,19 +57,16 @@ def tag_slab(
 ) -> Atoms:
     """A copy of a slab with its tags: 0 below the surface, 1 surface, 2 adsorbate.
 
-    For structures from POSCAR, cif and other files that keep no tags. The surface is that on the
-    adsorbate's side; the vacuum may lie along any lattice vector, and the slab may wrap through
-    the boundary of the cell. What `surface` means:
+    The surface is that on the adsorbate's side; the vacuum may lie along any lattice vector, and
+    the slab may wrap through the boundary of the cell. Give the `surface` that the model was
+    trained with:
 
     - ``"oc20"``: as OC20's makers did it, atoms within 2 Å of the slab's highest atom, and atoms
       of the upper half with fewer neighbours (by Voronoi cells) than in the bulk, for which the
-      middle of the slab stands. On the first 20 systems of OC20's val_id, on which the margin of
-      2 % was chosen: all tags as stored in 16, 99.0 % of the slabs' atoms.
+      middle of the slab stands. Of 20 systems of OC20's val_id all tags as stored in 16.
     - ``"half"``: the upper half of the layers, rounded up, as in `emt_adsorption`. Layers are
-      gaps of 0.6 Å in height. On its 4,851 systems: all tags as stored in 4,844.
+      gaps of 0.6 Å in height. Of its 4,851 systems all tags as stored in 4,844.
     - a number: so many layers from the top.
-
-    Give what the model was trained with: "oc20" for OC20, "half" for `emt_small`.
 
     Args:
         atoms: the slab with its adsorbate; left as it is.
@@ -105,15 +99,13 @@ def tag_slab(
     tags = np.zeros(len(atoms), dtype=np.int64)
     tags[slab[at_surface]] = 1
     tags[rows] = 2
-    tagged: Any = atoms.copy()
+    tagged: Atoms = atoms.copy()
     tagged.set_tags(tags)
     if fix:
         from ase.constraints import FixAtoms
 
-        hold: Any = FixAtoms
-        tagged.set_constraint(hold(mask=tags == 0))
-    result: Atoms = tagged
-    return result
+        tagged.set_constraint(FixAtoms(mask=tags == 0))
+    return tagged
 
 
 def tag_structures(
@@ -121,7 +113,7 @@ def tag_structures(
 ) -> Structures:
     """The same batch, systems whose tags are all 0 tagged by :func:`tag_slab`.
 
-    Of these, atoms of tag 0 are held fixed where no atom is. Systems with tags keep them.
+    Of these, atoms of tag 0 are held fixed where no atom is.
 
     Raises:
         ValueError: as :func:`tag_slab`, naming the sid.
@@ -162,19 +154,12 @@ def parse_rule(value: Any, name: str) -> Surface:
 
 @dataclass(frozen=True, eq=False)
 class _Frame:
-    """A slab in one piece, with its vacuum above.
+    """A slab in one piece, with its vacuum above."""
 
-    Args:
-        positions: (N, 3), Å, moved by lattice vectors into one cell without vacuum in between.
-        height: (N,), Å, along the normal of the surface.
-        lateral: (2, 3), Å, the lattice vectors along the surface.
-        slant: distance of the cell's planes over the length of the vector that leads from one on.
-    """
-
-    positions: _Floats
-    height: _Floats
-    lateral: _Floats
-    slant: float
+    positions: _Floats  # (N, 3), Å, moved by lattice vectors, without vacuum in between
+    height: _Floats  # (N,), Å, along the normal of the surface
+    lateral: _Floats  # (2, 3), Å, the lattice vectors along the surface
+    slant: float  # distance of the cell's planes over the length of the vector that leads on
 
 
 def _slab_frame(atoms: Atoms, axis: int | None) -> _Frame:
@@ -237,12 +222,12 @@ def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple
     """The rows (A,) of the adsorbate's atoms, and the frame with the adsorbate's side above."""
     if adsorbate is None:
         return _guessed(atoms, frame)
-    if adsorbate == "none":
-        return np.empty(0, dtype=np.int64), frame
-    if isinstance(adsorbate, str):
-        rows = _of_formula(atoms, adsorbate, frame)
-    else:
+    if not isinstance(adsorbate, str):
         rows = _of_indices(atoms, adsorbate)
+    elif adsorbate == "none":
+        rows = np.empty(0, dtype=np.int64)
+    else:
+        rows = _of_formula(atoms, adsorbate, frame)
     if not len(rows):
         return rows, frame
     slab = np.delete(frame.height, rows)
@@ -309,27 +294,13 @@ def _of_formula(atoms: Atoms, formula: str, frame: _Frame) -> _Rows:
         raise ValueError(f"has no {formula}: {found}")
     if len(rows) < len(symbols) and there == Counter(wanted):
         return rows
-    alike = [part for part in _molecules(atoms, rows) if Counter(symbols[part].tolist()) == wanted]
-    chosen = alike[0] if len(alike) == 1 else _topmost(symbols, rows, wanted, frame)
+    chosen = _topmost(symbols, rows, wanted, frame)
     if chosen is None or len(chosen) == len(symbols):
         raise ValueError(
-            f"has {len(alike) or 'no'} separate {formula}; give the adsorbate's atoms by number, "
-            "adsorbate=[12, 13]"
+            f"has several {formula}, or none apart from the slab; give the adsorbate's atoms by "
+            "number, adsorbate=[12, 13]"
         )
     return chosen
-
-
-def _molecules(atoms: Atoms, rows: _Rows) -> list[_Rows]:
-    """Parts of the atoms `rows` that are bonded to each other, periodic images included."""
-    from ase.neighborlist import natural_cutoffs, neighbor_list
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    some = atoms[rows]
-    i, j = neighbor_list("ij", some, natural_cutoffs(some, mult=_BOND))
-    links = coo_array((np.ones(len(i)), (i, j)), shape=(len(rows), len(rows)))
-    count, part = connected_components(links, directed=False)
-    return [rows[part == k] for k in range(count)]
 
 
 def _topmost(
@@ -374,8 +345,7 @@ def _surface_atoms(
 def _under_coordinated(frame: _Frame, numbers: NDArray[Any], rows: _Rows) -> NDArray[np.bool_]:
     """Atoms of the upper half with fewer neighbours than any of their element inside the slab.
 
-    OC20 compared with the bulk crystal, which is not known here. Of an element that does not occur
-    inside a thin slab, the atom with most neighbours stands for the bulk.
+    Of an element that does not occur there, the atom with most neighbours stands for the bulk.
     """
     height = frame.height[rows]
     found = _coordination(frame.positions[rows], frame.lateral)
@@ -420,59 +390,10 @@ def _coordination(positions: _Floats, lateral: _Floats) -> _Floats:
 def _solid_angle(corners: _Floats) -> float:
     """Of a flat convex face with corners (K, 3) around the origin: a fan of triangles.
 
-    tan(Ω/2) = |a·(b×c)| / (1 + a·b + b·c + c·a) for unit vectors (van Oosterom and Strackee,
-    IEEE Trans. Biomed. Eng. 30, 125, 1983).
+    tan(Ω/2) = |a·(b×c)| / (1 + a·b + b·c + c·a) (van Oosterom, Strackee, IEEE TBME 30, 1983).
     """
     unit = corners / np.linalg.norm(corners, axis=1, keepdims=True)
     a, b, c = unit[0], unit[1:-1], unit[2:]
     above = np.abs(np.cross(b, c) @ a)
     below = 1.0 + b @ a + (b * c).sum(1) + c @ a
     return float(2.0 * np.arctan2(above, below).sum())
-
-
-def tags_are_layers(record: Mapping[str, Any]) -> bool:
-    """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
-
-    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. Of a
-    slab with an adsorbate and up to two layers OC20's tags would be in the opposite order, but
-    for an adsorbate that hangs below: that has elements of its own, and here they are of tag 0.
-
-    Example:
-        >>> from ase.build import add_adsorbate, fcc111
-        >>> from flt_mol.data.ase import atoms_record
-        >>> slab = fcc111("Cu", (1, 1, 2), vacuum=8.0)
-        >>> add_adsorbate(slab, "O", 1.2, "fcc")
-        >>> slab.get_tags().tolist(), tags_are_layers(atoms_record(slab))
-        ([2, 1, 0], True)
-    """
-    try:
-        tags, cell, pos, numbers = (
-            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
-        )
-        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
-        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
-    except (KeyError, ValueError):  # missing, or refused later
-        return False
-    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
-    if len(tags) != len(numbers) or not tags.any() or not normal.any():
-        return False
-    height = pos @ normal
-    there = np.unique(tags)
-    layers = there[there > 0]
-    if not np.array_equal(layers, np.arange(1, len(layers) + 1)) or there[0] < 0:
-        return False
-    if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
-        return False  # a slab that hangs or wraps; without atoms of tag 0, a thin one
-    means = [height[tags == tag].mean() for tag in there]
-    return bool((np.diff(means) < 0).all())
-
-
-def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
-    """A warning where the tags of a record are layers' numbers."""
-    if not tags_are_layers(record):
-        return {}
-    return {
-        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
-        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
-        "predict sets them"
-    }

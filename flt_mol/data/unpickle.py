@@ -16,8 +16,9 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from flt_mol.data.schema import Stored
 from flt_mol.files import readable
 
-__all__ = ["PygObject", "is_saved", "read_saved", "unpickle"]
+__all__ = ["read_saved", "unpickle"]
 
 _LARGEST = 1 << 28  # bytes of one decompressed record
 _CODE = 1 << 22  # bytes of opcodes, strings apart: each may make an object of 200 bytes
@@ -78,19 +79,14 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
     try:
         if data[:1] == b"x":
             data = _inflated(data)
-        _check(data)
+        if _walk(data, _QUICK) > _NESTED:
+            _walk(data, _CAREFUL)
         return _Unpickler(data, storage).load()
     except _RefusedError as error:
         raise ValueError(f"the record {error}") from error
-    # Stand-ins meet arguments of any kind, so that anything may be raised.
-    except Exception as error:
+    except Exception as error:  # stand-ins meet arguments of any kind
         reason = str(error) or type(error).__name__
         raise ValueError(f"damaged record of {len(data)} bytes ({reason})") from error
-
-
-def is_saved(head: bytes) -> bool:
-    """Whether a file with these first bytes may be a pickle, or an archive of torch.save."""
-    return head.startswith((b"\x80", b"PK\x03\x04"))
 
 
 def read_saved(path: Path) -> Any:
@@ -182,19 +178,16 @@ def _run_of(without: frozenset[int]) -> Callable[[bytes, int], re.Match[bytes] |
 _QUICK, _CAREFUL = _run_of(frozenset()), _run_of(_NESTING)
 
 
-def _check(data: bytes) -> None:
-    """Refuse lengths and memo indices beyond the record, and values nested without end.
-
-    Python's unpickler takes the memory that they ask for: a memo index of 2³² takes 64 GB.
-    """
-    if _walk(data, _QUICK) > _NESTED:
-        _walk(data, _CAREFUL)
-
-
 def _walk(data: bytes, run: Callable[[bytes, int], re.Match[bytes] | None]) -> int:
-    """How many bytes of the pickle are opcodes."""
-    at = strings = nested = 0
+    """How many bytes of the pickle are opcodes.
+
+    Lengths and memo indices beyond the record are refused, and values nested without end: Python's
+    unpickler takes the memory that they ask for, a memo index of 2³² some 64 GB.
+    """
+    at = strings = nested = index = 0
     while True:
+        if not 0 <= index <= at:
+            raise ValueError(f"memo index {index} at byte {at}")
         found = run(data, at)
         at = len(data) if found is None else found.end()
         if at >= len(data) or at - strings > _CODE:
@@ -212,31 +205,22 @@ def _walk(data: bytes, run: Callable[[bytes, int], re.Match[bytes] | None]) -> i
             strings += at - start
         elif code == _LONG_PUT:
             at += 4
-            _check_memo(int.from_bytes(data[start:at], "little"), at)
+            index = int.from_bytes(data[start:at], "little")
         elif code in _LINES:
             for _ in range(_LINES[code]):
                 at = data.find(b"\n", at) + 1 or len(data)
-            if code == _PUT:
-                _check_memo(int(data[start:at]), at)
-            elif code in b"SV":
-                strings += at - start
+            index = int(data[start:at]) if code == _PUT else 0
+            strings += at - start if code in b"SV" else 0
         elif code not in _NESTING:
             raise ValueError(f"invalid load key {bytes([code])!r}")
 
 
-def _check_memo(index: int, at: int) -> None:
-    if not 0 <= index <= at:
-        raise ValueError(f"memo index {index} at byte {at}")
-
-
+@dataclass
 class _Call(Stored):
     """A function of ours under the name that the pickle knows; a pickle cannot change it."""
 
-    __slots__ = ("function", "name")
-
-    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
-        self.function = function
-        self.name = name
+    function: Callable[..., Any]
+    name: str = ""
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
@@ -248,27 +232,19 @@ class PygObject:
     def __init__(self, *args: Any) -> None:
         pass
 
+    def __call__(self, *classes: Any) -> PygObject:
+        return PygObject()  # a `DynamicInheritanceGetter` makes a batch
+
     def __setstate__(self, state: Any) -> None:
-        if not isinstance(state, dict):
-            raise ValueError(f"state of a PyG object is a {type(state).__name__}")
         self.__dict__.update(state)
 
 
-class _BatchMaker(PygObject):
-    """`DynamicInheritanceGetter`: called with (Batch, Data), gives an empty batch."""
-
-    def __call__(self, *classes: Any) -> PygObject:
-        return PygObject()
-
-
+@dataclass
 class _Storage(Stored):
     """The bytes of a torch storage: in torch's legacy format, or its numbers alone."""
 
-    __slots__ = ("data", "kind")
-
-    def __init__(self, data: Any, kind: str | None = None) -> None:
-        self.data = data
-        self.kind = kind
+    data: Any
+    kind: str | None = None
 
     def numpy(self) -> NDArray[Any]:
         """All numbers (n,)."""
@@ -288,84 +264,67 @@ class _Storage(Stored):
         return np.frombuffer(data, code, count, start) if count else np.empty(0, code)
 
 
+@dataclass
 class _Tensor(Stored):
     """Arguments of `torch._utils._rebuild_tensor_v2`."""
 
-    __slots__ = ("offset", "size", "storage", "stride")
-
-    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> None:
-        if not isinstance(storage, _Storage) or rest[2:] not in ((), ({},), (None,)):
-            raise ValueError("a tensor without storage, or with flags")
-        self.storage = storage
-        self.offset = int(offset)
-        self.size = tuple(map(int, size))
-        self.stride = tuple(map(int, stride))
+    storage: Any
+    offset: Any
+    size: Any
+    stride: Any
+    requires_grad: Any = None
+    hooks: Any = None
+    flags: Any = None
 
     def numpy(self) -> NDArray[Any]:
         """The tensor's numbers; sizes are checked against those stored."""
+        if not isinstance(self.storage, _Storage) or self.flags:
+            raise ValueError("is a tensor without storage, or with flags")
         flat = self.storage.numpy()
-        count = math.prod(self.size)
-        if count == len(flat) and self._in_order():
-            return flat.reshape(self.size)
-        if len(self.size) != len(self.stride) or min((*self.size, *self.stride, self.offset)) < 0:
-            raise ValueError(f"is a tensor of shape {self.size} and strides {self.stride}")
-        last = self.offset + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
-        if count and (last >= len(flat) or count > len(flat) + _EXPANDED):
-            raise ValueError(f"is a tensor of shape {self.size} with {len(flat)} numbers")
-        strides = tuple(s * flat.itemsize for s in self.stride)
-        view = flat[self.offset if count else 0 :]
-        return np.lib.stride_tricks.as_strided(view, self.size, strides).copy()
-
-    def _in_order(self) -> bool:
-        step = 1
-        for n, stride in zip(self.size[::-1], self.stride[::-1], strict=False):
-            if n < 1 or stride != step:
-                return False
-            step *= n
-        return self.offset == 0 and len(self.size) == len(self.stride)
+        size = tuple(map(int, self.size))
+        if math.prod(size) > len(flat) + _EXPANDED:
+            raise ValueError(f"is a tensor of shape {size} with {len(flat)} numbers")
+        strides = tuple(int(step) * flat.itemsize for step in self.stride)
+        # numpy refuses what lies outside the buffer.
+        return np.ndarray(size, flat.dtype, flat, int(self.offset) * flat.itemsize, strides)
 
 
+@dataclass
 class _Dtype(Stored):
-    """`numpy.dtype`."""
+    """`numpy.dtype` of numbers, booleans or text; objects and records are refused when used."""
 
-    __slots__ = ("code", "order")
-
-    def __init__(self, code: Any, *_: Any) -> None:
-        self.code: Any = code
-        self.order: Any = "="
+    code: Any
+    align: Any = None
+    copy: Any = None
+    dtype: Any = None
 
     def __setstate__(self, state: Any) -> None:
-        self.order = state[1]
-
-    def dtype(self) -> np.dtype[Any]:
-        """The type of numbers, booleans or text; objects and records are refused."""
-        if not isinstance(self.code, str) or not re.fullmatch("[biufcSU][0-9]{1,6}", self.code):
-            raise ValueError(f"is a numpy array of type {self.code!r:.40}; store numbers")
-        return np.dtype(self.code).newbyteorder("=" if self.order == "|" else self.order)
+        order = state[1]
+        if isinstance(self.code, str) and re.fullmatch("[biufcSU][0-9]{1,6}", self.code):
+            self.dtype = np.dtype(("" if order == "|" else order) + self.code)
 
 
+@dataclass
 class _Array(Stored):
     """A numpy array: what `_reconstruct` makes and `__setstate__` fills."""
 
-    __slots__ = ("state",)
-
-    def __init__(self, *_: Any) -> None:
-        self.state: Any = None
+    kind: Any = None
+    empty: Any = None
+    letter: Any = None
 
     def __setstate__(self, state: Any) -> None:
-        self.state = state[-4:]
+        shape, dtype, fortran, data = state[-4:]
+        if dtype.dtype is not None:
+            flat = np.frombuffer(data, dtype.dtype) if len(data) else np.empty(0, dtype.dtype)
+            if not flat.dtype.isnative:
+                flat = flat.astype(flat.dtype.newbyteorder("="))
+            self.array = flat.reshape(shape, order="F" if fortran else "C")
 
     def numpy(self) -> NDArray[Any]:
         """The array, in native byte order."""
-        try:
-            shape, dtype, fortran, data = self.state
-            stored = dtype.dtype()
-            flat = np.frombuffer(data, stored) if len(data) else np.empty(0, stored)
-            if not stored.isnative:
-                flat = flat.astype(stored.newbyteorder("="))
-            return flat.reshape(shape, order="F" if fortran else "C")
-        except (TypeError, AttributeError) as error:
-            raise ValueError("is a numpy array of Python objects; store numbers") from error
+        if self.array is None:
+            raise ValueError("is a numpy array of Python objects; store numbers")
+        return self.array
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> _Array:
@@ -375,28 +334,19 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> _Arr
 
 
 def _scalar(dtype: _Dtype, data: bytes = b"") -> Any:
-    return np.frombuffer(data, dtype.dtype(), 1)[0].item()
+    return np.frombuffer(data, dtype.dtype, 1)[0].item()
 
 
 def _dict(*args: Any) -> dict[Any, Any]:
-    """`OrderedDict(items)`; of `defaultdict(factory)` the factory is dropped."""
     return dict(args[0]) if args and isinstance(args[0], list | dict) else {}
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
+def _encode(text: Any = b"", encoding: str = "latin1") -> Any:
     if isinstance(text, bytes):
         return text
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"encoding {encoding!r} in a pickle")
     return text.encode("latin1")
-
-
-def _parameter(data: Any, *_: Any) -> Any:
-    return data
-
-
-def _object(*_: Any) -> PygObject:
-    return PygObject()
 
 
 def _collection(kind: Callable[[Any], Any]) -> _Call:
@@ -408,24 +358,20 @@ def _collection(kind: Callable[[Any], Any]) -> _Call:
     return _Call(make)
 
 
-def _refuse(*_: Any) -> NoReturn:
-    raise ValueError("a storage is not called")
-
-
 def _table() -> dict[tuple[str, str], Any]:
     """Every name that a record may use, with what stands in for it."""
     pyg = "torch_geometric.data"
     table: dict[tuple[str, str], Any] = {
-        (f"{pyg}.batch", "DynamicInheritanceGetter"): _BatchMaker,
+        (f"{pyg}.batch", "DynamicInheritanceGetter"): PygObject,
         ("collections", "OrderedDict"): _Call(_dict),
         ("collections", "defaultdict"): _Call(_dict),
-        ("torch._utils", "_rebuild_tensor"): _Call(_Tensor),
-        ("torch._utils", "_rebuild_tensor_v2"): _Call(_Tensor),
-        ("torch._utils", "_rebuild_parameter"): _Call(_parameter),
-        ("torch.storage", "_load_from_bytes"): _Call(_Storage),
+        ("torch._utils", "_rebuild_tensor"): _Tensor,
+        ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
+        ("torch._utils", "_rebuild_parameter"): _Call(lambda data, *_: data),
+        ("torch.storage", "_load_from_bytes"): _Storage,
         ("torch", "Size"): _collection(tuple),
         ("numpy", "ndarray"): PygObject,
-        ("numpy", "dtype"): _Call(_Dtype),
+        ("numpy", "dtype"): _Dtype,
         ("_codecs", "encode"): _Call(_encode),
     }
     for name in ("data.Data", "batch.Batch", "batch.DataBatch", "storage.GlobalStorage"):
@@ -434,13 +380,13 @@ def _table() -> dict[tuple[str, str], Any]:
     for name in ("DataEdgeAttr", "DataTensorAttr"):
         table[f"{pyg}.data", name] = PygObject
     for name in _STORAGES:
-        table["torch", name] = _Call(_refuse, name)
+        table["torch", name] = _Call(_Storage, name)
     for core in ("numpy.core", "numpy._core"):
-        table[f"{core}.multiarray", "_reconstruct"] = _Call(_Array)
+        table[f"{core}.multiarray", "_reconstruct"] = _Array
         table[f"{core}.multiarray", "scalar"] = _Call(_scalar)
         table[f"{core}.numeric", "_frombuffer"] = _Call(_from_buffer)
     for builtins, registry in (("builtins", "copyreg"), ("__builtin__", "copy_reg")):
-        table[registry, "_reconstructor"] = _Call(_object)
+        table[registry, "_reconstructor"] = _Call(PygObject)
         table[builtins, "object"] = PygObject
         table[builtins, "dict"] = _Call(_dict)
         table[builtins, "complex"] = _Call(complex)

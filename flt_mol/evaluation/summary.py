@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-import flt_mol
 from flt_mol.evaluation.metrics import (
     DRAWS,
     EWT_THRESHOLD,
@@ -17,6 +16,7 @@ from flt_mol.evaluation.metrics import (
     metrics_of,
 )
 from flt_mol.evaluation.splits import COLUMNS, SplitResult
+from flt_mol.files import VERSION
 
 __all__ = ["ALL", "WORST", "breakdowns", "constant_maes", "shown_splits", "summarise"]
 
@@ -57,7 +57,7 @@ def summarise(
     energies = dict.fromkeys(("mae", "rmse", "me", "median_ae"), "eV")
     distances = dict.fromkeys(("displacement", "displacement_unmoved"), "Å")
     content: dict[str, Any] = {
-        "flt_mol": flt_mol.__version__,
+        "flt_mol": VERSION,
         "units": {**energies, "ewt": "fraction", **distances},
         "intervals": {
             "method": "percentile bootstrap over systems",

@@ -18,8 +18,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-import flt_mol
-from flt_mol.files import readable, shipped_folder, temporary_path
+from flt_mol.files import VERSION, readable, shipped_folder, temporary_path
 from flt_mol.models.config import EnergyConfig, explain, shipped_name
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel, config_of
 
@@ -94,7 +93,7 @@ def header(model: EnergyModel) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "flt_mol_version": flt_mol.__version__,
+        "flt_mol_version": VERSION,
         "torch_version": str(torch.__version__),
         "units": {"energy": "eV", "length": "Å"},
         "elements_seen": model.elements_seen.nonzero().flatten().tolist(),

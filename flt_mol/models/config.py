@@ -58,7 +58,7 @@ class Settings(BaseModel):
     )
 
 
-def _family(registry: Mapping[str, type], part: str) -> BeforeValidator:
+def _family(registry: Mapping[str, Any], part: str) -> BeforeValidator:
     """A family and its arguments: ``NAME`` or ``{name: NAME, …}``, completed with defaults."""
 
     def complete(value: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _family(registry: Mapping[str, type], part: str) -> BeforeValidator:
     return BeforeValidator(complete)
 
 
-def _arguments(family: type, part: str) -> dict[str, Any]:
+def _arguments(family: Any, part: str) -> dict[str, Any]:
     """What a family takes beside what the model knows, with its defaults."""
     given = {"num_heads", "dim", "generator", "redraw_every"}
     if part == "frequencies":

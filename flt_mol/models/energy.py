@@ -63,14 +63,15 @@ class Normalizer(nn.Module):
             ValueError: no targets, or mean or standard deviation not finite in float32.
         """
         if isinstance(targets, Tensor):
+            if not targets.numel():
+                raise ValueError("a normaliser needs at least one target")
             values = targets.double()
             mean, std = float(values.mean()), float(values.std(correction=0))
         else:
             mean, std = targets.mean, targets.std
         if not max(abs(mean), std) <= torch.finfo(torch.float32).max:
             raise ValueError(
-                f"targets have mean {mean:g} and standard deviation {std:g} eV, expected finite "
-                "numbers of at least one system"
+                f"targets have mean {mean:g} and standard deviation {std:g} eV, not finite"
             )
         if std < 1e-6:
             warnings.warn("all targets are equal: the normaliser's std is set to 1", stacklevel=2)

@@ -1,90 +1,76 @@
 """Property checks to run on your own modules: each raises AssertionError with the numbers.
 
-- Of models of energies, Structures → (B,): `check_permutation`, `check_translation`, … on
-  :func:`random_structures`; see :mod:`flt_mol.testing.energy`.
-- Of models that say where atoms go: `check_displacement_equivariance`.
-- Of layers, rows of B systems → rows: `check_layer_…` on :func:`random_rows`; see
-  :mod:`flt_mol.testing.layers` for how a layer's own signature is fitted.
-- Of a fast form against a plain one, values and gradients: :func:`check_matches`.
+What is checked is a layer, one callable of :class:`Rows` (N rows of B systems) → (N, C'), tried on
+:func:`random_rows`; `PackedLayer` and `PaddedLayer` fit other signatures. Or it is a model of
+energies, Structures → ``{"energy": (B,)}`` or (B,), eV, tried on :func:`random_structures`: the
+same checks take it in place of a layer, with structures in place of rows.
 
-Modules are put in eval mode meanwhile, and left as they were.
+Modules are put in eval mode meanwhile, without gradients where none are checked. Errors are
+relative to the largest output, for energies to at least 1 eV; each check returns the one found.
+
+Example:
+    >>> import torch
+    >>> from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
+    >>> rpe = FourierRPE(GaussianSpectrum(num_heads=2, num_terms=4), GaussianFrequencies(6))
+    >>> rows = random_rows(torch.Generator().manual_seed(0), width=8)
+    >>> check_permutation(PackedLayer(FLTAttention(8, 2, rpe=rpe)), rows) < 1e-5
+    True
+    >>> structures = random_structures(torch.Generator().manual_seed(0))
+    >>> check_permutation(lambda s: s.natoms.double(), structures)
+    0.0
 """
 
-from flt_mol.testing.displacement import check_displacement_equivariance
-from flt_mol.testing.energy import (
-    check_batch_equals_alone,
-    check_deterministic,
-    check_empty_and_single_atom,
-    check_gradients,
-    check_permutation,
-    check_rotation,
-    check_save_load,
-    check_translation,
-)
 from flt_mol.testing.layers import PackedLayer, PaddedLayer
 from flt_mol.testing.layout import (
-    check_layer_alone,
-    check_layer_causality,
-    check_layer_padded_equals_packed,
-    check_layer_padding,
-    check_layer_streaming,
+    check_batch_equals_alone,
+    check_causality,
+    check_empty_and_single_atom,
+    check_padded_equals_packed,
+    check_padding,
+    check_streaming,
 )
-from flt_mol.testing.matches import check_matches
 from flt_mol.testing.numerics import (
-    check_layer_autocast,
-    check_layer_coincident,
-    check_layer_deterministic,
-    check_layer_device,
-    check_layer_dtype,
-    check_layer_gradients,
-    check_layer_save_load,
+    check_autocast,
+    check_coincident,
+    check_deterministic,
+    check_dtype,
+    check_gradients,
+    check_matches,
+    check_save_load,
 )
-from flt_mol.testing.periodic import check_periodic_images, check_supercell
-from flt_mol.testing.rows import Rows, random_rows
-from flt_mol.testing.structures import random_structures
+from flt_mol.testing.rows import Rows, random_rows, random_structures
 from flt_mol.testing.symmetry import (
-    check_layer_cell_basis,
-    check_layer_lattice_shifts,
-    check_layer_permutation,
-    check_layer_rotation,
-    check_layer_supercell,
-    check_layer_system_order,
-    check_layer_translation,
+    check_cell_basis,
+    check_displacement_equivariance,
+    check_periodic_images,
+    check_permutation,
+    check_rotation,
+    check_supercell,
+    check_translation,
 )
 
 __all__ = [
     "PackedLayer",
     "PaddedLayer",
     "Rows",
+    "check_autocast",
     "check_batch_equals_alone",
+    "check_causality",
+    "check_cell_basis",
+    "check_coincident",
     "check_deterministic",
     "check_displacement_equivariance",
+    "check_dtype",
     "check_empty_and_single_atom",
     "check_gradients",
-    "check_layer_alone",
-    "check_layer_autocast",
-    "check_layer_causality",
-    "check_layer_cell_basis",
-    "check_layer_coincident",
-    "check_layer_deterministic",
-    "check_layer_device",
-    "check_layer_dtype",
-    "check_layer_gradients",
-    "check_layer_lattice_shifts",
-    "check_layer_padded_equals_packed",
-    "check_layer_padding",
-    "check_layer_permutation",
-    "check_layer_rotation",
-    "check_layer_save_load",
-    "check_layer_streaming",
-    "check_layer_supercell",
-    "check_layer_system_order",
-    "check_layer_translation",
     "check_matches",
+    "check_padded_equals_packed",
+    "check_padding",
     "check_periodic_images",
     "check_permutation",
     "check_rotation",
     "check_save_load",
+    "check_streaming",
     "check_supercell",
     "check_translation",
     "random_rows",

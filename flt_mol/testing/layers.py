@@ -1,55 +1,21 @@
-"""What layers are checked on, and how a layer's own signature is fitted to it.
-
-A layer under test is one callable of one argument: :class:`Rows` of B systems → (N, C'), a row of
-outputs for each of the N rows. Two modules adapt others to that:
-
-- :class:`PackedLayer` calls ``module(x, positions, ptr=ptr)``, or what it is told to call;
-- :class:`PaddedLayer` pads, calls ``module(x, positions, mask=mask)`` and takes the padding away,
-  so that everything that is checked of packed layers can be checked of padded ones, too.
-
-Example:
-    >>> import torch
-    >>> from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
-    >>> from flt_mol.testing import PackedLayer, check_layer_permutation, random_rows
-    >>> rpe = FourierRPE(GaussianSpectrum(num_heads=2, num_terms=4), GaussianFrequencies(6))
-    >>> rows = random_rows(torch.Generator().manual_seed(0), width=8)
-    >>> layer = PackedLayer(FLTAttention(8, 2, rpe=rpe))
-    >>> check_layer_permutation(layer, rows) < 1e-5  # the error found
-    True
-
-    Another signature, here one that would take cells and pbc as well:
-
-    >>> def call(module, rows):
-    ...     return module(rows.x, rows.positions, rows.cell, rows.pbc, ptr=rows.ptr)
-    >>> def mean(x, positions, cell, pbc, *, ptr):
-    ...     return x - x.mean(dim=0)
-    >>> PackedLayer(mean, call)(rows).shape
-    torch.Size([15, 8])
-
-    A model of energies is a layer whose outputs are each system's energy, once for each row:
-
-    >>> energies = PackedLayer(
-    ...     lambda structures: structures.natoms.double(),
-    ...     lambda model, rows: model(rows.structures)[rows.system, None],
-    ... )
-    >>> check_layer_permutation(energies, rows)
-    0.0
-"""
+"""How a layer's or a model's own signature is fitted to `Rows`, and how outputs are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.modes import evaluating
-from flt_mol.testing._common import difference
+from flt_mol.structures import Structures
 from flt_mol.testing.rows import Rows
 
-Layer = Callable[[Rows], Tensor]
-"""What is checked: Rows → (N, C'). Checks that need parameters want an `nn.Module`."""
+Layer = Callable[[Any], Any]
+"""Rows → (N, C'), or a model: Structures → energies (B,). Checks of parameters want a module."""
 
 
 class PackedLayer(nn.Module):
@@ -106,9 +72,8 @@ class PaddedLayer(nn.Module):
 
     def mask_of(self, rows: Rows) -> Tensor:
         """(B, L) bool, True where a real row lies."""
-        sizes = rows.sizes
-        length = int(sizes.max()) + self.extra if len(rows) else self.extra
-        mask = torch.arange(length, device=sizes.device) < sizes[:, None]
+        length = int(rows.sizes.max()) + self.extra if len(rows) else self.extra
+        mask = torch.arange(length, device=rows.ptr.device) < rows.sizes[:, None]
         return mask.flip(1) if self.before else mask
 
     def padded_output(self, rows: Rows) -> Tensor:
@@ -116,12 +81,9 @@ class PaddedLayer(nn.Module):
         mask = self.mask_of(rows)
         x = self._padded(rows.x, mask)
         positions = None if rows.positions is None else self._padded(rows.positions, mask)
-        call = _call_with_mask if self.call is None else self.call
-        out = call(self.module, x, positions, mask)
-        if out.dim() != 3 or out.shape[:2] != mask.shape:
-            raise AssertionError(
-                f"outputs have shape {tuple(out.shape)} for a mask of {tuple(mask.shape)}"
-            )
+        if self.call is not None:
+            return self.call(self.module, x, positions, mask)
+        out: Tensor = self.module(x, positions, mask=mask)
         return out
 
     def forward(self, rows: Rows) -> Tensor:
@@ -134,14 +96,54 @@ class PaddedLayer(nn.Module):
         return out
 
 
-def _call_with_mask(module: Any, x: Tensor, positions: Tensor | None, mask: Tensor) -> Tensor:
-    out: Tensor = module(x, positions, mask=mask)
-    return out
+class EnergyLayer(nn.Module):
+    """A model of energies as a layer: each row's output is its system's energy, eV."""
+
+    def __init__(self, model: Callable[[Structures], Mapping[str, Tensor] | Tensor]) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: Rows) -> Tensor:
+        """Rows of atoms to (N, 1); energies of systems without atoms are looked at, too."""
+        return energies(self.model, rows.structures)[rows.system, None]
+
+
+def energies(model: Layer, structures: Structures) -> Tensor:
+    """(B,), eV, of what a model gives, checked to be so and finite."""
+    output = model(structures)
+    energy: Tensor = output["energy"] if isinstance(output, Mapping) else output
+    if tuple(energy.shape) != (len(structures),) or not bool(energy.isfinite().all()):
+        raise AssertionError(
+            f"energies of systems of {structures.natoms.tolist()} atoms have shape "
+            f"{tuple(energy.shape)} and values {energy.tolist()}"
+        )
+    return energy
+
+
+def fitted(layer: Layer, rows: Any) -> tuple[Layer, Rows]:
+    """A layer and rows, of a layer and rows or of a model and Structures."""
+    if isinstance(rows, Structures):
+        return EnergyLayer(layer), Rows.of(rows)
+    return layer, rows
+
+
+@contextmanager
+def evaluating(*layers: Any) -> Iterator[None]:
+    """Modules in eval mode; afterwards each of their submodules has its own flag back."""
+    parts = [part for x in layers if isinstance(x, nn.Module) for part in x.modules()]
+    flags = [part.training for part in parts]
+    try:
+        for part in parts:
+            part.train(False)
+        yield
+    finally:
+        for part, flag in zip(parts, flags, strict=True):
+            part.training = flag
 
 
 def outputs(layer: Layer, rows: Rows) -> Tensor:
     """(N, C'), checked to be so."""
-    out = layer(rows)
+    out: Tensor = layer(rows)
     if out.dim() != 2 or out.shape[0] != rows.num_rows:
         raise AssertionError(f"outputs have shape {tuple(out.shape)} for {rows.num_rows} rows")
     return out
@@ -153,38 +155,66 @@ def evaluated(layer: Layer, rows: Rows) -> Tensor:
         return outputs(layer, rows)
 
 
-def agree_at(
-    rows: Rows,
-    first: Tensor,
-    second: Tensor,
-    tolerance: float,
-    change: str,
-    places: Tensor | None = None,
+def trainable(module: Any) -> dict[str, nn.Parameter]:
+    """Parameters that want a gradient, by name; none for what is not a module."""
+    if not isinstance(module, nn.Module):
+        return {}
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def load_saved_state(source: nn.Module, target: nn.Module) -> None:
+    """Give `target` the state of `source` by way of a file's bytes, read as plain tensors."""
+    stream = io.BytesIO()
+    torch.save(source.state_dict(), stream)
+    stream.seek(0)
+    wrong = target.load_state_dict(torch.load(stream, weights_only=True), strict=False)
+    if wrong.missing_keys or wrong.unexpected_keys:
+        raise AssertionError(
+            f"the state_dict does not fit a second instance: missing {wrong.missing_keys}, "
+            f"unexpected {wrong.unexpected_keys}"
+        )
+
+
+def seeded(generator: torch.Generator | None) -> torch.Generator:
+    """`generator`, or one with seed 0: checks repeat, and leave torch's global one alone."""
+    return torch.Generator().manual_seed(0) if generator is None else generator
+
+
+def agree(
+    name: str, first: Tensor, second: Tensor, tolerance: float, *, least: float = 0.0
 ) -> float:
-    """The largest |second − first| over the largest |first|, for rows that should be the same.
+    """max|second − first| / max|first|, in float64; NaN and infinity agree with nothing.
 
     Args:
-        rows: the systems.
-        first: (K, C'), outputs before.
-        second: (K, C'), outputs after.
+        name: what they are, for the message.
+        first: before.
+        second: after.
         tolerance: the largest error allowed.
-        change: what happened between the two, for the message.
-        places: (K,) int64, the row of `rows` that each is of; None where K = N.
+        least: of the divisor.
 
     Raises:
-        AssertionError: naming the row and system that differ most, and the numbers.
+        AssertionError: shapes differ, or the error is beyond `tolerance`, naming the worst entry.
     """
     if first.shape != second.shape:
+        raise AssertionError(f"{name}: shape {tuple(first.shape)} → {tuple(second.shape)}")
+    first, second = first.detach().cpu().double(), second.detach().cpu().double()
+    if first.numel() == 0:
+        return 0.0
+    size = (second - first).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    place = tuple(int(i) for i in torch.unravel_index(size.argmax(), first.shape))
+    worst, old, new = (float(x[place]) for x in (size, first, second))
+    scale = max(float(first.abs().max()), least)
+    error = 0.0 if worst == 0 else (worst / scale if scale > 0 else math.inf)
+    if not error <= tolerance:
         raise AssertionError(
-            f"outputs have shape {tuple(first.shape)}, and {tuple(second.shape)} {change}"
+            f"{name}; most, entry {place}: {old:.9g} → {new:.9g}, by {new - old:.3g}, where the "
+            f"largest is {scale:.3g}: relative error {error:.3g}, tolerance {tolerance:g}"
         )
-    found = difference(first, second)
-    if found.error <= tolerance:  # false for NaN
-        return found.error
-    where = found.place[0] if places is None else int(places[found.place[0]])
-    system = int(rows.system[where])
-    raise AssertionError(
-        f"outputs changed {change}; most, those of row {where - int(rows.ptr[system])} of system "
-        f"{system} ({int(rows.sizes[system])} rows), column {found.place[1]}: {found.words}: "
-        f"relative error {found.error:.3g}, tolerance {tolerance:g}"
-    )
+    return error
+
+
+def same(layer: Layer, first: Tensor, second: Tensor, tolerance: float, change: str) -> float:
+    """The error of a layer's outputs after a change against those before."""
+    energies = isinstance(layer, EnergyLayer)
+    what = "energies" if energies else "outputs"
+    return agree(f"{what} changed {change}", first, second, tolerance, least=float(energies))

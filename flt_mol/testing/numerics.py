@@ -1,31 +1,38 @@
-"""Checks of numbers: gradients, precision, repetition, devices, saved states.
-
-See :mod:`flt_mol.testing.symmetry` for what the checks of layers raise and return.
-"""
+"""Checks of numbers: gradients, precision, repetition, saved states, fast against plain forms."""
 
 from __future__ import annotations
 
-import unittest
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.modes import evaluating
-from flt_mol.testing._common import load_saved_state, seeded, trainable
-from flt_mol.testing.layers import Layer, agree_at, evaluated, outputs
+from flt_mol.testing.layers import (
+    Layer,
+    agree,
+    evaluated,
+    evaluating,
+    fitted,
+    load_saved_state,
+    outputs,
+    same,
+    seeded,
+    trainable,
+)
 from flt_mol.testing.rows import Rows
 
-INVISIBLE = 1e-10
-"""A gradient smaller than this share of the largest one, in float64, is rounding."""
+# A gradient smaller than this share of the largest one, in float64, is rounding.
+_INVISIBLE = 1e-10
 
 
-def check_layer_gradients(
+def check_gradients(
     layer: nn.Module,
-    rows: Rows,
+    rows: Any,
     *,
     invisible: Sequence[str] = (),
     generator: torch.Generator | None = None,
@@ -39,44 +46,36 @@ def check_layer_gradients(
             be zero or none.
         generator: of the direction in which outputs are summed.
     """
-    double, rows = deepcopy(layer).double(), rows.to(torch.float64)
+    double, rows = fitted(deepcopy(layer).double(), rows)
     named = trainable(double)
-    if not named:
-        raise AssertionError("the layer has no trainable parameter")
     with evaluating(double):
-        out = outputs(double, rows)
-    if not out.requires_grad:
-        raise AssertionError("the outputs do not depend on any parameter")
+        out = outputs(double, rows.to(torch.float64))
+    if not named or not out.requires_grad:
+        raise AssertionError("the outputs do not depend on any trainable parameter")
     direction = torch.randn(out.shape, generator=seeded(generator), dtype=torch.float32).to(out)
     found = torch.autograd.grad(out, list(named.values()), direction, allow_unused=True)
     largest = {
         name: 0.0 if g is None or not g.numel() else float(g.abs().max())
         for name, g in zip(named, found, strict=True)
     }
-    finite = [value for value in largest.values() if value < float("inf")]
-    threshold = INVISIBLE * max(finite, default=0.0)
-    bad = []
+    threshold = _INVISIBLE * max((v for v in largest.values() if v < math.inf), default=0.0)
+    bad = {}
     for name, value in largest.items():
-        hidden = any(fnmatch(name, pattern) for pattern in invisible)
-        if not value < float("inf"):
-            bad.append(f"{name} ({value}, not finite)")
-        elif (value <= threshold) != hidden:
-            bad.append(f"{name} (largest entry {value:.3g}{', though invisible' * hidden})")
+        hidden = any(fnmatch(name, f"*{pattern}") for pattern in invisible)
+        if not value < math.inf or (value <= threshold) != hidden:
+            bad[name] = value
     if bad:
-        raise AssertionError(f"parameters without a proper gradient: {', '.join(bad)}")
+        raise AssertionError(f"parameters without a proper gradient, with its size: {bad}")
 
 
-def check_layer_coincident(layer: Layer, rows: Rows, *, second: bool = False) -> None:
+def check_coincident(layer: Layer, rows: Rows, *, second: bool = False) -> None:
     """Rows in one place have finite outputs and gradients, by features and by positions.
 
-    Two rows of each system are put in one place, and all rows of the largest.
-
-    Args:
-        layer: see :mod:`flt_mol.testing.layers`.
-        rows: with systems of two and more.
-        second: whether gradients of the gradients must be finite, as training on forces needs.
+    Two rows of each system are put in one place, and all rows of the largest. With `second`,
+    gradients of the gradients must be finite too, as training on forces needs.
     """
-    positions = rows.needed_positions().detach().clone()
+    layer, rows = fitted(layer, rows)
+    positions = rows.placed().detach().clone()
     for start, size in zip(rows.ptr.tolist(), rows.sizes.tolist(), strict=False):
         stop = start + (size if size == int(rows.sizes.max()) else 2)
         if size > 1:
@@ -84,33 +83,32 @@ def check_layer_coincident(layer: Layer, rows: Rows, *, second: bool = False) ->
     leaves = [positions.requires_grad_(), rows.x.detach().clone().requires_grad_()]
     with evaluating(layer):
         out = outputs(layer, replace(rows, positions=leaves[0], x=leaves[1]))
-        _finite(rows, "outputs", out)
-        found = torch.autograd.grad(
-            out.square().sum(), leaves, create_graph=second, allow_unused=True
-        )
+        options: dict[str, Any] = {"create_graph": second, "allow_unused": True}
+        found = torch.autograd.grad(out.square().sum(), leaves, **options)
         if found[0] is None:
             raise AssertionError("outputs do not depend on positions")
-        gradients = {"gradients": found}
+        again: Sequence[Tensor | None] = ()
         if second and found[0].requires_grad:
             again = torch.autograd.grad(found[0].square().sum(), leaves, allow_unused=True)
-            gradients["gradients of forces"] = again
-        for words, both in gradients.items():
-            for name, gradient in zip(("positions", "x"), both, strict=True):
-                if gradient is not None:
-                    _finite(rows, f"{words} by {name}", gradient)
+    names = ("outputs", "gradient by positions", "gradient by x", "second gradient", "by x")
+    for name, values in zip(names, (out, *found, *again), strict=False):
+        bad = [] if values is None else (~values.isfinite()).any(1).nonzero().flatten().tolist()
+        if bad:
+            raise AssertionError(f"{name} of rows {bad} are not finite where rows coincide")
 
 
-def check_layer_deterministic(layer: Layer, rows: Rows) -> None:
+def check_deterministic(layer: Layer, rows: Any) -> None:
     """Two calls in eval mode are the same bit for bit, and draw nothing from torch's generator."""
+    layer, rows = fitted(layer, rows)
     state = torch.get_rng_state()
     first, second = evaluated(layer, rows), evaluated(layer, rows)
-    agree_at(rows, first, second, 0.0, "from one call to the next")
+    same(layer, first, second, 0.0, "from one call to the next")
     if not torch.equal(state, torch.get_rng_state()):
         raise AssertionError("in eval mode the layer draws from torch's global generator")
 
 
-def check_layer_save_load(
-    layer: nn.Module, build: Callable[[], nn.Module], rows: Rows, *, tolerance: float = 0.0
+def check_save_load(
+    layer: nn.Module, build: Callable[[], nn.Module], rows: Any, *, tolerance: float = 0.0
 ) -> float:
     """A second instance, made by `build()`, has the outputs of the first with its state_dict.
 
@@ -119,93 +117,129 @@ def check_layer_save_load(
     """
     other = build()
     load_saved_state(layer, other)
-    first, second = evaluated(layer, rows), evaluated(other, rows)
-    change = "from a layer to one with its saved state"
-    return agree_at(rows, first, second, tolerance, change)
+    (layer_, rows_), (other_, _) = fitted(layer, rows), fitted(other, rows)
+    first, second = evaluated(layer_, rows_), evaluated(other_, rows_)
+    return same(layer_, first, second, tolerance, "from a layer to one with its saved state")
 
 
-def check_layer_dtype(layer: Layer, rows: Rows, *, tolerance: float = 1e-5) -> float:
+def check_dtype(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
     """Outputs have the dtype of `x`, and float32 ones agree with float64 ones.
 
     Tried: all in float64; all in float32; float64 positions and cells beside float32 features;
     float32 while torch's default dtype is float64 (which is set meanwhile, for this process).
     """
+    layer, rows = fitted(layer, rows)
     double, single = rows.to(torch.float64), rows.to(torch.float32)
     first = _in_dtype(layer, double, torch.float64)
-    cases = {
-        "from float64 to float32": (single, torch.float32),
-        "from float64 to float32 beside float64 positions": (
-            replace(double, x=single.x),
-            torch.float32,
-        ),
-        "from float64 to float32 with float64 as torch's default": (single, torch.float64),
-    }
-    errors, default = [], torch.get_default_dtype()
-    for change, (given, meanwhile) in cases.items():
+    errors: list[float] = []
+    default = torch.get_default_dtype()
+    for given in (single, replace(double, x=single.x), single):
         try:
-            torch.set_default_dtype(meanwhile)
+            torch.set_default_dtype(torch.float64 if len(errors) == 2 else torch.float32)
             second = _in_dtype(layer, given, torch.float32)
         finally:
             torch.set_default_dtype(default)
-        errors.append(agree_at(rows, first, second.double(), tolerance, change))
+        errors.append(same(layer, first, second, tolerance, "from float64 to float32"))
     return max(errors)
 
 
-def check_layer_autocast(
-    layer: Layer, rows: Rows, dtype: torch.dtype = torch.bfloat16, *, tolerance: float = 0.05
+def check_autocast(
+    layer: Layer, rows: Any, dtype: torch.dtype = torch.bfloat16, *, tolerance: float = 0.05
 ) -> float:
-    """Under autocast, outputs are near those without, and all gradients are finite.
-
-    Returns:
-        The error found, relative to the largest output: state it, and pass it as `tolerance`.
-    """
+    """Under autocast, outputs are near those without, and all gradients are finite."""
+    layer, rows = fitted(layer, rows)
     first = evaluated(layer, rows)
-    leaves = [rows.x.detach().clone().requires_grad_(), *trainable(layer).values()]
-    names = ["x", *trainable(layer)]
+    leaves = {"x": rows.x.detach().clone().requires_grad_(), **trainable(layer)}
     with evaluating(layer):
         with torch.autocast(rows.x.device.type, dtype=dtype):
-            out = outputs(layer, replace(rows, x=leaves[0]))
-        gradients = torch.autograd.grad(out.float().square().sum(), leaves, allow_unused=True)
-    change = f"under autocast to {dtype}"
-    error = agree_at(rows, first, out.detach(), tolerance, change)
-    for name, gradient in zip(names, gradients, strict=True):
+            out = outputs(layer, replace(rows, x=leaves["x"]))
+        total = out.float().square().sum()
+        gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    for name, gradient in zip(leaves, gradients, strict=True):
         if gradient is not None and not bool(gradient.isfinite().all()):
-            raise AssertionError(f"the gradient of {name} is not finite {change}")
-    return error
+            raise AssertionError(f"the gradient of {name} is not finite under autocast to {dtype}")
+    return same(layer, first, out, tolerance, f"under autocast to {dtype}")
 
 
-def check_layer_device(layer: nn.Module, rows: Rows, *, tolerance: float = 1e-4) -> float:
-    """Outputs on an accelerator are those on the CPU, and they stay there.
+def check_matches(
+    fast: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: Sequence[Any],
+    tolerance: float = 1e-10,
+    *,
+    parameters: Iterable[Tensor] = (),
+    second: bool = False,
+    generator: torch.Generator | None = None,
+) -> float:
+    """``fast(*inputs)`` has the values and gradients of ``reference(*inputs)``.
+
+    Gradients are those of Σ u·y with one random u, by every float tensor of `inputs` and by
+    `parameters`. Errors are relative to the largest entry of each reference tensor.
+
+    Args:
+        fast: inputs → a tensor or several.
+        reference: the same by other means.
+        inputs: tensors and whatever else both take; tensors are copied, not touched.
+        tolerance: for values and gradients.
+        parameters: that both depend on.
+        second: whether gradients of the gradients, as training on forces needs, are compared too.
+        generator: of u.
 
     Raises:
-        unittest.SkipTest: there is only the CPU. pytest counts that as skipped.
+        AssertionError: naming what differs most, and where.
+
+    Returns:
+        The largest error.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 5, dtype=torch.float64)
+        >>> check_matches(torch.nn.functional.silu, lambda x: x * torch.sigmoid(x), [x]) < 1e-14
+        True
     """
-    found = torch.accelerator.current_accelerator()
-    if found is None or not torch.accelerator.is_available():
-        raise unittest.SkipTest("there is no device but the CPU")
-    first = evaluated(layer, rows)
-    second = evaluated(deepcopy(layer).to(found), rows.to(found))
-    if second.device.type != found.type:
-        raise AssertionError(f"outputs of rows on {found} are on {second.device}")
-    return agree_at(rows, first, second.cpu(), tolerance, f"from the CPU to {found}")
+    seed = int(torch.randint(2**31, (), generator=seeded(generator)))
+    arguments = list(inputs), list(parameters), second, seed
+    expected, found = _derivatives(reference, *arguments), _derivatives(fast, *arguments)
+    if odd := set(expected) ^ set(found):
+        raise AssertionError(f"one of fast and reference has no {', '.join(sorted(odd))}")
+    errors = [agree(name, expected[name], found[name], tolerance) for name in expected]
+    return max(errors, default=0.0)
 
 
-def _finite(rows: Rows, name: str, values: Tensor) -> None:
-    """Raise for the first row of `values` (N, …) that is not finite."""
-    bad = (~values.isfinite()).flatten(1).any(dim=1).nonzero()
-    if len(bad):
-        where = int(bad[0])
-        system = int(rows.system[where])
-        raise AssertionError(
-            f"{name} of {len(bad)} of {rows.num_rows} rows are not finite where rows lie in one "
-            f"place, the first being row {where - int(rows.ptr[system])} of system {system}: "
-            f"{values[where].detach().flatten()[:3].tolist()}"
-        )
+def _derivatives(
+    function: Callable[..., Any],
+    inputs: list[Any],
+    parameters: list[Tensor],
+    second: bool,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Values and gradients of `function`, by the names that messages give them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random_sum(tensors: Iterable[Tensor]) -> Tensor:
+        draws = [(torch.randn(y.shape, generator=generator).to(y), y) for y in tensors]
+        return torch.stack([(u * y).sum() for u, y in draws]).sum()
+
+    leaves = {f"parameter {i}": p for i, p in enumerate(parameters)}
+    for i, value in enumerate(inputs):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            leaves[f"input {i}"] = value.detach().clone().requires_grad_()
+    result = function(*(leaves.get(f"input {i}", value) for i, value in enumerate(inputs)))
+    values = [result] if isinstance(result, Tensor) else list(result)
+    found = {f"output {i}": y for i, y in enumerate(values)}
+    total = random_sum(y for y in values if y.is_floating_point())
+    for order in ("", "second ")[: 1 + second]:
+        if total.requires_grad:
+            options: dict[str, Any] = {"create_graph": second, "allow_unused": True}
+            gradients = torch.autograd.grad(total, list(leaves.values()), **options)
+            kept = {n: g for n, g in zip(leaves, gradients, strict=True) if g is not None}
+            found |= {f"the {order}gradient by {name}": g for name, g in kept.items()}
+            total = random_sum(kept.values()) if kept else total
+    return {name: y.detach() for name, y in found.items()}
 
 
 def _in_dtype(layer: Layer, rows: Rows, dtype: torch.dtype) -> Tensor:
     """Outputs of the layer with all its floats in `dtype`."""
-    copy: Layer = deepcopy(layer).to(dtype) if isinstance(layer, nn.Module) else layer
+    copy = deepcopy(layer).to(dtype) if isinstance(layer, nn.Module) else layer
     out = evaluated(copy, rows)
     if out.dtype != dtype:
         raise AssertionError(f"outputs of {dtype} rows are {out.dtype}")

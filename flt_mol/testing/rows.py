@@ -1,4 +1,4 @@
-"""Rows of B systems: what layers are checked on."""
+"""Rows of B systems: what layers are checked on, and changes of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import system_index, system_sizes
+from flt_mol.functional import system_index
 from flt_mol.structures import Structures
-from flt_mol.testing.structures import random_structures
 
-SIZES = (5, 0, 9, 1)
-_PER_ROW = ("x", "positions", "atomic_numbers")
+ELEMENTS = (1, 6, 7, 8, 13, 28, 29, 46, 47, 78, 79)
+_PER_ROW = ("x", "positions", "atomic_numbers", "tags", "fixed")
 _PER_SYSTEM = ("cell", "pbc")
 
 
@@ -28,7 +27,7 @@ class Rows:
         positions: (N, ℓ) float, Å or token indices; None for layers without.
         cell: (B, 3, 3) float, Å, rows are lattice vectors; None where there is no lattice.
         pbc: (B, 3) bool, with `cell`.
-        atomic_numbers: (N,) int64; None where rows are no atoms.
+        atomic_numbers, tags, fixed: (N,), as in Structures; None where rows are no atoms.
     """
 
     x: Tensor
@@ -37,9 +36,8 @@ class Rows:
     cell: Tensor | None = None
     pbc: Tensor | None = None
     atomic_numbers: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        system_sizes(self.ptr, self.num_rows)
+    tags: Tensor | None = None
+    fixed: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of systems B."""
@@ -62,50 +60,23 @@ class Rows:
 
     @property
     def structures(self) -> Structures:
-        """The same systems as Structures, for layers and models that take these.
+        """The same systems as Structures, for layers and models that take these."""
+        if self.positions is None or self.atomic_numbers is None:
+            raise ValueError("these rows are not atoms: make them with random_rows(…, dim=3)")
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "x"}
+        return Structures(**values, sid=tuple(range(len(self))))
 
-        Raises:
-            ValueError: rows without atomic numbers, positions or cells.
-        """
-        if self.atomic_numbers is None or self.cell is None or self.pbc is None:
-            raise ValueError("these rows are no atoms: make them with random_rows(…, dim=3)")
-        return Structures(
-            atomic_numbers=self.atomic_numbers,
-            positions=self.needed_positions(),
-            cell=self.cell,
-            pbc=self.pbc,
-            tags=self.atomic_numbers % 3,  # some of each, and they follow their atoms
-            fixed=torch.zeros_like(self.atomic_numbers, dtype=torch.bool),
-            ptr=self.ptr,
-            sid=tuple(range(len(self))),
-        )
-
-    def needed_positions(self) -> Tensor:
-        """`positions`, or ValueError where there are none."""
-        if self.positions is None:
-            raise ValueError("this check needs rows with positions")
-        return self.positions
-
-    def needed_lattice(self) -> tuple[Tensor, Tensor, Tensor]:
-        """`positions`, `cell` and `pbc`, or ValueError where nothing repeats."""
-        if self.cell is None or self.pbc is None or not bool(self.pbc.any()):
-            raise ValueError(
-                "this check needs rows with periodic cells: make them with "
-                "random_rows(…, dim=3, periodic=True)"
-            )
-        return self.needed_positions(), self.cell, self.pbc
+    @classmethod
+    def of(cls, structures: Structures) -> Rows:
+        """The systems of `structures`, with features (N, 0)."""
+        names = [f.name for f in fields(cls) if f.name != "x"]
+        values = {name: getattr(structures, name) for name in names}
+        return cls(structures.positions[:, :0], **values)
 
     def __getitem__(self, index: int) -> Rows:
         """System `index` alone, as a batch of one."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"system {index} of {len(self)}")
-        start, stop = self.ptr[index : index + 2].tolist()
-        device = self.ptr.device
-        return self.taken(
-            torch.arange(start, stop, device=device),
-            torch.tensor([0, stop - start], dtype=torch.int64, device=device),
-            torch.tensor([index], device=device),
-        )
+        rows = torch.arange(*self.ptr[index : index + 2].tolist(), device=self.ptr.device)
+        return self.taken(rows, self.ptr.new_tensor([0, len(rows)]), [index])
 
     def __iter__(self) -> Iterator[Rows]:
         return (self[b] for b in range(len(self)))
@@ -120,34 +91,79 @@ class Rows:
         sizes = torch.cat([part.sizes for part in parts])
         return cls(ptr=torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), **merged)
 
-    def taken(self, rows: Tensor, ptr: Tensor | None = None, systems: Tensor | None = None) -> Rows:
-        """Rows and systems by their indices, in that order.
-
-        Args:
-            rows: (N',) int64.
-            ptr: (B' + 1,) int64, of the new rows; None keeps the old.
-            systems: (B',) int64; None keeps all.
-        """
+    def taken(
+        self, rows: Tensor, ptr: Tensor | None = None, systems: list[int] | None = None
+    ) -> Rows:
+        """Rows by indices (N',), with their `ptr` (None keeps it), and some or all systems."""
         chosen = {n: v[rows] for n in _PER_ROW if (v := getattr(self, n)) is not None}
         if systems is not None:
             chosen |= {n: v[systems] for n in _PER_SYSTEM if (v := getattr(self, n)) is not None}
         return replace(self, ptr=self.ptr if ptr is None else ptr, **chosen)
 
+    def reordered(self, generator: torch.Generator) -> tuple[Rows, Tensor]:
+        """The rows of each system in random order, and (N,) which row each was."""
+        parts = [
+            int(start) + torch.randperm(int(size), generator=generator)
+            for start, size in zip(self.ptr[:-1], self.sizes, strict=True)
+        ]
+        order = torch.cat(parts).to(self.ptr.device)
+        return self.taken(order), order
+
+    def moved(self, moves: Tensor) -> Rows:
+        """Positions plus (N, ℓ)."""
+        return replace(self, positions=self.placed() + moves.to(self.placed()))
+
+    def turned(self, q: Tensor) -> Rows:
+        """Positions and lattice vectors, as rows, times q (B, ℓ, ℓ) of their system, by float64."""
+        positions = self.placed()
+        turned = (positions.double().unsqueeze(-2) @ q[self.system]).squeeze(-2)
+        cell = None if self.cell is None else (self.cell.double() @ q).to(self.cell)
+        return replace(self, positions=turned.to(positions), cell=cell)
+
+    def rounded(self) -> Rows:
+        """Positions and cells rounded to 1/1024 Å: whole shifts are then exact in float32."""
+        names = [name for name in ("positions", "cell") if getattr(self, name) is not None]
+        return replace(self, **{n: (getattr(self, n) * 1024).round() / 1024 for n in names})
+
+    def repeated(self, counts: Sequence[int], *, everywhere: bool = False) -> tuple[Rows, Tensor]:
+        """Systems repeated along their periodic vectors (or all), and the row each is a copy of."""
+        _, cell, pbc = self.lattice(everywhere)
+        steps = torch.cartesian_prod(*(torch.arange(n) for n in counts)).reshape(-1, 3).to(cell)
+        parts, sources = [], []
+        for b, part in enumerate(self):
+            times = torch.where(pbc[b] | everywhere, torch.tensor(counts).to(cell), 1)
+            moves = steps[(steps < times).all(1)] @ cell[b]
+            source = torch.arange(part.num_rows, device=cell.device).repeat(len(moves))
+            copies = part.taken(source, self.ptr.new_tensor([0, len(source)]))
+            copies = copies.moved(moves.repeat_interleave(part.num_rows, 0))
+            parts.append(replace(copies, cell=(times[:, None] * cell[b])[None]))
+            sources.append(source + self.ptr[b])
+        return Rows.cat(parts), torch.cat(sources)
+
+    def placed(self) -> Tensor:
+        """`positions`, or ValueError where there are none."""
+        if self.positions is None:
+            raise ValueError("this check needs rows with positions")
+        return self.positions
+
+    def lattice(self, everywhere: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """`positions`, `cell` and `pbc`, or ValueError where nothing repeats."""
+        if self.cell is None or self.pbc is None or not bool(self.pbc.any() | everywhere):
+            raise ValueError("this check needs periodic systems: random_rows(…, periodic=True)")
+        return self.placed(), self.cell, self.pbc
+
     def to(self, target: torch.device | torch.dtype | str) -> Rows:
         """The same rows on a device, or with all floats in a dtype."""
-
-        def moved(value: Tensor) -> Tensor:
-            if isinstance(target, torch.dtype) and not value.is_floating_point():
-                return value
-            return value.to(target)
-
         tensors = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
-        return Rows(**{name: moved(value) for name, value in tensors.items()})
+        for name, value in tensors.items():
+            if value.is_floating_point() or not isinstance(target, torch.dtype):
+                tensors[name] = value.to(target)
+        return Rows(**tensors)
 
 
 def random_rows(
     generator: torch.Generator,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = (5, 0, 9, 1),
     width: int = 8,
     *,
     dim: int | None = 3,
@@ -164,23 +180,72 @@ def random_rows(
         periodic: pbc of all systems, or one value for each lattice vector.
         dtype: of all floats.
 
-    Raises:
-        ValueError: a lattice in other than three dimensions.
-
     Example:
         >>> rows = random_rows(torch.Generator().manual_seed(0), sizes=(2, 0, 3), dim=1)
         >>> rows.x.shape, rows.positions.shape, rows.ptr.tolist()
         (torch.Size([5, 8]), torch.Size([5, 1]), [0, 2, 2, 5])
     """
-    if dim != 3 and periodic is not False:
-        raise ValueError(f"only rows in three dimensions can be periodic, dim is {dim}")
-    count = sum(sizes)
-    x = torch.randn(count, width, generator=generator, dtype=torch.float64).to(dtype)
+    x = torch.randn(sum(sizes), width, generator=generator, dtype=torch.float64).to(dtype)
     ptr = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
     if dim is None:
         return Rows(x, ptr)
     if dim != 3:
-        spread = 3 * torch.randn(count, dim, generator=generator, dtype=torch.float64)
-        return Rows(x, ptr, spread.to(dtype))
-    atoms = random_structures(generator, sizes, periodic, dtype=dtype)
-    return Rows(x, ptr, atoms.positions, atoms.cell, atoms.pbc, atoms.atomic_numbers)
+        places = 3 * torch.randn(sum(sizes), dim, generator=generator, dtype=torch.float64)
+        return Rows(x, ptr, places.to(dtype))
+    return replace(Rows.of(random_structures(generator, sizes, periodic, dtype=dtype)), x=x)
+
+
+def random_structures(
+    generator: torch.Generator,
+    natoms: Sequence[int] = (5, 9, 14),
+    periodic: bool | Sequence[bool] = True,
+    *,
+    elements: Sequence[int] = ELEMENTS,
+    spacing: float = 2.5,
+    dtype: torch.dtype = torch.float32,
+) -> Structures:
+    """Random systems with all fields: for checks, not physics.
+
+    Atoms lie on jittered points of a grid of a random triclinic cell, none closer than about half
+    of `spacing`, so that no potential is singular. Tags are random, atoms of tag 0 fixed, energies
+    standard normal.
+
+    Args:
+        generator: source of all draws.
+        natoms: atoms of each of the B systems, 0 allowed.
+        periodic: pbc of all systems, or one value for each lattice vector.
+        elements: atomic numbers to draw from.
+        spacing: of the grid, Å.
+        dtype: of positions and cells.
+
+    Example:
+        >>> random_structures(torch.Generator().manual_seed(0), natoms=(3, 0, 4))
+        Structures(3 systems, 7 atoms)
+    """
+    choices = torch.tensor(elements, dtype=torch.int64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5
+
+    def system(sid: int, n: int) -> Structures:
+        side = max(1, round(n ** (1 / 3) + 0.4999))
+        cell = side * spacing * (torch.eye(3, dtype=torch.float64) + 0.2 * uniform(3, 3))
+        points = torch.randperm(side**3, generator=generator)[:n]
+        grid = torch.stack([points // side**2, points // side % side, points % side], dim=1)
+        fractional = (grid + 0.5 + 0.4 * uniform(n, 3)) / side
+        tags = torch.randint(3, (n,), generator=generator)
+        positions = fractional @ cell
+        return Structures.single(
+            choices[torch.randint(len(choices), (n,), generator=generator)],
+            positions,
+            cell=cell,
+            pbc=periodic,
+            tags=tags,
+            fixed=tags == 0,
+            sid=sid,
+            energy=float(torch.randn((), generator=generator, dtype=torch.float64)),
+            positions_relaxed=positions + 0.2 * uniform(n, 3),
+            dtype=dtype,
+        )
+
+    return Structures.cat([system(sid, n) for sid, n in enumerate(natoms)])

@@ -333,12 +333,13 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
         for text in overrides:
             _override(typed, text)
         typed = _absolute(typed, Path.cwd(), of_file=False)
-        if isinstance(typed.get("model"), dict) and typed["model"].get("name"):
+        chosen = typed["model"].get("name") if isinstance(typed.get("model"), dict) else None
+        if chosen is not None:
             content.pop("model", None)
         content = _merged(content, typed)
         if isinstance(data := content.get("data"), dict):
             _prefer_given_file(data, file, overrides)
-        _resolve_model(content, typed)
+        _resolve_model(content, chosen)
         return RunConfig.model_validate(content)
     except ValidationError as error:
         reason = explain(error, RunConfig)
@@ -470,7 +471,7 @@ def _prefer_given_file(data: dict[str, Any], file: Path, overrides: Sequence[str
         data["validation_fraction"] = None
 
 
-def _resolve_model(content: dict[str, Any], typed: Mapping[str, Any]) -> None:
+def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:
     """Put what a checkpoint or a named model has beneath the settings of the model."""
     model, finetune = content.get("model", {}), content.get("finetune")
     if not isinstance(model, dict):
@@ -478,8 +479,8 @@ def _resolve_model(content: dict[str, Any], typed: Mapping[str, Any]) -> None:
     name = model.pop("name", None)
     start = finetune.get("checkpoint") if isinstance(finetune, dict) else None
     if start is not None:
-        if name is not None and "name" in typed.get("model", {}):
-            raise ValueError(f"model is {name}, expected none beside finetune.checkpoint={start}")
+        if chosen is not None:
+            raise ValueError(f"model is {chosen}, expected none beside finetune.checkpoint={start}")
         config = checkpoint_config(find_checkpoint(str(start)))
     else:
         config = EnergyConfig() if name is None else named_config(str(name))

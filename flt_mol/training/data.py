@@ -7,7 +7,7 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,13 +24,12 @@ from flt_mol.training.processes import World
 
 __all__ = [
     "OUTPUT_TARGETS",
+    "Splits",
     "data_digest",
     "load_splits",
     "open_split",
     "sids_of",
     "split_loader",
-    "split_path",
-    "systems_of",
     "warn_of_shared",
     "write_sids",
 ]
@@ -42,12 +41,14 @@ _PAIRS_IN_MEMORY = 1 << 30  # bytes, for each split
 _AT_ONCE = 256
 
 
-def split_path(data: DataConfig, split: str) -> Path:
-    """The file of a split: one's own path first, else the data set's.
+class Splits(NamedTuple):
+    """Data sets, or lists of systems where they are small."""
 
-    Raises:
-        ValueError: neither names it.
-    """
+    training: Any
+    validation: Any
+
+
+def _path(data: DataConfig, split: str) -> Path:
     if split in data.paths:
         return Path(data.paths[split])
     if data.name is not None:
@@ -55,23 +56,14 @@ def split_path(data: DataConfig, split: str) -> Path:
     hint = f"set data.paths.{split} or data.name"
     if split == data.validation:
         hint += ", or data.validation_fraction=0.1 to hold out a part of the training split"
-    others = [name for name in data.paths if name not in (data.train, data.validation)]
-    if others:
-        key = "train" if split == data.train else "validation"
-        hint += f"; or name one of your paths: data.{key}={' or '.join(others)}"
     raise ValueError(f"no file for split '{split}': {hint}")
 
 
 def open_split(config: RunConfig, split: str, *, targets: bool = True) -> Any:
     """The data set of a split's file, as training reads it.
 
-    Args:
-        config: of the run.
-        split: its name.
-        targets: whether a record without the target of an output is invalid.
-
-    Raises:
-        ValueError: no such split, an invalid record, or one too large for the model, by its sid.
+    Records that are too large for the model are invalid and, if `targets`, those without a target
+    of its outputs.
     """
     data = config.data
     needed = _needed(config, split) if targets else {}
@@ -87,7 +79,7 @@ def open_split(config: RunConfig, split: str, *, targets: bool = True) -> Any:
                 )
 
     return open_dataset(
-        split_path(data, split),
+        _path(data, split),
         require_energy=True,
         on_error="skip" if data.skip_bad else "raise",
         energy=data.energy,
@@ -112,8 +104,8 @@ def _without(user: str, config: RunConfig) -> str:
     return f"'model.outputs=[{','.join(x for x in config.model.outputs if x != user)}]'"
 
 
-def load_splits(config: RunConfig) -> tuple[Any, Any]:
-    """The training and the validation split, each a list of systems where it is small.
+def load_splits(config: RunConfig) -> Splits:
+    """The training and the validation split.
 
     With ``data.validation_fraction`` the second is a random share of the first, of at least one
     system, drawn by ``training.seed``. What belongs together, as frames of one trajectory, is not
@@ -128,7 +120,7 @@ def load_splits(config: RunConfig) -> tuple[Any, Any]:
     data = config.data
     whole = _load(config, data.train)
     if data.validation_fraction is None:
-        return whole, _load(config, data.validation)
+        return Splits(whole, _load(config, data.validation))
     count = max(1, round(data.validation_fraction * len(whole)))
     if count >= len(whole):
         raise ValueError(
@@ -138,8 +130,8 @@ def load_splits(config: RunConfig) -> tuple[Any, Any]:
     order = np.random.default_rng(config.training.seed % 2**63).permutation(len(whole))
     held, kept = sorted(order[:count].tolist()), sorted(order[count:].tolist())
     if isinstance(whole, list):
-        return [whole[i] for i in kept], [whole[i] for i in held]
-    return Chosen(whole, kept), Chosen(whole, held)
+        return Splits([whole[i] for i in kept], [whole[i] for i in held])
+    return Splits(Chosen(whole, kept), Chosen(whole, held))
 
 
 def _load(config: RunConfig, split: str) -> Any:
@@ -153,19 +145,14 @@ def _load(config: RunConfig, split: str) -> Any:
         if split == data.validation:
             dataset.read_through()  # errors come now, not after the hours of a first epoch
         return dataset
-    systems = systems_of(dataset)
+    rows = range(len(dataset))
+    parts = (rows[start : start + _AT_ONCE] for start in rows[::_AT_ONCE])
+    systems = [system for part in parts for system in dataset.batch(part)]
     energies = np.array([float(one.energy) for one in systems if one.energy is not None])
     message = far_off_message(energies, [one.sid[0] for one in systems], split, "the loss")
     if message is not None:
         warnings.warn(message, UserWarning, stacklevel=3)
     return systems
-
-
-def systems_of(dataset: Any) -> list[Structures]:
-    """All systems of a data set, read in batches."""
-    rows = range(len(dataset))
-    parts = (rows[start : start + _AT_ONCE] for start in range(0, len(dataset), _AT_ONCE))
-    return [system for part in parts for system in dataset.batch(part)]
 
 
 def split_loader(
@@ -176,18 +163,9 @@ def split_loader(
     cutoff: float | None = None,
     shuffle: bool = False,
 ) -> Loader:
-    """Batches of a split for one of the processes that share it.
+    """Batches of a split, named in errors, for one of the processes that share it.
 
-    Args:
-        systems: of :func:`load_splits`.
-        split: what to call it in errors.
-        settings: sizes of batches, seed, workers.
-        world: the processes.
-        cutoff: Å; batches come with their pairs, which are searched once where they fit.
-        shuffle: whether the order is new in each epoch.
-
-    Raises:
-        ValueError: a budget of atoms that is too small.
+    Batches come with their pairs within `cutoff`, Å, which are searched once where they fit.
     """
     atoms = settings.batch_atoms
     if cutoff is not None and isinstance(systems, list):
@@ -215,12 +193,12 @@ def split_loader(
         raise ValueError(f"training.batch_atoms is {atoms}; {split} data: {error}") from error
 
 
-def data_digest(*splits: Any) -> int:
-    """A number that changes with the data.
+def data_digest(splits: Splits, processes: int) -> int:
+    """A number that changes with the data and the number of processes.
 
     Of splits in memory with any atom or energy, of larger ones with the numbers of atoms.
     """
-    crc = 0
+    crc = processes
     for split in splits:
         if isinstance(split, list):
             for system in split:
@@ -236,17 +214,13 @@ def sids_of(systems: Any) -> list[str] | None:
     return [str(one.sid[0]) for one in systems] if isinstance(systems, list) else None
 
 
-def warn_of_shared(training: Any, validation: Any) -> None:
-    """Warn of sids that both splits have.
-
-    Warns:
-        UserWarning: how many, and the first ones.
-    """
-    both = sorted(set(sids_of(training) or ()) & set(sids_of(validation) or ()))
+def warn_of_shared(splits: Splits) -> None:
+    """Warn of sids that both splits have."""
+    both = sorted(set.intersection(*(set(sids_of(split) or ()) for split in splits)))
     if both:
         warnings.warn(
-            f"{len(both)} of {len(validation)} validation systems have the sid of a training "
-            f"system (first {', '.join(both[:3])}): if they are the same, errors are too low",
+            f"{len(both)} of {len(splits.validation)} validation systems have sids of training "
+            f"systems (first {', '.join(both[:3])}): if they are the same, errors are too low",
             UserWarning,
             stacklevel=3,
         )

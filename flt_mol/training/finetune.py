@@ -24,6 +24,7 @@ from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.nn.radial import PairTypes
 from flt_mol.training.config import FinetuneConfig, RunConfig
 from flt_mol.training.data import OUTPUT_TARGETS, open_split
+from flt_mol.training.folder import flattened
 
 __all__ = ["freeze", "start_from", "without_idle_outputs"]
 
@@ -43,12 +44,6 @@ def start_from(
     Each energy is shifted by the median of what the checkpoint is off by on the training systems
     (``normalizer="refit"``), the shift with the least MAE; its standard deviation stays. Frozen
     parameters need no gradient.
-
-    Args:
-        model: as built from the run's settings; changed in place.
-        config: with a checkpoint.
-        training: the training systems: a data set, or a list.
-        statistics: of their targets.
 
     Raises:
         ValueError: no whole checkpoint, weights of other shapes (listed with the settings that
@@ -100,21 +95,14 @@ def _load(
 
 
 def _differing_settings(path: Path, ours: EnergyConfig) -> str:
-    theirs, own = _flat(checkpoint_config(path).model_dump()), _flat(ours.model_dump())
+    theirs = flattened(checkpoint_config(path).model_dump(), "model.")
+    own = flattened(ours.model_dump(), "model.")
     lines = [
         f"\n  {key} is {own.get(key)} here and {theirs.get(key)} in the checkpoint"
         for key in sorted(own.keys() | theirs.keys())
         if own.get(key) != theirs.get(key) and key != "model.seed"
     ]
     return "".join(["\nthese settings differ:", *lines]) if lines else ""
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "model.") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        nested = isinstance(value, Mapping)
-        out |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return out
 
 
 def _start_elements(model: EnergyModel, elements: Sequence[int]) -> list[int]:
@@ -154,10 +142,18 @@ def _shift(
     shifts: dict[str, float] = {}
     for name, missed in _residuals(model, training, list(known)).items():
         middle, std = float(np.median(missed)), float(known[name].std)
-        _warn_of_far_targets(name, missed, middle, std, refit)
         if refit:
             known[name].mean += middle
             shifts[name] = middle
+        rest = float(np.median(np.abs(missed - (middle if refit else 0))))
+        if rest > _FAR * std:
+            warnings.warn(
+                f"{name}: targets are {rest:.3f} eV off the checkpoint's predictions"
+                f"{f' beside a constant {middle:.3f}' if refit else ''}, and those it was trained "
+                f"on have a standard deviation of {std:.3f} eV: is it the same quantity, in eV "
+                "(not a total energy), with the same reference (finetune.normalizer=refit)?",
+                stacklevel=5,
+            )
     return shifts
 
 
@@ -184,38 +180,12 @@ def _residuals(
     return {name: torch.cat(values).numpy() for name, values in missed.items()}
 
 
-def _warn_of_far_targets(
-    name: str, missed: NDArray[np.float64], middle: float, std: float, refit: bool
-) -> None:
-    if not refit and abs(middle) > _FAR * std:
-        warnings.warn(
-            f"{name}: targets are {middle:+.3f} eV off the checkpoint's predictions, and those it "
-            f"was trained on have a standard deviation of {std:.3f} eV: if their reference is "
-            "another one, set finetune.normalizer=refit",
-            stacklevel=5,
-        )
-    rest = float(np.median(np.abs(missed - middle)))
-    if rest > _FAR * std:
-        warnings.warn(
-            f"{name}: targets differ from the checkpoint's predictions by a constant ± {rest:.3f} "
-            f"eV, and those it was trained on have a standard deviation of {std:.3f} eV: are they "
-            "the same quantity, in eV? total energies are not adsorption energies",
-            stacklevel=5,
-        )
-
-
 def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """Take the parameters whose names match any pattern out of training; their names.
 
-    They need no gradient, and have no optimiser state and no weight decay.
-
-    Args:
-        model: changed in place.
-        patterns: as of :func:`fnmatch.fnmatchcase`: ``*``, ``?`` and ``[…]``, where ``*`` crosses
-            dots. A name of a part stands for all that is in it.
-
-    Raises:
-        ValueError: a pattern that matches no name, with the nearest ones; or nothing left to train.
+    They need no gradient, and have no optimiser state and no weight decay. Patterns are as of
+    :func:`fnmatch.fnmatchcase`: ``*``, ``?`` and ``[…]``, where ``*`` crosses dots. A name of a
+    part stands for all that is in it. One that matches nothing is a ValueError.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))

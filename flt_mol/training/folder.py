@@ -16,7 +16,14 @@ from flt_mol.files import temporary_path
 from flt_mol.training.callbacks import BEST, LAST
 from flt_mol.training.resume import RESUME
 
-__all__ = ["RunFolder", "check_output", "finished_run", "run_folder", "written_files"]
+__all__ = [
+    "RunFolder",
+    "check_output",
+    "finished_run",
+    "flattened",
+    "run_folder",
+    "written_files",
+]
 
 _CONFIG = "config.yaml"
 _LOCK = ".training.lock"
@@ -39,19 +46,7 @@ def finished_run(output: str | None, settings: Mapping[str, Any]) -> Path | None
 
 
 def check_output(output: str | None, settings: Mapping[str, Any]) -> None:
-    """Refuse an output folder that cannot be one, before any work is done.
-
-    One that holds the same run, interrupted or finished (:func:`finished_run`), can.
-
-    Args:
-        output: folder, or None for one under ``runs``.
-        settings: plain data of the run.
-
-    Raises:
-        ValueError: it holds a run of other settings, naming the keys, or cannot be written.
-    """
-    if output is not None and not output.strip():
-        raise ValueError("output is empty, expected a folder, or null for runs/NAME")
+    """Refuse a folder that holds a run of other settings, or cannot be written, before any work."""
     folder = Path("runs" if output is None else output)
     changed = _changes(folder, settings) if (folder / _CONFIG).exists() else []
     if changed and output is not None:
@@ -74,14 +69,6 @@ def run_folder(output: str | None, name: str, settings: Mapping[str, Any]) -> It
     Of these it is the first that holds an interrupted run of the same settings which no process is
     resuming, or else the first free one. On any exception without weights or a point to resume from
     all that was put there is removed; else the exception gets a note that names them.
-
-    Args:
-        output: folder, or None for one under ``runs``.
-        name: of the run.
-        settings: plain data of the run.
-
-    Raises:
-        ValueError: another process is training into `output`, or has just finished there.
     """
     with ExitStack() as stack:
         folder, new = _hold(output, name, settings, stack)
@@ -161,7 +148,7 @@ def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
         content = yaml.safe_load((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         return [f"its {_CONFIG} cannot be read ({type(error).__name__})"]
-    there, here = _flat(content if isinstance(content, dict) else {}), _flat(settings)
+    there, here = flattened(content if isinstance(content, dict) else {}), flattened(settings)
     return [
         f"{key}={there.get(key, 'not given')}, here {here.get(key, 'not given')}"
         for key in sorted((there.keys() | here.keys()) - _FREE)
@@ -169,11 +156,12 @@ def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flattened(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a.b": 1} of {"a": {"b": 1}}."""
     out: dict[str, Any] = {}
     for key, value in node.items():
         nested = isinstance(value, Mapping) and value
-        out |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+        out |= flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return out
 
 

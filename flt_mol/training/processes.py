@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from torch import distributed
 
-__all__ = ["World", "followed_folder", "gathered", "largest", "share", "shown_folder", "world_of"]
+__all__ = ["World", "followed_folder", "gathered", "shown_folder", "world_of"]
 
 T = TypeVar("T")
 _FOLDER = "FLT_MOL_RUN_FOLDER"
@@ -50,15 +49,7 @@ class World(NamedTuple):
 
 
 def world_of(devices: int, nodes: int) -> World:
-    """The processes of a run: those that torchrun started, or else those that are asked for.
-
-    Args:
-        devices: `training.devices`.
-        nodes: `training.nodes`.
-
-    Raises:
-        ValueError: torchrun started other numbers than are asked for, or `nodes` without it.
-    """
+    """The processes of a run: those that torchrun started, or else `devices` on this machine."""
     if _TORCHRUN in os.environ:
         on_this = int(os.environ["LOCAL_WORLD_SIZE"])
         machines = int(os.environ["WORLD_SIZE"]) // on_this
@@ -91,11 +82,7 @@ def shown_folder(folder: Path, world: World) -> Iterator[None]:
 
 
 def followed_folder(output: str | None) -> Path:
-    """The folder of the run in which the first process writes.
-
-    Raises:
-        ValueError: it is not known.
-    """
+    """The folder of the run in which the first process writes."""
     folder = os.environ.get(_FOLDER) or output
     if folder is None:
         raise ValueError("torchrun needs output=FOLDER, the same for all processes")
@@ -104,36 +91,8 @@ def followed_folder(output: str | None) -> Path:
 
 def gathered(value: T) -> list[T]:
     """The value of each process, in order of rank; all have to call it."""
-    if not _are_several():
+    if not (distributed.is_available() and distributed.is_initialized()):
         return [value]
     values: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)
     return values
-
-
-def largest(values: Sequence[int], device: torch.device) -> list[int]:
-    """The largest of each value among all processes; all have to call it."""
-    if not _are_several():
-        return list(values)
-    tensor = torch.tensor(values, device=device)
-    distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
-    found: list[int] = tensor.tolist()
-    return found
-
-
-def share(count: int, device: torch.device) -> float:
-    """W n_r / Σ n for a count n_r on rank r of W processes; 0 where there are none anywhere.
-
-    DDP averages gradients over processes: of means over what each has, times this, that is the
-    gradient of the mean over what all have together. 1 with one process.
-    """
-    if not _are_several():
-        return 1.0
-    total = torch.tensor(count, device=device)
-    distributed.all_reduce(total)
-    return distributed.get_world_size() * count / max(int(total), 1)
-
-
-def _are_several() -> bool:
-    there = distributed.is_available() and distributed.is_initialized()
-    return there and distributed.get_world_size() > 1

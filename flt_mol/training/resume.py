@@ -8,89 +8,55 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import flt_mol
-from flt_mol.files import temporary_path
+from flt_mol.files import VERSION, temporary_path
 from flt_mol.models.checkpoint import refuse_damaged
-from flt_mol.training.processes import gathered, largest
+from flt_mol.training.processes import gathered
 
-__all__ = [
-    "RESUME",
-    "ResumePoint",
-    "Stopped",
-    "WholeFiles",
-    "check_resume",
-    "kept_random_states",
-    "steps_done",
-]
+__all__ = ["RESUME", "ResumePoint", "Stopped", "resume_step"]
 
 RESUME = "resume.ckpt"
 _KEY = "flt_mol"
 
 
 class Stopped(SystemExit):
-    """All processes of a run end here, after the same step.
-
-    Args:
-        number: of the signal that one of them got.
-    """
+    """All processes of a run end here after the same step, since one got the signal `number`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.number = number
 
 
-class WholeFiles(TorchCheckpointIO):
-    """Lightning's checkpoints under a temporary name, on disk, then renamed."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Whoever reads `path` finds this file whole or the one before, power cuts included."""
-        try:
-            with temporary_path(path, durable=True) as temporary:
-                torch.save(checkpoint, temporary)
-        except RuntimeError as error:  # torch's own words for a full disk
-            raise OSError(f"{path} cannot be written: {error}") from error
-
-
-def check_resume(path: Path, data: int) -> None:
-    """Refuse a point that cannot be resumed from.
+def resume_step(path: Path, data: int) -> int:
+    """Optimiser steps before the point in a file.
 
     Args:
         path: of the file.
         data: digest of the data that there are now.
 
     Raises:
-        ValueError: it is damaged, or of other data.
+        ValueError: the file is damaged, or of other data.
     """
+    hint = "remove it to start from the beginning"
     try:
         refuse_damaged(path)
-        saved = torch.load(path, map_location="cpu", weights_only=True)[_KEY]["data"]
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        step, saved = int(content["global_step"]), content[_KEY]["data"]
     except Exception as error:  # whatever unpickling foreign bytes comes to
-        raise ValueError(
-            f"{path} is damaged or of another version: remove it to start from the beginning"
-        ) from error
+        raise ValueError(f"{path} is damaged or of another version: {hint}") from error
     if saved != data:
         raise ValueError(
-            f"{path}: the data have changed since this run was interrupted: restore them, or "
-            "remove it to start from the beginning"
+            f"{path}: the data, or the number of processes, have changed: restore them, or {hint}"
         )
-
-
-def steps_done(path: Path) -> int:
-    """Optimiser steps before the point in a file, whose tensors are not read."""
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return int(content["global_step"])
+    return step
 
 
 class ResumePoint(Callback):
@@ -126,10 +92,9 @@ class ResumePoint(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over the signals; Lightning puts back what was there before."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._note)
+            signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
         self._signal = number
@@ -140,15 +105,14 @@ class ResumePoint(Callback):
         self._step_before = trainer.global_step
         self._after_batch = None
         if self._random is not None:
-            set_random_states(self._random)
+            _set_random_states(self._random)
             self._random = None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A point, if it is time for one; and where a stop takes effect."""
-        last = batch_idx + 1 >= trainer.num_training_batches
-        if last or trainer.should_stop:
+        if batch_idx + 1 >= trainer.num_training_batches or trainer.should_stop:
             self._after_batch = copy.deepcopy(trainer.fit_loop.state_dict())
         elif trainer.global_step > self._step_before:  # no gradients are under way
             self._save_or_stop(trainer, time.monotonic() - self._saved_at >= 60 * self.minutes)
@@ -174,7 +138,7 @@ class ResumePoint(Callback):
             progress["ready"] = progress["started"] = progress["processed"] + 1
             progress["completed"] = progress["processed"]
         checkpoint[_KEY] = {
-            "random_states": gathered(random_states()),
+            "random_states": gathered(_random_states()),
             "stopped": trainer.should_stop,
             "data": self.data,
             "versions": _versions(),
@@ -185,8 +149,7 @@ class ResumePoint(Callback):
     ) -> None:
         """Restore it."""
         saved = checkpoint[_KEY]
-        states = saved["random_states"]
-        self._random = states[trainer.global_rank] if trainer.world_size == len(states) else None
+        self._random = saved["random_states"][trainer.global_rank]
         trainer.should_stop = saved["stopped"]
         if saved["versions"] != _versions():
             warnings.warn(
@@ -197,11 +160,14 @@ class ResumePoint(Callback):
             )
 
     def _save_or_stop(self, trainer: Trainer, due: bool) -> None:
-        save, number = largest([int(due), self._signal], trainer.strategy.root_device)
+        wanted = torch.tensor([int(due), self._signal], device=trainer.strategy.root_device)
+        save, number = trainer.strategy.reduce(wanted, reduce_op="max").tolist()
         if save or number:
             for logger in trainer.loggers:
                 logger.save()
-            trainer.save_checkpoint(self.path, weights_only=False)
+            first = trainer.is_global_zero  # which alone writes, and all take part
+            with temporary_path(self.path, durable=True) if first else nullcontext(self.path) as to:
+                trainer.save_checkpoint(to, weights_only=False)
             self._saved_at = time.monotonic()
         if number:
             raise Stopped(number)
@@ -212,48 +178,24 @@ def _end(number: int, frame: Any) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"flt_mol": flt_mol.__version__, "torch": str(torch.__version__)}
+    return {"flt_mol": VERSION, "torch": str(torch.__version__)}
 
 
-def random_states() -> dict[str, Any]:
-    """The global random states of Python, numpy and torch, as tensors and plain data."""
-    generator: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    inner = {k: v.tolist() if k == "key" else v for k, v in generator["state"].items()}
-    states = {
-        "python": random.getstate(),
-        "numpy": {**generator, "state": inner},
-        "torch": torch.get_rng_state(),
-    }
+def _random_states() -> dict[str, Any]:
+    """Those of Python, numpy and torch, as tensors and plain data."""
+    legacy: Any = np.random.get_state()  # noqa: NPY002
+    name, key, *rest = legacy
+    numpy = (name, key.tolist(), *rest)
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": numpy}
+    states["torch"] = torch.get_rng_state()
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 
 
-def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set what :func:`random_states` gave."""
-    generator = dict(states["numpy"])
-    inner = dict(generator["state"])
-    inner["key"] = np.array(inner["key"], np.uint32)
+def _set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
-    np.random.set_state({**generator, "state": inner})  # noqa: NPY002
+    np.random.set_state(states["numpy"])  # noqa: NPY002
     torch.set_rng_state(states["torch"])
     if "cuda" in states and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])
-
-
-@contextmanager
-def kept_random_states() -> Iterator[None]:
-    """The global random states of Python, numpy and torch are afterwards what they were before.
-
-    Example:
-        >>> before = random.getstate()
-        >>> with kept_random_states():
-        ...     _ = random.random()
-        >>> random.getstate() == before
-        True
-    """
-    states = random_states()
-    try:
-        yield
-    finally:
-        set_random_states(states)

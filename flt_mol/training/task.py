@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.config import LossConfig, TrainingConfig
 from flt_mol.training.losses import error_sums, training_loss
-from flt_mol.training.processes import gathered, share
+from flt_mol.training.processes import gathered
 
 __all__ = ["EnergyTask", "learning_rate_factor"]
 
@@ -57,12 +56,7 @@ class EnergyTask(LightningModule):
         self._sums: dict[str, tuple[Tensor, float]] = {}
 
     def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
-        """The loss of the batch, after augmentation.
-
-        Raises:
-            ValueError: a target that is missing, or a loss that is not finite; names the systems
-                of the batch.
-        """
+        """The loss of the batch, after augmentation; a ValueError if it is not finite."""
         self._sids = list(batch.sid)
         progress = min(1.0, self.global_step / max(1, self.total_steps))
         with _naming(self.splits[0]):
@@ -74,7 +68,7 @@ class EnergyTask(LightningModule):
                 self.loss_config,
                 self.model.normalizers,
                 moved,
-                partial(share, device=self.device),
+                self._share,
             )
             if not bool(loss.total.isfinite()):
                 raise ValueError(
@@ -92,17 +86,24 @@ class EnergyTask(LightningModule):
             batch = shift_images(batch)
         return rotate(batch, config.rotation), moved
 
+    def _share(self, count: int) -> float:
+        """Of W processes W n_r / Σ n, the weight of a mean over n_r of what all have together.
+
+        DDP averages gradients over processes.
+        """
+        if self._trainer is None or self.trainer.world_size == 1:
+            return 1.0
+        counts = torch.tensor(float(count), device=self.device)
+        mean = float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
+        return count / mean if mean else 0.0
+
     def configure_gradient_clipping(
         self,
         optimizer: Optimizer,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the norm of the gradient, and log what it was before.
-
-        Raises:
-            ValueError: it is not finite, naming the systems.
-        """
+        """Clip the norm of the gradient; a ValueError if it is not finite."""
         longest = math.inf if gradient_clip_val is None else float(gradient_clip_val)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
         scaled = self.trainer.precision == "16-mixed"  # which tries scales that are too large
@@ -114,11 +115,7 @@ class EnergyTask(LightningModule):
         self._add("train/gradient_norm", norm.detach(), 1)
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:
-        """Sum errors up for the end of the epoch.
-
-        Raises:
-            ValueError: outputs that are not finite, naming the systems.
-        """
+        """Sum errors up for the end of the epoch; a ValueError if outputs are not finite."""
         with _naming(self.splits[1]):
             outputs = self.model(batch)
             if not all(bool(found.isfinite().all()) for found in outputs.values()):
@@ -141,11 +138,8 @@ class EnergyTask(LightningModule):
         checkpoint["training_sums"] = gathered(self._plain_sums())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue these sums; with another number of processes the first one takes all."""
-        every = checkpoint["training_sums"]
-        if len(every) != self.trainer.world_size:
-            every = [_added(every), *[{}] * (self.trainer.world_size - 1)]
-        for name, (total, count) in every[self.global_rank].items():
+        """Continue these sums."""
+        for name, (total, count) in checkpoint["training_sums"][self.global_rank].items():
             self._sums[name] = torch.tensor(total, dtype=_exact(self.device)), count
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -203,12 +197,6 @@ def learning_rate_factor(
     """Factor of the peak rate at a step: linear warm-up over w steps, then decay.
 
     "linear" and "cosine" lead to 0 at the last step, "inverse-sqrt" is √(w / (step + 1)).
-
-    Args:
-        total_steps: of the whole training.
-        warmup_fraction: share of them that warms up.
-        decay: its form.
-        warmup_steps: w, in place of `warmup_fraction`.
 
     Example:
         >>> factor = learning_rate_factor(100, 0.1, "linear")

@@ -4,7 +4,8 @@ from slabs import platinum
 
 from flt_mol.evaluation import evaluate_checkpoint
 from flt_mol.evaluation.checkpoint import evaluation_folder
-from flt_mol.models.checkpoint import export_checkpoint, load_model, save_checkpoint
+from flt_mol.models.checkpoint import load_model, save_checkpoint
+from flt_mol.models.export import export_checkpoint
 
 
 def write(path, sids, **info):

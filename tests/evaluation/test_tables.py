@@ -27,7 +27,7 @@ def write(path, text):
         ("p.csv", b"note, prediction ,sid\nx, 1.5 , a \ny,-2,b"),
         ("p.json", json.dumps([{"sid": "a", "energy": 1.5}, {"sid": "b", "energy": -2}]).encode()),
         ("p.json", json.dumps({"sid": ["a", "b"], "pred": [1.5, -2], "n": 1}).encode()),
-        ("p.csv.gz", gzip.compress(PLAIN.encode())),
+        ("p.csv.gz", gzip.compress(PLAIN.encode(), mtime=0)),
         ("p.csv", bz2.compress(PLAIN.encode())),
         ("p.csv.xz", lzma.compress(PLAIN.encode())),
     ],
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_named(tmp_path, text, words):
 
 
 @pytest.mark.parametrize(
-    "data", [gzip.compress(b"sid,energy\n" * 99)[:30], b"sid,\xff", b"PK\x03\x04"]
+    "data", [gzip.compress(b"sid,energy\n" * 99, mtime=0)[:30], b"sid,\xff", b"PK\x03\x04"]
 )
 def test_damaged_files_are_named(tmp_path, data):
     (tmp_path / "p.csv").write_bytes(data)

@@ -17,7 +17,7 @@ from helpers.killing import moments, run
 from helpers.training import RANDOM, go, tiny_run
 
 from flt_mol.training.config import RunConfig
-from flt_mol.training.resume import RESUME, steps_done
+from flt_mol.training.resume import RESUME
 
 CHECKPOINTS = ("best.ckpt", "last.ckpt")
 LOG = "logs/csv/metrics.csv"
@@ -45,6 +45,11 @@ def kill_trainings(
         steps = steps_done(point) if point.exists() else None
         run(work, config, output)
         yield moment, steps, differing(whole, output)
+
+
+def steps_done(point: Path) -> int:
+    """Optimiser steps before a point."""
+    return int(torch.load(point, map_location="cpu", weights_only=True)["global_step"])
 
 
 def work(config: RunConfig, output: Path) -> None:

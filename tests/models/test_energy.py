@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ALL_OUTPUTS, KINDS, SPECTRAL, all_outputs, small_model, small_pairs
+from conftest import ALL_OUTPUTS, KINDS, SPECTRAL, all_outputs, small_model, small_pairs, small_rpe
 
 from flt_mol import Structures, testing
-from flt_mol.models import EnergyConfig, EnergyModel, SpectralConfig
-from flt_mol.models.energy import RPEConfig
+from flt_mol.models import EnergyConfig, EnergyModel, Normalizer, SpectralConfig
+from flt_mol.models.energy import config_of
 from flt_mol.testing.structures import random_orthogonal, reordered, turned
 
 
@@ -16,10 +16,16 @@ def build(**changes):
     return model
 
 
+FEW = [
+    *("rpe", "rpe, both filters", "performer", "spectral alone", "vectors alone", "both filters"),
+    *("correction, pair types", "auto", "exact", "gaussian images", "centred images, pair types"),
+    *("sum", "mean"),
+]
+KINDS = {name: KINDS[name] for name in (*FEW, "spectral", "pairs", "centred images")}
 VARIANTS = {
-    **KINDS,
-    "weight form": {"rpe": RPEConfig(num_terms=4, num_frequencies=6, form="weight")},
-    "symmetric": {"rpe": RPEConfig(num_terms=4, num_frequencies=6, split="symmetric")},
+    **{name: KINDS[name] for name in FEW},
+    "weight form": {"rpe": small_rpe(form="weight")},
+    "symmetric": {"rpe": small_rpe(split="symmetric")},
     "hyperbolic": {"feature_map": "hyperbolic"},
     "softplus": {"feature_map": "softplus"},
     "elu": {"feature_map": "elu"},
@@ -29,11 +35,21 @@ VARIANTS = {
     "positions back, images": all_outputs(KINDS["centred images, pair types"], 2, "positions"),
 }
 every_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
-every_kind = pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+every_kind = pytest.mark.parametrize("changes", [KINDS[name] for name in FEW], ids=FEW)
 SOME = ["rpe", "both filters", "correction, pair types", "gaussian images", "centred images"]
 some_kinds = pytest.mark.parametrize("changes", [KINDS[name] for name in SOME], ids=SOME)
 
-SHORT = [*SOME, "performer", "exact", "mean", "elu", "features back", "positions back"]
+SHORT = [
+    "rpe",
+    "both filters",
+    "gaussian images",
+    "performer",
+    "exact",
+    "mean",
+    "elu",
+    "features back",
+    "positions back",
+]
 some_variants = pytest.mark.parametrize("changes", [VARIANTS[n] for n in SHORT], ids=SHORT)
 
 
@@ -84,12 +100,12 @@ def test_what_a_model_gives(structures):
         "energy": (4,),
         "energy_initial": (4,),
         "displacement": (29, 3),
-        "energy_passes": (3, 4),
-        "energy_initial_passes": (3, 4),
-        "displacement_passes": (3, 29, 3),
+        "energy_recycles": (3, 4),
+        "energy_initial_recycles": (3, 4),
+        "displacement_recycles": (3, 29, 3),
     }
     assert list(build()(structures)) == ["energy"]
-    assert list(build(recycles=2)(structures)) == ["energy", "energy_passes"]
+    assert list(build(recycles=2)(structures)) == ["energy", "energy_recycles"]
 
 
 @pytest.mark.parametrize("order", [[1, 0, 2], [2, 0], [0, 1]])
@@ -409,7 +425,7 @@ def test_a_model_keeps_the_settings_it_was_built_with(structures):
         after = model(structures)
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
-    kept = EnergyModel.config_of(model.state_dict())
+    kept = config_of(model.state_dict())
     assert (kept.pairs.cutoff, kept.recycles, kept.outputs) == (cutoff, 2, order)
 
 
@@ -426,9 +442,78 @@ def test_positions_that_are_not_finite_are_named(changes, value, structures):
 
 
 @pytest.mark.parametrize("name", ["rpe", "both filters", "gaussian images"])
-def test_atoms_that_a_pass_moves_to_nowhere_are_not_blamed_on_the_data(name, structures):
+def test_atoms_that_a_recycle_moves_to_nowhere_are_not_blamed_on_the_data(name, structures):
     model = build(**all_outputs({**KINDS[name], "pairs": small_pairs()}, 2, "positions"))
     with torch.no_grad():
         model.displacement_head.strength[2].weight.mul_(torch.inf)
-    with pytest.raises(ValueError, match=r"sid .*where an earlier pass of the model moves atoms"):
+    with pytest.raises(ValueError, match="sid .*moves atoms"):
         model(structures)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "tags"), [([0, 1], [0, 0]), ([1, 119], [0, 0]), ([1, 1], [0, 3])]
+)
+def test_atoms_that_are_none_are_named_by_their_sid(numbers, tags):
+    one = Structures.single([1], [[0, 0, 0]], sid="fine")
+    bad = Structures.single([1, 1], [[0, 0, 0], [0, 0, 1]], sid="odd")
+    both = Structures.cat([one, bad])
+    both.atomic_numbers[1:], both.tags[1:] = torch.tensor(numbers), torch.tensor(tags)
+    with pytest.raises(ValueError, match="sid odd: atom"):
+        build()(both)
+
+
+def test_elements_that_are_none_are_not_marked():
+    for numbers in ([0], [119], torch.tensor([-1])):
+        with pytest.raises(ValueError, match=str(int(numbers[0]))):
+            build().mark_seen(numbers)
+
+
+def test_a_giant_is_refused_before_and_by_the_model():
+    chain = [[x, x, x] for x in range(0, 400, 5)]
+    cell = 400 * torch.eye(3)
+    giant = Structures.single([29] * 80, chain, cell=cell, pbc=True, sid="giant")
+    model = build(**KINDS["spectral"])
+    for refuse in (model.check, model):
+        with pytest.raises(ValueError, match="sid giant"):
+            refuse(giant)
+    build(**KINDS["pairs"]).check(giant)
+    capped = SpectralConfig(num_heads=2, num_basis=4, max_vectors=50)
+    build(rpe=None, spectral=capped).check(giant)
+
+
+def test_normaliser():
+    normalizer = Normalizer()
+    normalizer.fit(torch.tensor([1.0, 2.0, 6.0]))
+    assert (float(normalizer.mean), float(normalizer.std)) == (3.0, pytest.approx(14**0.5 / 3**0.5))
+    assert normalizer.denormalize(torch.tensor(2.0)) == 3 + 2 * normalizer.std
+    with pytest.warns(UserWarning, match="equal"):
+        normalizer.fit(torch.full((3,), 5.0))
+    assert (float(normalizer.mean), float(normalizer.std)) == (5.0, 1.0)
+    for wrong in ([], [torch.nan], [1.0, torch.inf]):
+        with pytest.raises(ValueError, match="target"):
+            normalizer.fit(torch.tensor(wrong))
+    with pytest.raises(ValueError, match="target"):
+        normalizer.fit(torch.tensor([1e300, 1e300], dtype=torch.float64))
+
+
+def test_tags_have_their_own_weights_in_the_readout():
+    """The energy is Σ over atoms of the weight of their tag times what the atom says."""
+    model = build(num_layers=1).eval()
+    atoms = Structures.single([1, 1, 1], torch.zeros(3, 3), tags=[0, 1, 2])
+    with torch.no_grad():
+        model.head.tag_weight.copy_(torch.tensor([1.0, 10.0, 100.0]))
+        x = model(atoms, embeddings=True)["atom_embeddings"]
+        each = torch.cat(
+            [
+                model.head(x[i : i + 1], atoms.tags[i : i + 1], torch.tensor([0, 1]))
+                for i in range(3)
+            ]
+        )
+        model.head.tag_weight.fill_(1.0)
+        plain = torch.cat(
+            [
+                model.head(x[i : i + 1], atoms.tags[i : i + 1], torch.tensor([0, 1]))
+                for i in range(3)
+            ]
+        )
+    torch.testing.assert_close(each, torch.tensor([1.0, 10.0, 100.0]) * plain)

@@ -4,16 +4,15 @@ import torch
 from torch import nn
 
 from flt_mol.functional.neighbors import neighbor_pairs
-from flt_mol.models import EnergyConfig, EnergyModel
-from flt_mol.models.energy import RPEConfig
+from flt_mol.models import EnergyConfig, EnergyModel, RPEConfig
 from flt_mol.nn.attention import FLTAttention
+from flt_mol.nn.block import FLTBlock, FLTEncoder
 from flt_mol.nn.frequencies import GaussianFrequencies
 from flt_mol.nn.images import ImageKeys, LocalBasis, LocalFilter, PairCorrection, PairFilter
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import SPECTRA, GaussianSpectrum
-from flt_mol.nn.block import FLTBlock, FLTEncoder
 from flt_mol.testing import PackedLayer, PaddedLayer
 
 C, H = 8, 2
@@ -119,8 +118,12 @@ def encoder(mode):
 
 def energy_model(mode):
     def build(seed):
-        rpe = RPEConfig(num_terms=3, num_frequencies=5)
-        config = EnergyConfig(C, H, 2, 1, 16, 16, attention=mode, rpe=rpe, seed=seed)
+        sizes = {"embed_dim": C, "num_heads": H, "num_layers": 2, "ffn_dim": 16}
+        rpe = RPEConfig(
+            spectrum={"name": "gaussian", "num_terms": 3},
+            frequencies={"name": "gaussian", "num_frequencies": 5},
+        )
+        config = EnergyConfig(**sizes, num_features=16, attention=mode, rpe=rpe, seed=seed)
         model = from_seed(seed, EnergyModel, config)
         return PackedLayer(model, lambda m, rows: m(rows.structures)["energy"][rows.system, None])
 

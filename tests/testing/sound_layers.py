@@ -64,6 +64,7 @@ class Periodic(nn.Module):
 
     def of_one(self, rows):
         cell = rows.cell[0].to(rows.positions)
+        cell = cell if bool(cell.any()) else torch.eye(3).to(cell)
         inverse = torch.linalg.inv(cell.double()).to(cell)
         counts = (3 * inverse.norm(dim=0)).ceil() + 1
         counts = [int(n) if p else 0 for n, p in zip(counts, rows.pbc[0], strict=True)]

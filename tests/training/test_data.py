@@ -1,6 +1,7 @@
 """Splits of a run: where they are, what is invalid, what is held out, what is shared."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from flt_mol.training.data import (
     load_splits,
     open_split,
     split_loader,
-    split_path,
     warn_of_shared,
 )
 from flt_mol.training.processes import World
@@ -21,9 +21,9 @@ ALONE = World(1, 1, 0)
 
 
 def test_a_split_without_a_file_says_what_to_set(tmp_path):
-    run = tiny_run(tmp_path, data={"validation": "valid", "paths": {"train": "a", "val": "b"}})
-    with pytest.raises(ValueError, match=r"'valid'.*data\.paths\.valid.*data\.validation=val"):
-        split_path(run.data, "valid")
+    run = tiny_run(tmp_path, data={"validation": "valid"})
+    with pytest.raises(ValueError, match=r"'valid'.*data\.paths\.valid"):
+        open_split(run, "valid")
 
 
 @pytest.mark.parametrize("name", ["pos_relaxed", "y_init"])
@@ -105,24 +105,23 @@ def test_shared_sids_are_warned_of(tmp_path):
     splits = load_splits(run)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_shared(*splits)
+        warn_of_shared(splits)
     relaxations(tmp_path / "val.extxyz", 4, first=3)
     with pytest.warns(UserWarning, match=r"2 of 4 .*slab-3, slab-4"):
-        warn_of_shared(*load_splits(run))
+        warn_of_shared(load_splits(run))
 
 
 def test_the_digest_changes_with_the_data(tmp_path):
-    training, validation = load_splits(tiny_run(tmp_path))
-    before = data_digest(training, validation)
-    assert data_digest(*load_splits(tiny_run(tmp_path))) == before
+    splits = load_splits(tiny_run(tmp_path))
+    before = data_digest(splits, 1)
+    assert data_digest(load_splits(tiny_run(tmp_path)), 1) == before
+    assert data_digest(splits, 2) != before
     for field in ("positions", "energy"):
-        other = list(training)
+        other = list(splits.training)
         value = getattr(other[1], field).clone()
         value[0] += 1e-3
-        from dataclasses import replace
-
         other[1] = replace(other[1], **{field: value})
-        assert data_digest(other, validation) != before
+        assert data_digest(splits._replace(training=other), 1) != before
 
 
 def test_pairs_of_small_splits_are_searched_once(tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ def test_a_finished_run_is_found(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("output", ["", "file", "file/run"])
+@pytest.mark.parametrize("output", ["file", "file/run"])
 def test_outputs_that_cannot_be_written(tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()

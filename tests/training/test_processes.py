@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from helpers.kill_training import steps_done
 from helpers.training import RANDOM, tiny_run
 
 from flt_mol.training.config import run_yaml
@@ -17,12 +18,9 @@ from flt_mol.training.processes import (
     World,
     followed_folder,
     gathered,
-    largest,
-    share,
     shown_folder,
     world_of,
 )
-from flt_mol.training.resume import steps_done
 
 
 def test_alone(tmp_path, monkeypatch):
@@ -31,8 +29,6 @@ def test_alone(tmp_path, monkeypatch):
     assert world_of(1, 1) == World(1, 1, 0)
     assert world_of(4, 1) == World(4, 1, 3)
     assert gathered("a") == ["a"]
-    assert largest([1, 2], torch.device("cpu")) == [1, 2]
-    assert share(7, torch.device("cpu")) == 1.0
     with pytest.raises(ValueError, match=r"training\.nodes is 2"):
         world_of(1, 2)
     with pytest.raises(ValueError, match="output=FOLDER"):

@@ -1,6 +1,5 @@
 """Runs that are interrupted and given again: to the same weights, bit for bit."""
 
-import errno
 import importlib
 import random
 import signal
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.kill_training import differing, disturbed_run
+from helpers.kill_training import differing, disturbed_run, steps_done
 from helpers.training import go, relaxations, tiny_run
 
 from flt_mol.models.checkpoint import load_model
@@ -17,11 +16,7 @@ from flt_mol.training.callbacks import History
 from flt_mol.training.resume import (
     RESUME,
     ResumePoint,
-    WholeFiles,
-    check_resume,
-    kept_random_states,
-    random_states,
-    steps_done,
+    resume_step,
 )
 from flt_mol.training.task import EnergyTask
 
@@ -65,14 +60,14 @@ def interrupted(config, folder, monkeypatch, owner, name, when):
 @pytest.mark.parametrize(
     ("owner", "name", "when", "minutes", "kept"),
     [
-        (EnergyTask, "training_step", 1, 0.0, None),
-        (EnergyTask, "training_step", 3, 0.0, 1),
+        pytest.param(EnergyTask, "training_step", 1, 0.0, None, marks=pytest.mark.slow),
+        pytest.param(EnergyTask, "training_step", 3, 0.0, 1, marks=pytest.mark.slow),
         (EnergyTask, "training_step", 9, 0.0, 5),
         (EnergyTask, "training_step", 9, 1e6, 4),
-        (EnergyTask, "validation_step", 1, 0.0, 3),
+        pytest.param(EnergyTask, "validation_step", 1, 0.0, 3, marks=pytest.mark.slow),
         (EnergyTask, "validation_step", 3, 1e6, 4),
-        (History, "on_train_epoch_end", 1, 0.0, 7),
-        (ResumePoint, "on_train_epoch_end", 2, 1e6, 8),
+        pytest.param(History, "on_train_epoch_end", 1, 0.0, 7, marks=pytest.mark.slow),
+        pytest.param(ResumePoint, "on_train_epoch_end", 2, 1e6, 8, marks=pytest.mark.slow),
         ("flt_mol.training.run", "parity", 0, 1e6, 12),
     ],
 )
@@ -109,6 +104,7 @@ def test_interrupted_again_and_again(base, undisturbed, tmp_path, monkeypatch):
     assert len(shown) < 21, "it did resume"
 
 
+@pytest.mark.slow
 def test_epochs_of_runs_that_resume_after_an_epoch(base, tmp_path, monkeypatch):
     """Lightning counts one epoch too few after such a point."""
     config = base.model_copy(deep=True)
@@ -120,6 +116,7 @@ def test_epochs_of_runs_that_resume_after_an_epoch(base, tmp_path, monkeypatch):
     assert differing(whole.folder, result.folder) == []
 
 
+@pytest.mark.slow
 def test_early_stop(base, tmp_path, monkeypatch):
     config = base.model_copy(deep=True)
     config.training.epochs, config.training.early_stop = 6, 2
@@ -176,54 +173,35 @@ def test_a_finished_run_is_left_as_it_is(undisturbed, base):
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])
 def test_a_damaged_point_is_refused(tmp_path, damage):
     file = tmp_path / RESUME
-    torch.save({"flt_mol": {"data": 7}, "weights": torch.zeros(1000)}, file)
-    check_resume(file, 7)
-    with pytest.raises(ValueError, match="the data have changed"):
-        check_resume(file, 8)
+    content = {"flt_mol": {"data": 7}, "weights": torch.zeros(1000), "global_step": 3}
+    torch.save(content, file)
+    assert resume_step(file, 7) == 3
+    with pytest.raises(ValueError, match="have changed"):
+        resume_step(file, 8)
     data = bytearray(file.read_bytes())
     if damage == "flipped":
         data[len(data) // 2] ^= 255
     file.write_bytes({"flipped": data, "cut": data[:-500], "empty": b""}[damage])
     with pytest.raises(ValueError, match=r"resume\.ckpt is damaged"):
-        check_resume(file, 7)
+        resume_step(file, 7)
 
 
 def test_other_data_are_refused(tmp_path, monkeypatch):
     config = tiny_run(tmp_path, save_minutes=0.0)
     interrupted(config, tmp_path / "run", monkeypatch, EnergyTask, "training_step", 2)
     relaxations(Path(config.data.paths["train"]), 5, first=10)
-    with pytest.raises(ValueError, match="the data have changed"):
+    with pytest.raises(ValueError, match="the data.* have changed"):
         go(config, tmp_path / "run")
 
 
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    def full(content, path):
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError:
-            raise RuntimeError("PytorchStreamWriter failed writing file") from None
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"resume\.ckpt"):
-        WholeFiles().save_checkpoint({}, tmp_path / RESUME)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_random_states_are_kept(base, tmp_path):
-    before = random_states()
-    with kept_random_states():
-        draws = random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
-    assert draws == (random.random(), np.random.rand(), torch.rand(()))  # noqa: NPY002
-    now = random_states()
-    threads = torch.get_num_threads()
+def test_random_states_and_threads_are_kept(base, tmp_path):
     config = base.model_copy(deep=True)
     config.training.epochs = 1
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    threads = torch.get_num_threads()
     go(config, tmp_path / "run")
-    after = random_states()
-    assert after["python"] == now["python"]
-    assert after["numpy"] == now["numpy"]
-    assert torch.equal(after["torch"], now["torch"])
-    assert not torch.equal(before["torch"], now["torch"])
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    assert after == before
     assert torch.get_num_threads() == threads
 
 

@@ -197,10 +197,10 @@ def test_a_rate_that_is_too_high_is_blamed_and_not_the_systems(tmp_path):
 
 
 def test_training_lowers_the_error(tmp_path):
-    config = tiny_run(tmp_path, 6, model=ALL_OUTPUTS, epochs=25, batch_size=3, learning_rate=1e-2)
+    model = {**ALL_OUTPUTS, "recycles": 1, "feedback": "features"}
+    config = tiny_run(tmp_path, 4, model=model, epochs=30, batch_size=4, learning_rate=3e-2)
     history = rows(go(config).folder)
-    for name in ("train/mae", "train/displacement"):
-        assert float(history[-1][name]) < 0.5 * float(history[0][name]), name
+    assert float(history[-1]["train/loss"]) < 0.8 * float(history[0]["train/loss"])
 
 
 def test_bfloat16_and_no_loggers(tmp_path):
@@ -231,9 +231,9 @@ def test_the_loss_is_told_how_far_training_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"batch_size": 32}, "training.batch_size=2 makes 10"),
-        ({"batch_size": 5, "accumulate": 4}, "training.accumulate=1 makes 4"),
-        ({"batch_atoms": 1000}, "reduce training.batch_atoms"),
+        ({"batch_size": 32}, "training.batch_size, 32"),
+        ({"batch_size": 5, "accumulate": 4}, "training.accumulate, 4"),
+        ({"batch_atoms": 1000}, "training.batch_atoms, 1000"),
         ({"batch_size": 5}, None),
     ],
 )

@@ -92,7 +92,7 @@ def test_targets_follow_the_augmentation(tmp_path, settings):
     step = task(model, LossConfig(displacement_weight=1.0), **settings)
     step._trainer = None
     loss = step.training_step(batch, 0)
-    assert float(loss) == pytest.approx(0.0, abs=1e-5)
+    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)
     shown = model.shown[0]
     assert not torch.allclose(shown.positions, batch.positions, atol=0.01)
     # What is left to predict is a displacement within the frame that the model saw.

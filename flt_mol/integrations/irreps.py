@@ -1,0 +1,292 @@
+"""Features in irreps of O(3): layout, linear maps, norm, feed-forward net. Imports e3nn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flt_mol.functional.groups import at_least_float32, without_autocast
+from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
+
+try:
+    from e3nn import nn as e3nn_nn
+    from e3nn import o3 as o3
+except ImportError as error:
+    raise ImportError("irreps need e3nn: pip install 'flt_mol[e3nn]'") from error
+
+_SOFT = 0.1  # below this length a norm is a parabola, so that it is smooth at 0
+
+
+def cleaned(irreps: str | o3.Irreps) -> o3.Irreps:
+    """Irreps of the same layout, without empty terms and with equal neighbours joined."""
+    return o3.Irreps(irreps).remove_zero_multiplicities().simplify()
+
+
+def refuse_missing(name: str, irreps: o3.Irreps, available: o3.Irreps, source: str) -> None:
+    """ValueError for irreps of which no linear map makes anything but 0."""
+    missing = sorted({term.ir for term in irreps} - {term.ir for term in available})
+    if missing:
+        raise ValueError(
+            f"{name} {irreps} hold {', '.join(map(str, missing))}, which {source} {available} "
+            "lack: leave it out, or add it"
+        )
+
+
+def check_width(x: Tensor, dim: int, irreps: o3.Irreps, *, packed: bool = False) -> None:
+    """ValueError for features that are not (…, dim), or (N, dim) where they must be packed."""
+    if x.dim() == 0 or x.shape[-1] != dim or (packed and x.dim() != 2):
+        raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {dim}) for irreps {irreps}")
+
+
+class Term(NamedTuple):
+    """A term of irreps in plain numbers, which torch.compile can read: e3nn's it cannot.
+
+    Attributes:
+        mul: how many channels.
+        width: 2l + 1.
+        scalar: whether it is 0e.
+    """
+
+    mul: int
+    width: int
+    scalar: bool
+
+
+def terms_of(irreps: o3.Irreps) -> tuple[Term, ...]:
+    """The terms in order."""
+    return tuple(Term(term.mul, term.ir.dim, term.ir.is_scalar()) for term in irreps)
+
+
+def parts_of(x: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
+    """Features (N, dim) as one (N, mul, 2l + 1) for each term."""
+    parts = x.split([term.mul * term.width for term in terms], dim=-1)
+    return [
+        part.reshape(x.shape[0], term.mul, term.width)
+        for part, term in zip(parts, terms, strict=True)
+    ]
+
+
+def by_head(x: Tensor, terms: tuple[Term, ...], num_heads: int) -> Tensor:
+    """(N, dim) → (N, H, dim/H): each head gets its share of the channels of every term."""
+    shares = [
+        part.reshape(x.shape[0], num_heads, term.mul // num_heads * term.width)
+        for part, term in zip(parts_of(x, terms), terms, strict=True)
+    ]
+    return torch.cat(shares, dim=-1)
+
+
+def joined(x: Tensor, terms: tuple[Term, ...]) -> Tensor:
+    """What `by_head` took apart: (N, H, dim/H) → (N, dim)."""
+    widths = [term.mul * term.width // x.shape[1] for term in terms]
+    return torch.cat([part.flatten(1) for part in x.split(widths, dim=-1)], dim=-1)
+
+
+def invariants(x: Tensor, terms: tuple[Term, ...], norms: bool) -> Tensor:
+    """The 0e channels and, with `norms`, √(‖v‖² + s²) − s of all others, s = 0.1: (N, I)."""
+    kept = []
+    for part, term in zip(parts_of(x, terms), terms, strict=True):
+        if term.scalar:
+            kept.append(part.squeeze(-1))
+        elif norms:
+            wide = at_least_float32(part)
+            size = (wide.square().sum(-1) + _SOFT**2).sqrt() - _SOFT
+            kept.append(size.to(x.dtype))
+    return torch.cat(kept, dim=-1)
+
+
+def number_of_invariants(irreps: o3.Irreps, norms: bool) -> int:
+    """I, of which queries and keys are made.
+
+    Raises:
+        ValueError: there are none.
+    """
+    count: int = sum(term.mul for term in irreps if norms or term.ir.is_scalar())
+    if not count:
+        raise ValueError(
+            f"irreps {irreps} have no invariants to make queries and keys of: add 0e channels, or "
+            "take lengths with norms=True"
+        )
+    return count
+
+
+class IrrepsLinear(nn.Module):
+    """`e3nn.o3.Linear`, the linear map between channels of equal irreps, drawn by a generator.
+
+    Args:
+        irreps_in: e3nn irreps of the features.
+        irreps_out: of what comes out. Irreps that `irreps_in` lacks come out as 0.
+        bias: whether 0e channels get one; 0 at first. Of those that `irreps_in` lacks it is all.
+        generator: on CPU; None takes a seed from torch's global one.
+
+    Example:
+        >>> IrrepsLinear("8x0e + 4x1o", "2x0e + 2x1o")(torch.randn(5, 20)).shape
+        torch.Size([5, 8])
+    """
+
+    def __init__(
+        self,
+        irreps_in: str | o3.Irreps,
+        irreps_out: str | o3.Irreps,
+        bias: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.irreps_in, self.irreps_out = cleaned(irreps_in), cleaned(irreps_out)
+        self._dim = self.irreps_in.dim
+        # e3nn cannot give a bias to scalars that it makes of nothing (0.6.0).
+        self._by_hand = bias and not any(term.scalar for term in terms_of(self.irreps_in))
+        self._terms = terms_of(self.irreps_out)
+        # Weights of its own would be drawn from torch's global generator.
+        self.linear = o3.Linear(
+            self.irreps_in,
+            self.irreps_out,
+            internal_weights=False,
+            shared_weights=True,
+            biases=bias and not self._by_hand,
+        )
+        generator = seeded_generator(generator)
+        start = draw_normal(self.linear.weight_numel, generator=generator)
+        self.weight = nn.Parameter(placed(start))
+        scalars = sum(term.mul for term in self._terms if term.scalar)
+        self.bias = nn.Parameter(placed(torch.zeros(scalars))) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, irreps_in.dim) → (N, irreps_out.dim); under autocast in its dtype.
+
+        Raises:
+            ValueError: `x` of another width.
+        """
+        check_width(x, self._dim, self.irreps_in)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if torch.is_autocast_enabled(x.device.type):
+            # e3nn's contractions are not all among those that autocast converts.
+            kind = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(kind), weight.to(kind)
+            bias = None if bias is None else bias.to(kind)
+        with without_autocast(x):
+            if bias is None or not self._by_hand:
+                out: Tensor = self.linear(x, weight, bias)
+            else:
+                out = self.linear(x, weight) + self._on_scalars(bias)
+        return out
+
+    def _on_scalars(self, bias: Tensor) -> Tensor:
+        """(scalars,) → (irreps_out.dim,), 0 for all that is not 0e."""
+        parts = iter(bias.split([term.mul for term in self._terms if term.scalar]))
+        return torch.cat(
+            [
+                next(parts) if term.scalar else bias.new_zeros(term.mul * term.width)
+                for term in self._terms
+            ]
+        )
+
+
+class IrrepsNorm(nn.Module):
+    r"""Layer norm of irreps: x / √(mean ‖x‖²/(2l + 1) + ε) per term and atom, equivariant to O(3).
+
+    The mean is over the channels of a term; from 0e channels theirs is subtracted before. Then a
+    learned weight per channel, and a bias for 0e: for those it is torch's LayerNorm. The other
+    terms are those of Equiformer's [1]. Each atom is normalised by itself, unlike in
+    `e3nn.nn.BatchNorm`: what an atom gets does not depend on the batch.
+
+    Args:
+        irreps: e3nn irreps of the features.
+        eps: ε.
+
+    References:
+        [1] Liao & Smidt, "Equiformer: Equivariant graph attention Transformer for 3D atomistic
+        graphs", ICLR 2023, section 4.1.
+
+    Example:
+        >>> IrrepsNorm("1x1o")(torch.tensor([[3.0, 0.0, 4.0]])).norm() ** 2
+        tensor(3.0000, grad_fn=<PowBackward0>)
+    """
+
+    def __init__(self, irreps: str | o3.Irreps, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.irreps = cleaned(irreps)
+        self._dim = self.irreps.dim
+        self.eps = eps
+        self.terms = terms_of(self.irreps)
+        scalars = sum(term.mul for term in self.terms if term.scalar)
+        self.weight = nn.Parameter(placed(torch.ones(self.irreps.num_irreps)))
+        self.bias = nn.Parameter(placed(torch.zeros(scalars)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, irreps.dim) → the same, in the dtype of `x`.
+
+        Raises:
+            ValueError: `x` of another width, or not packed.
+        """
+        check_width(x, self._dim, self.irreps, packed=True)
+        weights = self.weight.split([term.mul for term in self.terms])
+        biases = iter(self.bias.split([term.mul for term in self.terms if term.scalar]))
+        parts = parts_of(at_least_float32(x), self.terms)
+        out = []
+        with without_autocast(x):
+            for part, term, weight in zip(parts, self.terms, weights, strict=True):
+                centred = part - part.mean(1, keepdim=True) if term.scalar else part
+                scale = (centred.square().mean((1, 2), keepdim=True) + self.eps).rsqrt()
+                scaled = centred * scale * weight[:, None]
+                out.append((scaled + next(biases)[:, None] if term.scalar else scaled).flatten(1))
+        return torch.cat(out, dim=-1).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"{self.irreps}"
+
+
+class IrrepsFeedForward(nn.Module):
+    """Linear ∘ Gate ∘ Linear: SiLU of 0e, tanh of 0o, and the rest times sigmoids of gates.
+
+    `e3nn.nn.Gate` with one gate for each channel that is neither 0e nor 0o, made of 0e channels.
+    Of irreps without 0e each gate is a number, learned by its bias.
+
+    Args:
+        irreps: e3nn irreps of what goes in and comes out.
+        irreps_hidden: of the hidden layer; the default is `irreps`.
+        generator: on CPU; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: `irreps_hidden` that lacks an irrep of `irreps`, which would come out as 0.
+
+    Example:
+        >>> IrrepsFeedForward("8x0e + 4x1o", "16x0e + 8x1o")(torch.randn(5, 20)).shape
+        torch.Size([5, 20])
+    """
+
+    def __init__(
+        self,
+        irreps: str | o3.Irreps,
+        irreps_hidden: str | o3.Irreps | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        irreps = cleaned(irreps)
+        hidden = irreps if irreps_hidden is None else cleaned(irreps_hidden)
+        refuse_missing("irreps", irreps, hidden, "irreps_hidden")
+        generator = seeded_generator(generator)
+        gate = _gate(hidden)
+        self.first = IrrepsLinear(irreps, gate.irreps_in, True, generator)
+        self.gate = gate
+        self.last = IrrepsLinear(gate.irreps_out, irreps, True, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, irreps.dim) → (N, irreps.dim).
+
+        Raises:
+            ValueError: `x` of another width.
+        """
+        out: Tensor = self.last(self.gate(self.first(x)))
+        return out
+
+
+def _gate(irreps: o3.Irreps) -> e3nn_nn.Gate:
+    flat = o3.Irreps([term for term in irreps if term.ir.l == 0])
+    gated = o3.Irreps([term for term in irreps if term.ir.l > 0])
+    gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])
+    functions = [nn.functional.silu if term.ir.p == 1 else torch.tanh for term in flat]
+    return e3nn_nn.Gate(flat, functions, gates, [torch.sigmoid] * len(gates), gated)

@@ -1,0 +1,153 @@
+"""Pickles: what is read of each protocol and library, and that nothing is run."""
+
+import collections
+import os
+import pickle
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from flt_mol.data import open_dataset
+from flt_mol.data.pyg import fields_of
+from flt_mol.data.schema import Stored, to_numpy
+from flt_mol.data.unpickle import unpickle
+from tests.helpers.hostile import PICKLES
+
+
+def fields(data):
+    return {
+        name: value.numpy() if isinstance(value, Stored) else value
+        for name, value in fields_of(unpickle(data)).items()
+    }
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("squeeze", [bytes, zlib.compress])
+def test_dicts_of_every_protocol(protocol, squeeze, make_record):
+    record = make_record(extra=np.arange(6).reshape(2, 3), text="111", nested=[1, (2, {"a": {3}})])
+    found = fields(squeeze(pickle.dumps(record, protocol)))
+    assert found.keys() == record.keys()
+    for name, value in record.items():
+        if isinstance(value, torch.Tensor | np.ndarray):
+            assert found[name].dtype == to_numpy(value).dtype
+            assert np.array_equal(found[name], value)
+        else:
+            assert found[name] == value
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4, 5])
+def test_pyg_of_both_generations(version, protocol, make_record, pickle_pyg, write_lmdb):
+    record = make_record()
+    path = write_lmdb({0: pickle_pyg(record, version, protocol), 1: record})
+    batch = open_dataset(path).batch([0, 1])
+    assert torch.equal(batch[0].positions, batch[1].positions)
+    assert torch.equal(batch[0].cell, batch[1].cell)
+    assert batch.sid == (101, 101)
+    assert batch.energy.tolist() == [-1.25, -1.25]
+
+
+DTYPES = (*(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),)
+DTYPES += (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_every_type_and_layout(dtype):
+    base = torch.arange(24).reshape(4, 6).remainder(2).to(dtype)
+    views = [base, base.T, base[1:3, ::2], base[:, :0], base[0, 0], base[0].expand(3, 6)]
+    for tensor, found in zip(views, unpickle(pickle.dumps(views)), strict=True):
+        assert np.array_equal(found.numpy(), to_numpy(tensor))
+        assert found.numpy().shape == tuple(tensor.shape)
+
+
+ARRAYS = [
+    np.arange(6, dtype=">i4"),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.arange(12)[::2],
+    np.array(3.5),
+    np.zeros((0, 3), np.uint8),
+    np.array([True, False]),
+    np.float32([1.5]),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=range(len(ARRAYS)))
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_arrays_of_every_layout(array, protocol):
+    found = unpickle(pickle.dumps(array, protocol)).numpy()
+    assert np.array_equal(found, array)
+    assert found.dtype == array.dtype.newbyteorder("=")
+    assert unpickle(pickle.dumps(np.float64(2.5), protocol)) == 2.5
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array([{}], object), np.zeros(2, [("a", "f4")]), torch.zeros(2, dtype=torch.cfloat)],
+)
+def test_values_that_hold_no_numbers_harm_their_own_field_only(value, make_record, write_lmdb):
+    path = write_lmdb({0: make_record(other=value), 1: make_record(tags=value)})
+    if value.dtype != torch.cfloat:
+        assert open_dataset(path)[0].sid == (101,)
+    with pytest.raises(ValueError, match="data.lmdb, key 1"):
+        open_dataset(path)[1]
+
+
+def test_classes_of_others_are_refused_by_name():
+    for value in (collections.Counter("a"), pytest.raises, os.system, np.load):
+        with pytest.raises(ValueError, match=r"(Counter|raises|system|load).*never run"):
+            unpickle(pickle.dumps({"a": value}))
+    with pytest.raises(ValueError, match="outside the record"):
+        unpickle(b"Pos.system\n.")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
+def test_damaged_pickles_are_value_errors(damage, make_record):
+    data = pickle.dumps(make_record())
+    damaged = {
+        "cut": data[: len(data) // 2],
+        "flipped": data[:20] + b"\xff" + data[21:],
+        "empty": b"",
+        "text": b"no pickle",
+    }[damage]
+    with pytest.raises(ValueError, match="damaged record of"):
+        unpickle(damaged)
+
+
+@pytest.mark.parametrize(
+    "length", ["memo bomb", "text memo bomb", "huge BINBYTES8", "huge BINUNICODE"]
+)
+def test_declared_lengths_do_not_exceed_the_record(length):
+    with pytest.raises(ValueError, match="memo index|truncated"):
+        unpickle(PICKLES[length]("canary"))
+
+
+def test_deep_keys_are_refused():
+    with pytest.raises(ValueError, match="tuples or calls"):
+        unpickle(PICKLES["nested key"]("canary"))
+    # As many tuples of numbers as a record may hold of atoms do no harm.
+    positions = {"pos": [(1.0, 2.0, 3.0)] * 3000, "tags": [(i,) for i in range(3000)]}
+    assert unpickle(pickle.dumps(positions)) == positions
+
+
+def test_saved_files(make_record, tmp_path, pickle_pyg):
+    records = [make_record(sid=i, edge_index=...) for i in range(3)]
+    paths = [tmp_path / name for name in ("zip.pt", "list.pkl", "one.pkl", "data.pkl")]
+    torch.save(records, paths[0])
+    paths[1].write_bytes(pickle.dumps(records))
+    paths[2].write_bytes(pickle.dumps(records[0]))
+    paths[3].write_bytes(pickle_pyg(make_record(sid=0, edge_index=...), 2))
+    for path, count in zip(paths, (3, 3, 1, 1), strict=True):
+        batch = open_dataset(path).batch(range(count))
+        assert batch.sid == tuple(range(count))
+        assert torch.equal(batch.positions[:6], records[0]["pos"])
+
+
+def test_saved_files_that_are_refused(tmp_path):
+    torch.save({"a": os.system}, tmp_path / "hostile.pt")
+    (tmp_path / "zip.pt").write_bytes(b"PK\x05\x06" + bytes(18))
+    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
+    for name, reason in (("hostile", "system"), ("zip", "none of torch.save"), ("cut", "zip")):
+        with pytest.raises(ValueError, match=rf"{name}\.pt.*{reason}"):
+            open_dataset(tmp_path / f"{name}.pt")

@@ -1,0 +1,41 @@
+"""Conversions killed (SIGKILL) at random moments leave no half file, and run again whole."""
+
+import os
+
+import pytest
+from helpers.killing import moments, run
+from helpers.systems import make_record, same, write_records
+
+from flt_mol.data import convert, open_dataset
+
+pytestmark = pytest.mark.slow
+KILLS = {".safetensors": 8, ".aselmdb": 6, ".extxyz": 6}
+
+
+def work(source, output):
+    convert(open_dataset(source), output)
+
+
+@pytest.mark.parametrize("suffix", KILLS)
+def test_no_half_file(suffix, tmp_path):
+    count = 600 if suffix == ".safetensors" else 150
+    records = [make_record(i, 60, graph=suffix == ".safetensors") for i in range(count)]
+    source = write_records(tmp_path / "source.lmdb", records)
+    whole = tmp_path / f"whole{suffix}"
+    run(work, source, whole)
+    seconds = run(work, source, tmp_path / f"again{suffix}")
+    wanted = open_dataset(whole)
+    output = tmp_path / f"killed{suffix}"
+    killed = halves = 0
+    for moment in moments(KILLS[suffix], seconds, seed=1):
+        output.unlink(missing_ok=True)
+        if run(work, source, output, limit=moment) is None:
+            killed += 1
+            halves += output.exists() and output.read_bytes() != whole.read_bytes()
+    assert killed > KILLS[suffix] // 2
+    assert halves == 0
+    output.unlink(missing_ok=True)
+    convert(open_dataset(source), output)
+    rows = range(0, count, 7)
+    assert same(open_dataset(output).batch(rows), wanted.batch(rows))
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".killed")]

@@ -1,0 +1,252 @@
+"""Every check passes a sound layer or model, and fails one that breaks just that promise."""
+
+import pytest
+import torch
+from testing.sound_layers import Attention, Broken, Padded, Periodic, draw, packed, seeded
+from torch import nn
+
+from flt_mol import testing
+from flt_mol.testing import PaddedLayer, Rows, random_rows, random_structures
+
+CRYSTAL = {"periodic": True}
+
+
+def systems(**settings):
+    return random_structures(seeded(1), (5, 1, 9), **settings)
+
+
+class Springs(nn.Module):
+    """Energy: a number per element, plus a smooth sum over periodic distances."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(100, generator=seeded(seed)))
+        self.images = Periodic()
+
+    def forward(self, structures):
+        rows = Rows.of(structures)
+        x = self.weight[structures.atomic_numbers, None].expand(-1, 4)
+        rows = Rows(**{**vars(rows), "x": x.to(rows.positions)})
+        atoms = x[:, 0] + self.images(rows).sum(1) if len(x) else x.sum(1)
+        return {"energy": atoms.new_zeros(len(rows)).index_add(0, rows.system, atoms) + 3}
+
+
+class Wrong(nn.Module):
+    """A model with a fault of its energies."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.model, self.fault = Springs(), fault
+
+    def forward(self, structures):
+        return self.model(structures)["energy"] + self.fault(structures)
+
+
+# name of the check: fault (rows, outputs) → outputs, and how rows are drawn.
+FAULTS = {
+    "permutation": (lambda rows, y: y + torch.arange(len(y))[:, None], {}),
+    "translation": (lambda rows, y: y + 1e-3 * rows.positions[:, :1], {}),
+    "rotation": (lambda rows, y: y + (rows.positions[:, :1] / 10).sin(), {}),
+    "batch_equals_alone": (lambda rows, y: y - y.mean(0), {}),
+    "empty_and_single_atom": (lambda rows, y: y + len(rows), {}),
+    "dtype": (lambda rows, y: y.float(), {}),
+    "autocast": (lambda rows, y: 2 * y if torch.is_autocast_enabled("cpu") else y, {}),
+    "deterministic": (lambda rows, y: y + torch.rand(()), {}),
+    "coincident": (lambda rows, y: y / rows.positions.diff(dim=0).norm(dim=1).min(), {}),
+    "gradients": (lambda rows, y: y.detach() + 0 * y, {}),
+    "causality": (lambda rows, y: y, {"dim": 1}),
+}
+LATTICE_FAULTS = {
+    "periodic_images": lambda rows, y: y + rows.positions[:, :1].sin(),
+    "cell_basis": lambda rows, y: y + rows.cell[rows.system, 0, :1],
+    "supercell": lambda rows, y: y + rows.sizes[rows.system, None],
+}
+ARGUMENTS = {"batch_equals_alone": {"larger": 3}, "coincident": {"second": True}}
+
+
+def run(name, layer, rows):
+    return getattr(testing, f"check_{name}")(layer, rows, **ARGUMENTS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_a_layer(name):
+    fault, settings = FAULTS[name]
+    rows = draw(**settings)
+    run(name, Attention(causal=name == "causality"), rows)
+    with pytest.raises(AssertionError):
+        run(name, Broken(fault), rows)
+
+
+@pytest.mark.parametrize("periodic", [True, (True, False, True)])
+@pytest.mark.parametrize("name", LATTICE_FAULTS)
+def test_a_fault_of_a_periodic_layer(name, periodic):
+    rows = draw((5, 0, 3), periodic=periodic)
+    assert run(name, Periodic(), rows) <= 1e-5
+    with pytest.raises(AssertionError, match="outputs changed"):
+        run(name, Broken(LATTICE_FAULTS[name], Periodic()), rows)
+
+
+MODEL_FAULTS = {
+    "permutation": lambda s: s.positions.new_tensor([float(s.positions[p, 0]) for p in s.ptr[:-1]]),
+    "translation": lambda s: s.positions[0, 0],
+    "rotation": lambda s: s.cell[:, 0, 0],
+    "batch_equals_alone": lambda s: len(s),
+    "empty_and_single_atom": lambda s: 0.0 / (s.natoms - 1),
+    "deterministic": lambda s: torch.rand(()),
+    "periodic_images": lambda s: s.positions[0, 0],
+    "cell_basis": lambda s: s.cell[:, 0, 0],
+    "supercell": lambda s: s.natoms**2,
+}
+
+
+@pytest.mark.parametrize("name", MODEL_FAULTS)
+def test_a_fault_of_a_model(name):
+    structures = systems()
+    run(name, Springs(), structures)
+    if name == "permutation":
+        structures = random_structures(seeded(1), (5, 2, 9))
+    with pytest.raises(AssertionError, match="energies"):
+        run(name, Wrong(MODEL_FAULTS[name]), structures)
+
+
+def test_energies_per_cell():
+    structures = systems(periodic=(True, False, True))
+    testing.check_supercell(Springs(), structures)
+    with pytest.raises(AssertionError):
+        testing.check_supercell(Springs(), structures, extensive=False)
+
+
+def test_states_of_models():
+    structures = systems()
+    testing.check_save_load(Springs(), lambda: Springs(1), structures)
+    with pytest.raises(AssertionError, match="state_dict"):
+        testing.check_save_load(Springs(), lambda: Wrong(lambda s: 0), structures)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_what_is_drawn_but_not_saved(persistent):
+    def build(seed):
+        layer = Attention(seed)
+        layer.register_buffer("draw", layer.draw + 1, persistent=persistent)
+        return layer
+
+    rows = draw()
+    if persistent:
+        testing.check_save_load(build(0), lambda: build(1), rows)
+    else:
+        with pytest.raises(AssertionError, match="saved state"):
+            testing.check_save_load(build(0), lambda: build(1), rows)
+
+
+def test_padding():
+    rows = random_rows(seeded(1), (5, 0, 7, 1), 4)
+    testing.check_padding(PaddedLayer(Padded()), rows)
+    packed_form = packed(lambda rows: PaddedLayer(Padded(), extra=3)(rows))
+    testing.check_padded_equals_packed(PaddedLayer(Padded()), packed_form, rows)
+    for fault in (
+        lambda m, x, r, mask: Padded()(x, r, mask=torch.ones_like(mask)),
+        lambda m, x, r, mask: Padded()(x, r, mask=mask) + 0 * x.sum(),
+        lambda m, x, r, mask: Padded()(x, r, mask=mask) + 1,
+    ):
+        with pytest.raises(AssertionError):
+            testing.check_padding(PaddedLayer(Padded(), fault), rows)
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_streaming(chunk):
+    def whole(rows):
+        return torch.cat([part.x.cumsum(0) for part in rows])
+
+    def step(part, state):
+        out = part.x.cumsum(0) + (0 if state is None else state)
+        return out, out[-1]
+
+    rows = draw()
+    testing.check_streaming(packed(whole), step, rows, chunk=chunk)
+    with pytest.raises(AssertionError, match="steps of"):
+        testing.check_streaming(packed(whole), lambda p, s: (p.x.cumsum(0), s), rows, chunk=chunk)
+
+
+MOVES = {
+    "turning": lambda s, u: u * u.new_tensor([1.0, 1.0, 1.1]),
+    "mirroring": lambda s, u: torch.linalg.cross(u, u.roll(1, 0)),
+    "reordering": lambda s, u: u * torch.arange(len(u))[:, None],
+    "shifting": lambda s, u: u * (1 + s.positions.norm(dim=1, keepdim=True)),
+    "fixed atoms": lambda s, u: u + 0,
+}
+
+
+@pytest.mark.parametrize("fault", [None, *MOVES])
+def test_displacements(fault):
+    def model(s):
+        sums = torch.zeros(len(s), 3).index_add(0, s.system, s.positions)
+        u = (s.positions - (sums / s.natoms[:, None])[s.system]) / 10
+        if fault is not None:
+            u = MOVES[fault](s, u)
+        u = torch.where(s.fixed[:, None] & (fault != "fixed atoms"), 0, u)
+        return {"displacement": u, "displacement_recycles": torch.stack([u / 2, u])}
+
+    structures = systems(periodic=False)
+    if fault is None:
+        assert testing.check_displacement_equivariance(model, structures) <= 1e-4
+    else:
+        with pytest.raises(AssertionError, match="fixed atoms move|displacements changed"):
+            testing.check_displacement_equivariance(model, structures)
+
+
+class Square(torch.autograd.Function):
+    """x² with a wrong gradient, or a right one whose own is missing."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * ctx.factor * x.detach(), None
+
+
+def test_matches():
+    x = torch.linspace(-1, 2, 7, dtype=torch.float64)
+    right = lambda x: Square.apply(x, 2.0)  # noqa: E731
+    assert testing.check_matches(right, torch.square, [x]) < 1e-12
+    with pytest.raises(AssertionError, match="output 0"):
+        testing.check_matches(lambda x: x**2 + 1e-6, torch.square, [x])
+    with pytest.raises(AssertionError, match="the gradient by input 0"):
+        testing.check_matches(lambda x: Square.apply(x, 2.1), torch.square, [x])
+    with pytest.raises(AssertionError, match="second gradient"):
+        testing.check_matches(right, torch.square, [x], second=True)
+
+
+def test_modes_are_restored_and_generators_left_alone():
+    layer, rows = Attention(), draw()
+    layer.train()
+    layer.dropout.eval()
+    state = torch.get_rng_state()
+    testing.check_permutation(layer, rows)
+    assert layer.training
+    assert not layer.dropout.training
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_random_structures_have_distance_and_every_field():
+    structures = random_structures(seeded(), (7, 0, 12), (True, False, True))
+    assert structures.natoms.tolist() == [7, 0, 12]
+    assert structures.pbc.tolist() == [[True, False, True]] * 3
+    assert bool((structures.fixed == (structures.tags == 0)).all())
+    for system in structures:
+        assert system.num_atoms < 2 or float(torch.pdist(system.positions).min()) > 1
+
+
+def test_rows_and_structures_are_the_same_systems():
+    rows = random_rows(seeded(), (3, 0, 4), **CRYSTAL)
+    again = Rows.of(rows.structures)
+    for name in ("positions", "cell", "pbc", "atomic_numbers", "tags", "fixed", "ptr"):
+        assert torch.equal(getattr(again, name), getattr(rows, name)), name
+    with pytest.raises(ValueError, match="atoms"):
+        _ = random_rows(seeded(), dim=1).structures
+    with pytest.raises(ValueError, match="periodic"):
+        testing.check_supercell(Periodic(), random_rows(seeded()))
