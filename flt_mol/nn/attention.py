@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import NamedTuple, TypedDict, Unpack
 
 import torch
@@ -74,7 +75,7 @@ class AttentionInputs(TypedDict, total=False):
     images: PairWeights | None
 
 
-_INPUTS = frozenset(AttentionInputs.__annotations__)
+_INPUTS = tuple(AttentionInputs.__annotations__)
 _OF_CONTEXT = tuple(f"context_{x}" for x in ("positions", "ptr", "system", "mask", "features"))
 
 
@@ -432,6 +433,14 @@ class FLTAttention(Streaming, Attention):
         layout, rows = self.rows(x, positions, given)
         out = self.attend(rows).flatten(1).to(rows.value.dtype)
         return layout.unpack(self.out(self.dropout(out)))
+
+    # What `help` and torch.export read: the arguments of `AttentionInputs` by their names.
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            *list(inspect.signature(forward).parameters.values())[:-1],
+            *(inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=None) for x in _INPUTS),
+        ]
+    )
 
     def rows(
         self, x: Tensor, positions: Tensor | None, given: AttentionInputs
