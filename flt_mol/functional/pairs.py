@@ -208,24 +208,10 @@ def _gradients(
     return to_weight, to_value
 
 
-@_filter.register_fake
-def _(b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
-    return v.new_empty(num_rows, w.shape[1])
-
-
-@_to_basis.register_fake
-def _(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return x.new_empty(i.shape[0], w.shape[0])
-
-
-@_to_weight.register_fake
-def _(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return x.new_empty(b.shape[1], x.shape[1])
-
-
-@_gradients.register_fake
-def _(g: Tensor, b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(w), torch.empty_like(v)
+_filter.register_fake(lambda b, w, v, i, j, rows: v.new_empty(rows, w.shape[1]))
+_to_basis.register_fake(lambda x, y, w, i, j: x.new_empty(i.shape[0], w.shape[0]))
+_to_weight.register_fake(lambda x, y, b, i, j: x.new_empty(b.shape[1], x.shape[1]))
+_gradients.register_fake(lambda g, b, w, v, i, j: (torch.empty_like(w), torch.empty_like(v)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
