@@ -1,7 +1,7 @@
 import pytest
 import torch
-
 from flt_mol.functional._blocks import blocks_of
+
 from flt_mol.functional.causal import causal_attention, causal_log_attention, causal_sums
 
 H, M, V = 2, 5, 3

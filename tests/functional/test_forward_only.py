@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 import torch
+from flt_mol.functional.forward_only import available, forward_softmax_attention, pieces
 
 from flt_mol.functional.feature_maps import (
     SharedLogits,
     softmax_log_features,
     stabilised_features,
 )
-from flt_mol.functional.forward_only import available, forward_softmax_attention, pieces
 from flt_mol.functional.linear import linear_attention
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+from flt_mol.functional.ragged import ragged_layout, ragged_product
+from flt_mol.functional.shared import joint_product, shared_product
 from periodic import batch, seeded
 from torch.autograd import forward_ad
 
@@ -15,8 +17,6 @@ from flt_mol.functional.images import image_attention
 from flt_mol.functional.linear import linear_attention, read_back
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.functional.pairs import pair_dots, pair_filter, pair_sums, weighted_sum
-from flt_mol.functional.ragged import ragged_layout, ragged_product
-from flt_mol.functional.shared import joint_product, shared_product
 from flt_mol.functional.spectral import (
     kernel_filter,
     kernel_matrices,

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
-
-from flt_mol.functional import _feature_groups
 from flt_mol.functional._feature_groups import groups_of
 from flt_mol.functional._rows import ordinary
-from flt_mol.functional.feature_maps import SharedLogits
 from flt_mol.functional.recomputed import (
     recomputed_softmax_attention,
     written_out_attention,
 )
+from torch.utils.checkpoint import checkpoint
+
+from flt_mol.functional import _feature_groups
+from flt_mol.functional.feature_maps import SharedLogits
 
 SYSTEMS = ([0, 4, 4, 5, 11], [0, 11], [0, 1, 2, 3, 11])
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flt_mol.functional.shared import joint_product, shared_product
 
 from flt_mol.functional.feature_maps import (
     SharedLogits,
@@ -9,7 +10,6 @@ from flt_mol.functional.feature_maps import (
     project_positions,
     softmax_log_features,
 )
-from flt_mol.functional.shared import joint_product, shared_product
 
 N, R, H, M, D = 7, 4, 3, 5, 2
 F64 = torch.float64

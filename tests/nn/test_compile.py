@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
-from flt_mol.functional.reciprocal import reciprocal_vectors
 from flt_mol.functional.neighbors import neighbor_pairs
+from flt_mol.functional.reciprocal import reciprocal_vectors
 from flt_mol.models.energy import (
     EnergyConfig,
     EnergyModel,
