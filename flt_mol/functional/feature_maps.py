@@ -300,7 +300,7 @@ def stabilised_features(
 def _stabilised(
     queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    outputs = queries.new_zeros(queries.shape), keys.new_zeros(keys.shape)
+    outputs = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
     least = LEAST_EXPONENT[queries.dtype]
     systems = systems_of(ptr, queries.shape[1])
     key_systems = systems if key_ptr is ptr else systems_of(key_ptr, keys.shape[1], "key_ptr")
@@ -311,6 +311,8 @@ def _stabilised(
         torch.sub(keys[:, own], peak, out=outputs[1][:, own]).clamp_(min=least).exp_()
         q = torch.add(queries[:, rows], peak, out=outputs[0][:, rows])
         q.sub_(q.amax(-1, keepdim=True)).clamp_(min=least).exp_()
+    for out, used in zip(outputs, (ptr, key_ptr), strict=True):
+        out[:, int(used[-1]) :] = 0.0
     return outputs
 
 

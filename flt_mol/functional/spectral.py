@@ -30,10 +30,7 @@ def padded_groups(
 ) -> list[list[int]]:
     """Systems of similar cost in groups, each with about a cache of padded numbers, or one system.
 
-    Args:
-        costs: numbers of each system.
-        members: the systems to group.
-        device: where they are.
+    `costs` are the numbers of every system, `members` the systems to group.
 
     Example:
         >>> padded_groups([3, 200_000, 4], range(3), torch.device("cpu"))
@@ -123,4 +120,5 @@ def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor) -> Tensor:
         (G, L, H, D). All arguments have one dtype, at least float32.
     """
     mixed = (amplitudes @ kernels.flatten(2)).unflatten(2, kernels.shape[2:])
-    return (mixed @ value.transpose(1, 2)).transpose(1, 2)
+    out: Tensor = (mixed @ value.transpose(1, 2)).transpose(1, 2)
+    return out

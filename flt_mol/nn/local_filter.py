@@ -82,9 +82,6 @@ class LocalBasis(nn.Module):
             vectors: (P, 3), Å.
             num_rows: N.
             atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
-
-        Raises:
-            ValueError: vectors that do not belong to these pairs.
         """
         vectors = at_least_float32(vectors)
         distances = _distances(pairs, vectors)
@@ -112,9 +109,8 @@ class LocalFilter(nn.Module):
     much a weight counts, and each W_tc sees few of the pairs.
 
     All sums are unnormalised and over periodic pairs: outputs are invariant to O(3), and the same
-    in a supercell. F begins so small that the some forty neighbours of a metal's atom add up to
-    about one, and o takes an eighth of the invariants: sums come first. Time
-    O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
+    in a supercell. F begins so small that forty neighbours add up to about one, and o takes an
+    eighth of the invariants. Time O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
 
     Args:
         channels: C.
@@ -271,9 +267,6 @@ class PairFilter(nn.Module):
             pairs: within the cutoff or beyond it; those beyond have no weight.
             vectors: (P, 3), Å, of the pairs, or their lengths (P,).
             atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
-
-        Raises:
-            ValueError: features of another width, or vectors that do not belong to these pairs.
         """
         check_features(x, self.value.in_features)
         distances = _distances(pairs, vectors)
@@ -357,9 +350,6 @@ class PairCorrection(nn.Module):
             groups: ``pairs.groups()``.
             vectors: (P, 3), Å, of the pairs, or their lengths (P,).
             atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
-
-        Raises:
-            ValueError: vectors that do not belong to these pairs.
         """
         distances = _distances(pairs, vectors)
         with without_autocast(distances):
@@ -375,11 +365,7 @@ class PairCorrection(nn.Module):
 
 
 def check_features(x: Tensor, channels: int) -> None:
-    """Refuse features that are not packed rows of this width.
-
-    Raises:
-        ValueError: another shape than (N, C).
-    """
+    """ValueError for features that are not packed rows (N, C)."""
     if x.dim() != 2 or x.shape[1] != channels:
         raise ValueError(
             f"x has shape {tuple(x.shape)}, expected (N, {channels}): pack padded rows, x[mask]"
