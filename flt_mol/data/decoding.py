@@ -305,7 +305,7 @@ def _cells(
             pbc[b] = cells[b].any(axis=1)
         else:
             array = _array(periodic, "pbc")
-            if array.size not in (1, 3) or not np.isin(array, (0, 1)).all():
+            if array.size not in (1, 3) or (array != array.astype(bool)).any():
                 raise ValueError(f"pbc is {array.tolist()!r:.60}, expected true or false per axis")
             pbc[b] = array.reshape(-1)
     if not np.abs(cells).max() <= _LARGEST:

@@ -122,7 +122,7 @@ def minimum_image(vectors: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr:
     periodic, given = pbc.cpu().numpy(), host_array(cell)
     change = reduced_basis(given, periodic)
     basis = np.where(periodic[..., None], change @ given, 0.0)
-    _check_heights(basis, periodic)
+    _check_lengths(basis, periodic)
     system, v = system_index(ptr.cpu(), len(vectors)).numpy(), host_array(vectors)
     rows = basis[system]
     whole = np.rint(np.einsum("nc,nca->na", v, np.linalg.pinv(basis)[system])).astype(np.int64)
@@ -185,21 +185,21 @@ def virtual_cells(
     kept = pbc.cpu().numpy() & (sizes > 0)[:, None]
     change = reduced_basis(given, kept)
     basis = np.where(kept[..., None], change @ given, 0.0)
-    _check_heights(basis, kept)
+    _check_lengths(basis, kept)
     local = points - points[offsets[:-1][system]]
     shift = np.zeros(local.shape, np.int64)
     if shrink and kept.any():
         fraction = np.einsum("nc,nca->na", local, np.linalg.pinv(basis)[system])
         gap = np.zeros(kept.shape)
         gap[occupied], shift = _largest_gaps(fraction, system, starts)
-        vacuum = kept & (gap * _heights(basis, kept) > padding)
+        vacuum = kept & (gap * _heights(basis) > padding)
         shift *= vacuum[system]
         local -= np.einsum("na,nac->nc", shift, basis[system])
         kept = kept & ~vacuum
     basis = np.where(kept[..., None], basis, 0.0)
     if not kept.all():
         basis = basis + _perpendicular(basis, kept, local, system, (occupied, starts), padding)
-    return VirtualCells(basis, change, kept, _heights(basis, np.ones_like(kept)), shift)
+    return VirtualCells(basis, change, kept, _heights(basis), shift)
 
 
 def reduced_basis(cell: Floats, periodic: NDArray[np.bool_]) -> Integers:
@@ -228,21 +228,15 @@ def reduced_basis(cell: Floats, periodic: NDArray[np.bool_]) -> Integers:
     return change
 
 
-def _heights(basis: Floats, kept: NDArray[np.bool_]) -> Floats:
-    """Distance (B, 3) between lattice planes, Å; 0 where a vector is missing or in line."""
-    gram = basis @ basis.transpose(0, 2, 1)
-    square = np.diagonal(gram, axis1=1, axis2=2).copy()
-    square[~kept] = 1.0
-    for axis in range(3):
-        gram[:, axis, axis] = square[:, axis]
-    area = np.stack([square[:, k] * square[:, m] - gram[:, k, m] ** 2 for k, m in _OTHERS], -1)
-    volume = np.linalg.det(gram).clip(0.0)[:, None]
-    flat = area <= 1e-12 * square[:, [m[0] for m in _OTHERS]] * square[:, [m[1] for m in _OTHERS]]
-    return np.where(kept & ~flat, np.sqrt(volume / np.where(flat, 1.0, area)), 0.0)
+def _heights(basis: Floats) -> Floats:
+    """Distances (B, 3) between the lattice planes of independent rows, Å; 0 for rows of zeros."""
+    size = np.linalg.norm(np.linalg.pinv(basis), axis=1)
+    return np.asarray(np.divide(1.0, size, out=np.zeros_like(size), where=size > 0))
 
 
-def _check_heights(basis: Floats, kept: NDArray[np.bool_]) -> None:
-    thin = kept & (_heights(basis, kept) < _THINNEST)
+def _check_lengths(basis: Floats, kept: NDArray[np.bool_]) -> None:
+    """Dependent vectors have a short one among those of their reduced basis."""
+    thin = kept & (np.linalg.norm(basis, axis=-1) < _THINNEST)
     if thin.any():
         system, axis = np.argwhere(thin)[0]
         raise UnfitSystemError(

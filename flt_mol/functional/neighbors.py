@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.groups import at_least_float32, outside
 from flt_mol.functional.lattice import (
     Floats,
     Integers,
@@ -19,7 +19,6 @@ from flt_mol.functional.lattice import (
     host_array,
     virtual_cells,
 )
-from flt_mol.functional.numerics import outside
 
 # Where there are more than 10⁵ cells, vesin 0.4 to 0.6 merges them by one factor; a direction with
 # fewer cells than that is left without, and a division by zero ends the process.
@@ -79,19 +78,6 @@ class NeighborPairs(NamedTuple):
         a, b, c = self.shift.to(positions.dtype).split(1, dim=1)
         vectors: Tensor = between - (a * matrix[:, 0] + b * matrix[:, 1] + c * matrix[:, 2])
         return vectors
-
-    def symmetric(self) -> bool:
-        """Whether with each (i, j, T) there is (j, i, −T), as often, by sums of 64-bit hashes.
-
-        Example:
-            >>> i, j = torch.tensor([[0, 1, 1], [1, 0, 2]])
-            >>> pairs = NeighborPairs(i, j, torch.zeros(3, 3, dtype=torch.int64))
-            >>> pairs.symmetric(), NeighborPairs(*(x[:2] for x in pairs)).symmetric()
-            (False, True)
-        """
-        there = _hashes(self.index_i, self.index_j, self.shift)
-        back = _hashes(self.index_j, self.index_i, -self.shift)
-        return bool(there.sum() == back.sum())
 
     def with_self(self, num_rows: int) -> NeighborPairs:
         """These pairs, and each of `num_rows` atoms with itself, before its images.
@@ -235,16 +221,3 @@ def _sorted(found: Integers, atoms: int) -> Integers:
     for column, (width, least) in enumerate(zip(widths, low, strict=True)):
         key = key * width + (found[:, column] - least)
     return found[np.argsort(key)]
-
-
-def _hashes(index_i: Tensor, index_j: Tensor, shift: Tensor) -> Tensor:
-    """A number (P,) int64 for each (i, j, T), mixed so that sums tell multisets apart."""
-    odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
-    a, b, c, d = (x - 2**64 if x >= 2**63 else x for x in odd)
-    x = (
-        index_i * a
-        + index_j * b
-        + (shift * torch.tensor([c, d, a ^ c], device=shift.device)).sum(1)
-    )
-    x = (x ^ (x >> 31)) * d
-    return x ^ (x >> 29)

@@ -89,18 +89,7 @@ def pair_dots(x: Tensor, y: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
 def weighted_sum(
     weight: Tensor, value: Tensor, index_i: Tensor, index_j: Tensor, num_rows: int
 ) -> Tensor:
-    """out_ih = Σ_p w_ph v_{j(p) h} over the pairs p of receiver i.
-
-    Args:
-        weight: w (P, H).
-        value: v (K, H, V).
-        index_i: (P,) int64, receiver of each pair, a row of the result.
-        index_j: (P,) int64, sender of each pair, a row of `value`.
-        num_rows: N.
-
-    Returns:
-        (N, H, V), at least float32; 0 for rows without pairs.
-    """
+    """out_ih = Σ_p w_ph v_{j(p) h}: w (P, H), v (K, H, V) → (N, H, V), at least float32."""
     summed = pair_filter(weight, _heads(value), value.flatten(1), index_i, index_j, num_rows)
     return summed.view(num_rows, *value.shape[1:])
 
@@ -208,24 +197,10 @@ def _gradients(
     return to_weight, to_value
 
 
-@_filter.register_fake
-def _(b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
-    return v.new_empty(num_rows, w.shape[1])
-
-
-@_to_basis.register_fake
-def _(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return x.new_empty(i.shape[0], w.shape[0])
-
-
-@_to_weight.register_fake
-def _(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return x.new_empty(b.shape[1], x.shape[1])
-
-
-@_gradients.register_fake
-def _(g: Tensor, b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(w), torch.empty_like(v)
+_filter.register_fake(lambda b, w, v, i, j, rows: v.new_empty(rows, w.shape[1]))
+_to_basis.register_fake(lambda x, y, w, i, j: x.new_empty(i.shape[0], w.shape[0]))
+_to_weight.register_fake(lambda x, y, b, i, j: x.new_empty(b.shape[1], x.shape[1]))
+_gradients.register_fake(lambda g, b, w, v, i, j: (torch.empty_like(w), torch.empty_like(v)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

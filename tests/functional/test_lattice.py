@@ -1,387 +1,242 @@
+import itertools
 import math
-import time
 
 import pytest
 import torch
-from scipy.spatial.transform import Rotation
+from periodic import ALL_PBC, F64, lattice_shifts, rotation, seeded
 
-from flt_mol.functional.lattice import fractional_positions, reciprocal_vectors
+from flt_mol.functional import UnfitSystemError, minimum_image, reciprocal_vectors
+from flt_mol.functional.lattice import reduced_basis
+from flt_mol.functional.reciprocal import check_vectors, fractional_positions
 
-F64 = torch.float64
-TRICLINIC = torch.tensor([[7.6, 0, 0], [3.8, 6.6, 0], [0.7, 0.2, 9.0]], dtype=F64)
-SLAB = torch.tensor([[7.6, 0, 0], [3.8, 6.6, 0], [0.7, 0.2, 40.0]], dtype=F64)
-
-
-def atoms(count, size, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(count, 3, generator=generator, dtype=F64) * torch.tensor(size, dtype=F64)
+PTR = torch.tensor([0, 6])
+TRICLINIC = torch.tensor([[4.0, 0.3, -0.2], [1.1, 5.0, 0.4], [-0.7, 0.9, 6.0]], dtype=F64)
+ON = torch.ones(1, 3, dtype=torch.bool)
 
 
-def rotation(seed):
-    return torch.tensor(Rotation.random(random_state=seed).as_matrix())
+def atoms(cell=TRICLINIC, count=6, seed=0):
+    return torch.rand(count, 3, generator=seeded(seed), dtype=F64) @ cell
 
 
-def one(cell, pbc, positions, k_max=0.45, padding=12.0, **options):
-    """Reciprocal vectors of a single system."""
-    ptr = torch.tensor([0, positions.shape[0]])
-    pbc = torch.tensor([pbc])
-    return reciprocal_vectors(
-        cell[None], pbc, positions, ptr, k_max=k_max, padding=padding, **options
+def vectors_of(positions, cell, pbc, ptr=PTR, **settings):
+    given = {"k_max": 0.5, "padding": 8.0, **settings}
+    return reciprocal_vectors(cell[None], torch.as_tensor(pbc)[None], positions, ptr, **given)
+
+
+def lattice_sum(positions, cell, pbc, sigma=1.0, factor=5.0, **settings):
+    """Σ_j Σ_T exp(−‖r_i − r_j − T‖²/2σ²) of each atom i, by its spectrum."""
+    settings = {"padding": factor * sigma, **settings}
+    k_max = factor / (2 * math.pi * sigma)
+    ptr = torch.tensor([0, len(positions)])
+    found = vectors_of(positions, cell, pbc, ptr, k_max=k_max, **settings)
+    k2 = found.vectors.square().sum(-1)
+    g = (math.sqrt(2 * math.pi) * sigma) ** 3 * torch.exp(-2 * math.pi**2 * sigma**2 * k2)
+    phase = (
+        2 * math.pi * fractional_positions(positions, ptr, found) @ found.integers.to(positions).T
     )
+    waves = torch.exp(1j * phase)
+    return ((waves @ waves.conj().sum(0)[:, None].mul(found.weight[:, None] * g[:, None])).real)[
+        :, 0
+    ]
 
 
-def brute_force(cell, k_max):
-    """Every reciprocal vector with |k| ≤ k_max, both signs, from a cube of integers."""
-    steps = torch.arange(-25, 26, dtype=F64)
-    vectors = torch.cartesian_prod(steps, steps, steps) @ torch.linalg.inv(cell).T
-    return vectors[vectors.norm(dim=-1) <= k_max]
+def explicit_sum(positions, cell, pbc, sigma=1.0):
+    shifts = lattice_shifts(cell, torch.as_tensor(pbc), 3).double() @ cell
+    r = positions[:, None, None] - positions[None, :, None] - shifts
+    return torch.exp(-r.square().sum(-1) / (2 * sigma**2)).sum((1, 2))
 
 
-def ascending(vectors):
-    """Rows in a fixed order, so that sets can be compared."""
-    keys = (vectors * 1e6).round().to(torch.int64)
-    order = sorted(range(len(keys)), key=lambda i: keys[i].tolist())
-    return vectors[order]
+def test_vectors_are_all_short_ones_of_the_reciprocal_lattice_once():
+    found = vectors_of(atoms(), TRICLINIC, [True] * 3)
+    # k·a is the integer of the lattice vector a, not of a column of the cell.
+    torch.testing.assert_close(found.vectors @ TRICLINIC.T, found.integers.double())
+    every = torch.tensor(list(itertools.product(range(-5, 6), repeat=3))).double()
+    k = every @ torch.linalg.inv(TRICLINIC).T
+    assert 2 * len(found.integers) - 1 == int((k.norm(dim=-1) <= 0.5).sum())
+    both = torch.cat([found.integers, -found.integers[1:]])
+    assert len(torch.unique(both, dim=0)) == len(both)
+    assert not found.integers[0].any()
+    assert (found.vectors.norm(dim=-1).diff() > -1e-12).all()
+    volume = torch.linalg.det(TRICLINIC)
+    torch.testing.assert_close(found.weight[:2] * volume, torch.tensor([1.0, 2.0], dtype=F64))
 
 
-def lattice_sum(lattice, g, displacements):
-    """Σ_k weight g(k) cos 2πk·r for every displacement."""
-    phase = 2 * math.pi * displacements @ lattice.vectors.T
-    return phase.cos() @ (lattice.weight * g(lattice.vectors.norm(dim=-1)))
+@pytest.mark.parametrize("pbc", ALL_PBC)
+def test_poisson_sums_are_sums_over_images(pbc):
+    positions = atoms()
+    expected = explicit_sum(positions, TRICLINIC, pbc)
+    for factor, error in ((4.0, 6e-3), (5.0, 1e-4)):
+        found = lattice_sum(positions, TRICLINIC, list(pbc), factor=factor)
+        torch.testing.assert_close(found, expected, rtol=0, atol=error)
 
 
-def image_sum(cell, pbc, f, displacements, reach):
-    """Σ_T f(r + T) over lattice vectors of periodic directions, in real space."""
-    counts = [reach if p else 0 for p in pbc]
-    steps = [torch.arange(-n, n + 1, dtype=F64) for n in counts]
-    images = torch.cartesian_prod(*steps) @ cell
-    return f((displacements[:, None] + images).norm(dim=-1)).sum(-1)
+@pytest.mark.parametrize("pbc", [[True] * 3, [True, True, False], [False, False, False]])
+def test_sums_do_not_depend_on_how_a_system_is_written(pbc):
+    positions, on = atoms(), torch.tensor(pbc)
+    expected, turn = lattice_sum(positions, TRICLINIC, pbc), rotation(1)
+    turned = lattice_sum(positions @ turn.T, TRICLINIC @ turn.T, pbc)
+    torch.testing.assert_close(turned, expected, rtol=0, atol=1e-12)
+    moved = torch.randint(-4, 5, (6, 3), generator=seeded()) * on
+    shifted = lattice_sum(positions + moved.double() @ TRICLINIC, TRICLINIC, pbc)
+    torch.testing.assert_close(shifted, expected, rtol=0, atol=1e-12)
+    change = torch.eye(3, dtype=F64)
+    change[0, 1], change[2, 2] = 3.0, -1.0
+    if pbc[1]:  # another basis, left-handed where all directions repeat
+        other = lattice_sum(positions, change @ TRICLINIC, pbc)
+        torch.testing.assert_close(other, expected, rtol=0, atol=1e-12)
+    garbage = TRICLINIC.masked_fill(~on[:, None], 77.0)
+    same = lattice_sum(positions, garbage, pbc)
+    torch.testing.assert_close(same, expected, rtol=0, atol=1e-12)
 
 
-def gaussian(sigma):
-    """f with f(0) = 1, and its Fourier transform."""
-    volume = (2 * math.pi) ** 1.5 * sigma**3
-    return (
-        lambda r: torch.exp(-(r**2) / (2 * sigma**2)),
-        lambda k: volume * torch.exp(-2 * (math.pi * sigma * k) ** 2),
+def test_supercells_and_far_systems():
+    positions = atoms()
+    expected = lattice_sum(positions, TRICLINIC, [True] * 3)
+    times = torch.tensor([2.0, 1.0, 3.0], dtype=F64)
+    images = torch.cartesian_prod(torch.arange(2), torch.arange(1), torch.arange(3)).double()
+    tiled = (positions[None] + (images @ TRICLINIC)[:, None]).flatten(0, 1)
+    found = lattice_sum(tiled, times[:, None] * TRICLINIC, [True] * 3)
+    torch.testing.assert_close(found[:6], expected, rtol=0, atol=1e-12)
+    far = (positions + 1e5).float()
+    near = far.double() - far.double()[0]
+    found = lattice_sum(far, TRICLINIC.float(), [True] * 3).double()
+    torch.testing.assert_close(found, lattice_sum(near, TRICLINIC, [True] * 3), rtol=0, atol=1e-5)
+
+
+def test_open_directions_get_perpendicular_vectors_of_the_extent_and_padding():
+    positions = atoms()
+    found = vectors_of(positions, TRICLINIC, [True, True, False])
+    a, b, c = found.cell[0]
+    torch.testing.assert_close(found.cell[0, :2], TRICLINIC[:2])
+    assert max(abs(a @ c), abs(b @ c)) < 1e-10
+    height = positions @ (c / c.norm())
+    torch.testing.assert_close(c.norm(), height.amax() - height.amin() + 8.0)
+
+
+def test_vacuum_shrinks_wherever_atoms_are_written():
+    slab = torch.diag(torch.tensor([5.0, 5.0, 60.0], dtype=F64))
+    positions = torch.rand(6, 3, generator=seeded(), dtype=F64) @ torch.diag(
+        torch.tensor([5.0, 5.0, 6.0], dtype=F64)
     )
+    across = positions + torch.tensor([0.0, 0.0, 58.0], dtype=F64)
+    across[:, 2] %= 60.0
+    whole = vectors_of(positions, slab, [True] * 3, shrink_vacuum=False)
+    for where in (positions, across):
+        small = vectors_of(where, slab, [True] * 3)
+        assert 3 * len(small.integers) < len(whole.integers)
+        found = lattice_sum(where, slab, [True] * 3)
+        torch.testing.assert_close(
+            found, explicit_sum(positions, slab, [1, 1, 1]), atol=1e-4, rtol=0
+        )
 
 
-def differences(positions):
-    return (positions[:, None] - positions[None]).reshape(-1, 3)
+def test_budgets_keep_whole_shells_of_the_shortest():
+    cubic = 4.0 * torch.eye(3, dtype=F64)
+    shells = [1, 4, 10, 14]  # of one of ±k: 0, 6/2, 12/2, 8/2
+    for budget, expected in ((1, 1), (3, 1), (4, 4), (9, 4), (13, 10), (14, 14)):
+        found = vectors_of(atoms(), cubic, [True] * 3, max_vectors=budget)
+        assert len(found.integers) == expected
+        assert expected in shells
 
 
-@pytest.mark.parametrize("handed", [1.0, -1.0])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_all_vectors_of_a_cell_and_no_other(seed, handed):
-    cell = TRICLINIC @ rotation(seed) + atoms(3, [1.0, 1.0, 1.0], seed)
-    cell = torch.diag(torch.tensor([1.0, 1.0, handed], dtype=F64)) @ cell
-    lattice = one(cell, [True] * 3, atoms(12, [9.0, 9.0, 9.0]))
-    vectors = lattice.vectors
-    assert (vectors[0] == 0).all()
-    assert (vectors.norm(dim=-1).diff() > -1e-12).all()
-    both = torch.cat([vectors, -vectors[1:]])
-    expected = brute_force(cell, 0.45)
-    assert both.shape == expected.shape
-    torch.testing.assert_close(ascending(both), ascending(expected), rtol=0, atol=1e-12)
-    volume = torch.linalg.det(cell).abs()
-    weight = torch.full_like(lattice.weight, 2.0)
-    weight[0] = 1.0
-    torch.testing.assert_close(lattice.weight, weight / volume)
-    inverse = torch.linalg.inv(lattice.cell[0])
-    torch.testing.assert_close(vectors, lattice.integers.double() @ inverse.T)
+def test_systems_of_a_batch_do_not_meet():
+    positions = torch.cat([atoms(), atoms(seed=1)[:3], atoms(seed=2)[:1]])
+    ptr = torch.tensor([0, 6, 6, 9, 10])
+    cell = torch.stack([TRICLINIC, torch.zeros(3, 3, dtype=F64), 1.5 * TRICLINIC, TRICLINIC])
+    pbc = torch.tensor([[True] * 3, [True] * 3, [True, False, True], [False] * 3])
+    found = reciprocal_vectors(cell, pbc, positions, ptr, k_max=0.4, padding=6.0)
+    assert found.ptr.diff()[1] == 0
+    for b in (0, 2, 3):
+        rows = slice(int(ptr[b]), int(ptr[b + 1]))
+        alone = torch.tensor([0, rows.stop - rows.start])
+        one = vectors_of(positions[rows], cell[b], pbc[b].tolist(), alone, k_max=0.4, padding=6.0)
+        own = slice(int(found.ptr[b]), int(found.ptr[b + 1]))
+        torch.testing.assert_close(found.vectors[own], one.vectors, rtol=0, atol=1e-12)
+        torch.testing.assert_close(found.weight[own], one.weight)
 
 
-@pytest.mark.parametrize(("c", "error"), [(4.0, 1.5e-3), (5.0, 3e-5)])
-@pytest.mark.parametrize("sigma", [1.0, 2.0])
-def test_poisson_in_a_periodic_cell(sigma, c, error):
-    f, g = gaussian(sigma)
-    positions = atoms(12, [7.0, 7.0, 7.0])
-    lattice = one(TRICLINIC, [True] * 3, positions, k_max=c / (2 * math.pi * sigma))
-    expected = image_sum(TRICLINIC, [True] * 3, f, differences(positions), 3)
-    found = lattice_sum(lattice, g, differences(positions))
-    assert (found - expected).abs().max() < error
-    assert (found - expected).abs().max() > 1e-3 * error  # not a stricter set than promised
+def test_stress_is_the_derivative_of_the_sum():
+    positions, cell = atoms(), TRICLINIC.clone().requires_grad_()
 
+    def total(strain):
+        return lattice_sum(positions @ strain, cell @ strain, [True] * 3).sum()
 
-@pytest.mark.parametrize("pbc", [(1, 1, 0), (0, 1, 1), (1, 0, 0), (0, 0, 1), (0, 0, 0)])
-@pytest.mark.parametrize(("pad", "error"), [(4.0, 5e-4), (5.0, 2.5e-5)])
-def test_open_directions_see_no_images(pbc, pad, error):
-    sigma = 2.0
-    f, g = gaussian(sigma)
-    pbc = [bool(p) for p in pbc]
-    positions = atoms(15, [6.0, 5.0, 7.0])
-    k_max = 5.5 / (2 * math.pi * sigma)
-    lattice = one(TRICLINIC, pbc, positions, k_max=k_max, padding=pad * sigma)
-    expected = image_sum(TRICLINIC, pbc, f, differences(positions), 4)
-    found = lattice_sum(lattice, g, differences(positions))
-    assert (found - expected).abs().max() < error
-
-
-@pytest.mark.parametrize("pbc", [(1, 1, 0), (1, 0, 0), (0, 0, 0)])
-def test_virtual_vectors_are_perpendicular_and_as_long_as_promised(pbc):
-    positions = atoms(15, [4.0, 5.0, 7.0])
-    pbc = [bool(p) for p in pbc]
-    cell = one(TRICLINIC, pbc, positions, padding=10.0).cell[0]
-    kept = [i for i in range(3) if pbc[i]]
-    torch.testing.assert_close(cell[kept], TRICLINIC[kept])
-    for i in range(3):
-        if pbc[i]:
-            continue
-        others = [j for j in range(3) if j != i]
-        direction = cell[i] / cell[i].norm()
-        assert (cell[others] @ direction).abs().max() < 1e-9
-        along = positions @ direction
-        torch.testing.assert_close(cell[i].norm(), along.max() - along.min() + 10.0)
-
-
-def test_the_given_vectors_of_open_directions_do_not_matter():
-    positions = atoms(10, [4.0, 5.0, 7.0])
-    garbage = TRICLINIC.clone()
-    garbage[2] = garbage[0]
-    ours, theirs = (one(c, [True, True, False], positions) for c in (TRICLINIC, garbage))
-    torch.testing.assert_close(ours.vectors, theirs.vectors)
-
-
-@pytest.mark.parametrize(
-    ("cell", "size", "kept"),
-    [
-        (SLAB, [7.0, 6.0, 8.0], [0, 1]),
-        (torch.diag(torch.tensor([30.0, 31.0, 6.0], dtype=F64)), [5.0, 4.0, 6.0], [2]),
-        (torch.diag(torch.tensor([30.0, 31.0, 32.0], dtype=F64)), [5.0, 4.0, 6.0], []),
-        (TRICLINIC, [7.0, 6.0, 8.0], [0, 1, 2]),
-    ],
-)
-def test_vacuum_shrinks_wherever_atoms_are_written(cell, size, kept):
-    sigma = 2.5
-    f, g = gaussian(sigma)
-    positions = atoms(25, size)
-    options = {"k_max": 5 / (2 * math.pi * sigma), "padding": 5 * sigma}
-    lattice = one(cell, [True] * 3, positions, **options)
-    for axis in kept:
-        assert (lattice.cell[0] - cell[axis]).norm(dim=-1).min() < 1e-9
-    assert lattice.cell[0].det().abs() <= cell.det().abs() + 1e-9
-    whole = one(cell, [True] * 3, positions, shrink_vacuum=False, **options)
-    assert (len(lattice.integers) < len(whole.integers)) == (len(kept) < 3)
-
-    def sums(lattice, positions):
-        return lattice_sum(lattice, g, differences(positions - lattice.offset))
-
-    expected = image_sum(cell, [True] * 3, f, differences(positions), 3)
-    assert (sums(lattice, positions) - expected).abs().max() < 1e-4
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        shifts = torch.randint(-3, 4, (25, 3), generator=generator).double()
-        moved = positions + shifts @ cell + torch.tensor([0.3, 17.0, 29.5])
-        again = one(cell, [True] * 3, moved, **options)
-        assert again.integers.shape == lattice.integers.shape
-        torch.testing.assert_close(again.weight, lattice.weight, rtol=1e-9, atol=0)
-        torch.testing.assert_close(sums(again, moved), sums(lattice, positions), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(("vacuum", "shrinks"), [(11.9, False), (12.1, True)])
-def test_only_a_gap_wider_than_the_padding_is_vacuum(vacuum, shrinks):
-    positions = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0], [1.0, 1.0, 7.0]], dtype=F64)
-    cell = torch.diag(torch.tensor([4.0, 4.0, 7.0 + vacuum], dtype=F64))
-    lattice = one(cell, [True] * 3, positions, padding=12.0)
-    third = lattice.cell[0].norm(dim=-1).max()
-    assert math.isclose(third, 19.0 if shrinks else 7.0 + vacuum, abs_tol=1e-9)
-
-
-def test_of_several_gaps_the_widest_is_the_vacuum():
-    heights = torch.tensor([0.0, 2.0, 16.0, 18.0, 38.0], dtype=F64)  # gaps of 14, 20 and 22 Å
-    positions = torch.stack([heights * 0, heights * 0, heights], dim=-1)
-    cell = torch.diag(torch.tensor([4.0, 4.0, 60.0], dtype=F64))
-    lattice = one(cell, [True] * 3, positions, padding=12.0)
-    assert math.isclose(lattice.cell[0].norm(dim=-1).max(), 38.0 + 12.0, abs_tol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        [[1, 1, 0], [0, 1, 0], [0, 0, 1]],
-        [[1, 0, 0], [0, 1, 0], [3, -2, 1]],
-        [[1, 0, 1], [0, 1, 0], [0, 0, 1]],
-        [[0, 1, 0], [1, 0, 0], [0, 0, 1]],
-        [[-1, 0, 0], [5, 1, 0], [2, 2, 1]],
-    ],
-)
-def test_another_basis_of_the_lattice_gives_the_same_vectors(change):
-    positions = atoms(20, [7.0, 6.0, 8.0])
-    change = torch.tensor(change, dtype=F64)
-    ours, theirs = (one(c, [True] * 3, positions) for c in (SLAB, change @ SLAB))
-    assert len(ours.integers) == len(theirs.integers)
-    both = [ascending(torch.cat([x.vectors, -x.vectors[1:]])) for x in (ours, theirs)]
-    torch.testing.assert_close(*both, rtol=0, atol=1e-10)
-    torch.testing.assert_close(ours.weight, theirs.weight)
-
-
-@pytest.mark.parametrize("pbc", [(1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 0, 0)])
-def test_vectors_turn_with_the_system(pbc):
-    pbc = [bool(p) for p in pbc]
-    positions = atoms(20, [7.0, 6.0, 8.0])
-    turn = rotation(3)
-    still, turned = (
-        one(c, pbc, p) for c, p in ((SLAB, positions), (SLAB @ turn.T, positions @ turn.T))
-    )
-    both = [ascending(torch.cat([v, -v[1:]])) for v in (still.vectors @ turn.T, turned.vectors)]
-    torch.testing.assert_close(*both, rtol=0, atol=1e-9)
-
-
-def test_a_batch_of_very_different_cells_is_each_alone():
-    positions = [atoms(n, [s] * 3, n) for n, s in ((20, 7.0), (1, 1.0), (0, 1.0), (5, 30.0))]
-    cells = [SLAB, torch.zeros(3, 3, dtype=F64), torch.zeros(3, 3, dtype=F64), 40 * TRICLINIC / 7]
-    flags = [[True] * 3, [False] * 3, [True] * 3, [True, False, True]]
-    ptr = torch.tensor([0, 20, 21, 21, 26])
-    batch = reciprocal_vectors(
-        torch.stack(cells), torch.tensor(flags), torch.cat(positions), ptr, k_max=0.3, padding=9.0
-    )
-    assert batch.ptr.shape == (5,)
-    assert int(batch.ptr[3]) == int(batch.ptr[2])  # no atoms, no vectors
-    for b in range(4):
-        alone = one(cells[b], flags[b], positions[b], k_max=0.3, padding=9.0)
-        rows = slice(int(batch.ptr[b]), int(batch.ptr[b + 1]))
-        assert torch.equal(batch.integers[rows], alone.integers)
-        torch.testing.assert_close(batch.vectors[rows], alone.vectors)
-        torch.testing.assert_close(batch.weight[rows], alone.weight)
-        torch.testing.assert_close(batch.offset[ptr[b] : ptr[b + 1]], alone.offset)
-
-
-@pytest.mark.parametrize("ptr", [[0], [0, 0], [0, 0, 0]])
-def test_no_atoms(ptr):
-    b = len(ptr) - 1
-    lattice = reciprocal_vectors(
-        torch.zeros(b, 3, 3), torch.ones(b, 3, dtype=torch.bool), torch.zeros(0, 3),
-        torch.tensor(ptr), k_max=0.4, padding=9.0,
-    )  # fmt: skip
-    assert lattice.integers.shape == (0, 3)
-    assert lattice.ptr.tolist() == [0] * (b + 1)
-    assert fractional_positions(torch.zeros(0, 3), torch.tensor(ptr), lattice).shape == (0, 3)
+    assert torch.autograd.gradcheck(total, torch.eye(3, dtype=F64, requires_grad=True))
 
 
 @pytest.mark.parametrize(
     "cell",
     [
         torch.zeros(3, 3),
-        torch.diag(torch.tensor([5.0, 0.0, 5.0])),
-        torch.tensor([[5.0, 0, 0], [10.0, 0, 0], [0, 0, 5.0]]),
-        torch.tensor([[5.0, 0, 0], [0, 5.0, 0], [2.0, 3.0, 0.0]]),
-        0.01 * torch.eye(3),
+        torch.diag(torch.tensor([5.0, 1e-6, 5.0])),
+        torch.tensor([[4.0, 0, 0], [4 * 2**0.5, 0, 0], [0, 0, 4.0]]),
+        torch.tensor([[4.0, 0, 0], [0, 4.0, 0], [1.2345, 2**0.5, 0]]),
     ],
 )
-def test_a_cell_that_is_singular_where_it_is_periodic_is_refused(cell):
-    with pytest.raises(ValueError, match=r"cell of system 0 is singular .* set pbc False"):
-        one(cell, [True] * 3, torch.zeros(1, 3))
+def test_singular_cells_are_named(cell):
+    cells, pbc = torch.stack([TRICLINIC.float(), cell]), ON.expand(2, 3)
+    positions, ptr = torch.rand(4, 3), torch.tensor([0, 2, 4])
+    with pytest.raises(UnfitSystemError, match="singular") as caught:
+        reciprocal_vectors(cells, pbc, positions, ptr, k_max=0.3, padding=5.0)
+    assert caught.value.system == 1
+    with pytest.raises(UnfitSystemError, match="singular"):
+        minimum_image(positions, cells, pbc, ptr)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"positions": torch.tensor([[0.0, math.nan, 0.0]])}, "positions .* not finite"),
-        ({"cell": torch.full((1, 3, 3), math.inf)}, "cell .* not finite"),
-        ({"cell": torch.eye(3)}, "cell has shape"),
-        ({"pbc": torch.ones(3, dtype=torch.bool)}, "pbc has shape"),
-        ({"pbc": torch.ones(1, 3)}, "pbc has dtype"),
-        ({"positions": torch.zeros(1, 2)}, "positions have shape"),
-        ({"ptr": torch.tensor([0, 2])}, "ptr"),
-        ({"k_max": 0.0}, "k_max"),
-        ({"padding": math.nan}, "padding"),
-        ({"max_vectors": 0}, "max_vectors"),
-        ({"cell": 1e4 * torch.eye(3)[None], "shrink_vacuum": False}, "set max_vectors"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(changes, message):
-    arguments = {
-        "cell": 5 * torch.eye(3)[None],
-        "pbc": torch.ones(1, 3, dtype=torch.bool),
-        "positions": torch.zeros(1, 3),
-        "ptr": torch.tensor([0, 1]),
-        "k_max": 0.45,
-        "padding": 12.0,
-    }
-    with pytest.raises(ValueError, match=message):
-        reciprocal_vectors(**{**arguments, **changes})
+def test_what_does_not_fit_is_named():
+    cell, positions = TRICLINIC[None], atoms()
+    for wrong, name in (
+        ((None, ON, positions, PTR), "cell is None"),
+        ((cell, None, positions, PTR), "pbc is None"),
+        ((cell[0], ON, positions, PTR), "cell has shape"),
+        ((cell, ON.float(), positions, PTR), "pbc is torch.float32"),
+        ((cell, ON, positions[:5], PTR), "ptr"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            reciprocal_vectors(*wrong, k_max=0.3, padding=5.0)
+    for name in ("k_max", "padding", "max_vectors"):
+        with pytest.raises(ValueError, match=name):
+            vectors_of(positions, TRICLINIC, [True] * 3, **{name: 0})
+    positions[3, 1] = math.nan
+    with pytest.raises(UnfitSystemError, match="positions"):
+        vectors_of(positions, TRICLINIC, [True] * 3)
 
 
-@pytest.mark.parametrize("budget", [1, 2, 7, 40, 200, 10**6])
-def test_a_budget_keeps_the_shortest_whole_shells(budget):
-    positions = atoms(30, [12.0, 12.0, 12.0])
-    cell = 12.0 * torch.eye(3, dtype=F64)
-    everything = one(cell, [True] * 3, positions)
-    lattice = one(cell, [True] * 3, positions, max_vectors=budget)
-    count = len(lattice.integers)
-    assert 1 <= count <= budget
-    assert torch.equal(
-        lattice.integers.square().sum(-1), everything.integers.square().sum(-1)[:count]
-    )
-    if count < len(everything.integers):
-        lengths = everything.vectors.norm(dim=-1)
-        assert lengths[count] > lengths[count - 1] + 1e-6  # no shell is torn apart
-        shell = int((lengths < lengths[count] + 1e-6).sum())
-        assert shell > budget  # and the next would not have fitted
+def test_systems_with_too_many_vectors_are_named_unless_a_budget_is_set():
+    chain = torch.arange(0, 400, 5.0)[:, None].expand(-1, 3)
+    where = 400 * torch.eye(3)[None], ON, chain, torch.tensor([0, 80])
+    for refuse in (reciprocal_vectors, check_vectors):
+        with pytest.raises(UnfitSystemError, match="400 x 400 x 400"):
+            refuse(*where, k_max=0.45, padding=10.0)
+    assert check_vectors(*where, k_max=0.45, padding=10.0, max_vectors=100) is None
+    found = reciprocal_vectors(*where, k_max=0.45, padding=10.0, max_vectors=100)
+    assert 50 < len(found.integers) <= 100
 
 
-@pytest.mark.parametrize("sides", [[1e4, 1e4, 1e4], [1e4, 5.0, 5.0], [3.0, 1e5, 3.0]])
-def test_a_budget_looks_at_few_vectors_in_a_huge_cell(sides):
-    cell = torch.diag(torch.tensor(sides, dtype=F64)) @ rotation(1)
-    positions = atoms(20, [1.0, 1.0, 1.0]) @ cell
-    start = time.process_time()
-    lattice = one(cell, [True] * 3, positions, max_vectors=500, shrink_vacuum=False)
-    assert time.process_time() - start < 2.0
-    assert 400 < len(lattice.integers) <= 500
-    # A cube of integers of the same lattice holds no shorter one that is missing.
-    longest = lattice.vectors.norm(dim=-1).max()
-    steps = torch.arange(-12, 13, dtype=F64)
-    cube = torch.cartesian_prod(steps, steps, steps) @ torch.linalg.inv(cell).T
-    shorter = int((cube.norm(dim=-1) < longest * (1 - 1e-4)).sum())
-    assert shorter <= 2 * len(lattice.integers) - 1
+@pytest.mark.parametrize("pbc", ALL_PBC)
+@pytest.mark.parametrize("skew", [0, 3])
+def test_minimum_images_are_the_shortest_of_all(pbc, skew):
+    cell = TRICLINIC.clone()
+    cell[1] += skew * cell[0]
+    cell[2] -= skew * cell[1]
+    v = 30 * torch.randn(40, 3, generator=seeded(), dtype=F64)
+    found = minimum_image(v, cell[None], torch.tensor([pbc]), torch.tensor([0, 40]))
+    # In the reduced basis a few cells around the rounded fractions hold the shortest.
+    on = torch.tensor(pbc)
+    basis = torch.from_numpy(reduced_basis(cell[None].numpy(), on[None].numpy())[0]).double() @ cell
+    rows = torch.where(on[:, None], basis, 0.0)
+    start = v - (v @ torch.linalg.pinv(rows)).round() @ rows
+    every = start[:, None] - lattice_shifts(rows, on, 3).double() @ rows
+    torch.testing.assert_close(found.norm(dim=-1), every.norm(dim=-1).amin(1))
+    taken = (v - found) @ torch.linalg.inv(cell)
+    torch.testing.assert_close(taken, taken.round() * on, rtol=0, atol=1e-9)
 
 
-def test_dtype_follows_the_positions_whatever_the_default():
-    positions = atoms(5, [3.0, 3.0, 3.0])
-    for default in (torch.float32, F64):
-        torch.set_default_dtype(default)
-        try:
-            for dtype, expected in ((torch.bfloat16, torch.float32), (F64, F64)):
-                lattice = one(TRICLINIC.to(dtype), [True] * 3, positions.to(dtype))
-                assert lattice.vectors.dtype == lattice.weight.dtype == expected
-                assert lattice.offset.dtype == lattice.inverse.dtype == expected
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-
-def test_autocast_rounds_nothing():
-    positions, cell = atoms(25, [7.0, 6.0, 8.0]).float(), SLAB.float()
-    plain = one(cell, [True] * 3, positions)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = one(cell, [True] * 3, positions)
-        fraction = fractional_positions(positions, torch.tensor([0, 25]), cast)
-    for ours, theirs in zip(plain, cast, strict=True):
-        assert torch.equal(ours, theirs)
-    assert torch.equal(fraction, fractional_positions(positions, torch.tensor([0, 25]), plain))
-
-
-def test_fractions_in_float32_do_not_care_where_the_system_lies():
-    # Multiples of 1/64 Å stay exact in float32 after a shift by 2^14 Å.
-    positions = (atoms(30, [7.0, 6.0, 8.0]) * 64).round() / 64
-    ptr = torch.tensor([0, 30])
-    exact = fractional_positions(positions, ptr, one(SLAB, [True] * 3, positions))
-    far = (positions + 2.0**14).float()
-    found = fractional_positions(far, ptr, one(SLAB.float(), [True] * 3, far))
-    difference = found.double() - exact
-    assert (difference - difference.round()).abs().max() < 1e-6
-
-
-def test_derivatives_of_vectors_and_weights():
-    positions = atoms(10, [7.0, 6.0, 8.0])
-
-    first, others = positions[:1], positions[1:]  # fractions are taken from the first atom
-
-    def outputs(cell, others):
-        positions = torch.cat([first, others])
-        lattice = one(cell, [True] * 3, positions, k_max=0.15)
-        fraction = fractional_positions(positions, torch.tensor([0, 10]), lattice)
-        return lattice.vectors, lattice.weight, fraction
-
-    inputs = [x.clone().requires_grad_() for x in (TRICLINIC, others)]
-    assert torch.autograd.gradcheck(outputs, inputs)
+def test_minimum_image_keeps_short_vectors_and_gradients():
+    v = torch.tensor([[2.0, 0, 0], [0.1, -0.2, 0.3]], requires_grad=True)  # half a lattice vector
+    out = minimum_image(v, 4 * torch.eye(3)[None], ON, torch.tensor([0, 2]))
+    assert torch.equal(out, v)
+    (gradient,) = torch.autograd.grad(out.sum(), v)
+    assert torch.equal(gradient, torch.ones(2, 3))
+    assert torch.equal(minimum_image(v, None, None, torch.tensor([0, 2])), v)
+    assert minimum_image(v[:0], None, None, torch.tensor([0])).shape == (0, 3)
