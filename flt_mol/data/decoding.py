@@ -371,7 +371,7 @@ def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[
 
 def _plain(value: Any) -> Any:
     """Plain values and short lists as they are, short arrays as lists, None for anything else."""
-    if value is None or isinstance(value, str | bool | float):
+    if value is None or type(value) in (str, bool, float):
         return value
     if type(value) is int:
         return value if -_LARGEST_SID <= value < _LARGEST_SID else None
@@ -379,7 +379,7 @@ def _plain(value: Any) -> Any:
         plain = all(type(v) in (str, bool, int, float) for v in value[: _INFO_SIZE + 1])
         return value if plain and len(value) <= _INFO_SIZE else None
     try:
-        array = np.asarray(value) if isinstance(value, np.generic) else to_numpy(value)
+        array = np.asarray(value) if isinstance(value, np.generic | str) else to_numpy(value)
     except ValueError:
         return None
     if array.ndim > 1 or array.size > _INFO_SIZE:
