@@ -118,7 +118,7 @@ def _checked(queries: Tensor, keys: Tensor, value: Tensor, ptr: Tensor, *, log: 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
     """Systems of about the same length at once, by differentiable operations."""
-    rows_of_all, parts = [], []
+    rows_of_all, parts = [ptr.new_zeros(0, dtype=torch.int64)], [v[:0]]
     for rows, filled in _padded_groups(ptr, len(q)):
         padded = (x[rows].transpose(1, 2) for x in (q, k, v))  # (G, H, L, ·)
         some_q, some_k, some_v = padded
@@ -130,8 +130,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
         out = normalised(sums.flatten(2, 3)[:, :, : rows.shape[1]])
         rows_of_all.append(rows[filled])
         parts.append(out.transpose(1, 2)[filled])
-    if not parts:
-        return torch.zeros_like(v)
     return torch.zeros_like(v).index_copy(0, torch.cat(rows_of_all), torch.cat(parts))
 
 
@@ -148,8 +146,8 @@ def _padded_groups(ptr: Tensor, num_rows: int) -> list[tuple[Tensor, Tensor]]:
     for members in by_length.values():
         ends = torch.tensor([(x.start, x.stop) for x in members], device=ptr.device)
         length = max(x.stop - x.start for x in members)
-        rows = ends[:, :1] + torch.arange(length, device=ptr.device)
-        groups.append((rows.minimum(ends[:, 1:] - 1), rows < ends[:, 1:]))
+        slots = ends[:, :1] + torch.arange(length, device=ptr.device)
+        groups.append((slots.minimum(ends[:, 1:] - 1), slots < ends[:, 1:]))
     return groups
 
 
@@ -160,7 +158,7 @@ def _blocks(x: Tensor) -> Tensor:
     missing = -length % n
     if missing:
         x = torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], 2)
-    return x.unflatten(2, (-1, n))
+    return x.reshape(*x.shape[:2], -1, n, x.shape[3])
 
 
 def _sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -236,9 +234,11 @@ def _gradients(
     with torch.enable_grad(), without_autocast(q):
         # Aliases: where one input was computed from another, that way is not for this function.
         given = (q, k, v)
-        inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in given]
-        out = _attend(*inputs, ptr, log)
-        to_q, to_k, to_v = torch.autograd.grad(out, inputs, grad, create_graph=higher)
+        q, k, v = (x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in given)
+        out = _attend(q, k, v, ptr, log)
+        to_q, to_k, to_v = torch.autograd.grad(
+            out, (q, k, v), grad, create_graph=higher, materialize_grads=True
+        )
     return to_q, to_k, to_v
 
 
@@ -266,8 +266,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, ptr = ctx.saved_tensors
     run = _gradients_op if torch.compiler.is_compiling() else _gradients
-    return *run(grad, *ctx.saved_tensors, ctx.log), None, None
+    to_q, to_k, to_v = run(grad, q, k, v, ptr, ctx.log)
+    return to_q, to_k, to_v, None, None
 
 
 _causal.register_autograd(_backward, setup_context=_save)

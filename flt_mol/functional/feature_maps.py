@@ -21,7 +21,6 @@ from flt_mol.functional.groups import (
     settled,
     systems_of,
 )
-from flt_mol.functional.numerics import draw_normal
 
 SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0
 # Where to cut x before exp(x) beside values of 1: far below rounding, far above underflow. Numbers
@@ -33,7 +32,7 @@ def gaussian_projection(
     num_features: int, dim: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """W (M, dim) with independent standard normal entries, float32 on CPU."""
-    return draw_normal(num_features, dim, generator=generator)
+    return torch.randn(num_features, dim, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def orthogonal_projection(
@@ -63,11 +62,11 @@ def orthogonal_projection(
     """
     blocks = []
     for start in range(0, num_features, dim):
-        q, r = torch.linalg.qr(draw_normal(dim, dim, generator=generator))
+        q, r = torch.linalg.qr(gaussian_projection(dim, dim, generator=generator))
         directions = (q * r.diagonal().sign()).T
         blocks.append(directions[: num_features - start])
-    lengths = draw_normal(num_features, dim, generator=generator).norm(dim=-1, keepdim=True)
-    projection: Tensor = torch.cat(blocks) * lengths
+    lengths = gaussian_projection(num_features, dim, generator=generator)
+    projection: Tensor = torch.cat(blocks) * lengths.norm(dim=-1, keepdim=True)
     return projection
 
 
@@ -301,7 +300,7 @@ def stabilised_features(
 def _stabilised(
     queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    outputs = queries.new_zeros(queries.shape), keys.new_zeros(keys.shape)
+    outputs = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
     least = LEAST_EXPONENT[queries.dtype]
     systems = systems_of(ptr, queries.shape[1])
     key_systems = systems if key_ptr is ptr else systems_of(key_ptr, keys.shape[1], "key_ptr")
@@ -312,6 +311,8 @@ def _stabilised(
         torch.sub(keys[:, own], peak, out=outputs[1][:, own]).clamp_(min=least).exp_()
         q = torch.add(queries[:, rows], peak, out=outputs[0][:, rows])
         q.sub_(q.amax(-1, keepdim=True)).clamp_(min=least).exp_()
+    for out, used in zip(outputs, (ptr, key_ptr), strict=True):
+        out[:, int(used[-1]) :] = 0.0
     return outputs
 
 

@@ -231,7 +231,7 @@ def reduced_basis(cell: Floats, periodic: NDArray[np.bool_]) -> Integers:
 def _heights(basis: Floats) -> Floats:
     """Distances (B, 3) between the lattice planes of independent rows, Å; 0 for rows of zeros."""
     size = np.linalg.norm(np.linalg.pinv(basis), axis=1)
-    return np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
+    return np.asarray(np.divide(1.0, size, out=np.zeros_like(size), where=size > 0))
 
 
 def _check_lengths(basis: Floats, kept: NDArray[np.bool_]) -> None:

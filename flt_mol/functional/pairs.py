@@ -89,18 +89,7 @@ def pair_dots(x: Tensor, y: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
 def weighted_sum(
     weight: Tensor, value: Tensor, index_i: Tensor, index_j: Tensor, num_rows: int
 ) -> Tensor:
-    """out_ih = Σ_p w_ph v_{j(p) h} over the pairs p of receiver i.
-
-    Args:
-        weight: w (P, H).
-        value: v (K, H, V).
-        index_i: (P,) int64, receiver of each pair, a row of the result.
-        index_j: (P,) int64, sender of each pair, a row of `value`.
-        num_rows: N.
-
-    Returns:
-        (N, H, V), at least float32; 0 for rows without pairs.
-    """
+    """out_ih = Σ_p w_ph v_{j(p) h}: w (P, H), v (K, H, V) → (N, H, V), at least float32."""
     summed = pair_filter(weight, _heads(value), value.flatten(1), index_i, index_j, num_rows)
     return summed.view(num_rows, *value.shape[1:])
 

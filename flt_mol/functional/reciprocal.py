@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32, first_per_system, spread
+from flt_mol.functional.groups import at_least_float32, first_per_system, outside, spread
 from flt_mol.functional.lattice import (
     Floats,
     Integers,
@@ -21,7 +21,6 @@ from flt_mol.functional.lattice import (
     rows_times,
     virtual_cells,
 )
-from flt_mol.functional.numerics import outside
 
 MOST_VECTORS = 2**24  # looked at together: 0.8 GB while they are sorted out
 _SAME_SHELL = 1e-5  # relative; cells are often known to float32 only
@@ -160,10 +159,7 @@ def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVect
     Differences within a system are taken before anything is multiplied, and whole turns dropped:
     phases 2π·(integers·fraction) stay exact in float32 wherever the system lies.
 
-    Args:
-        positions: (N, 3), Å, those that `lattice` was made of.
-        ptr: (B + 1,).
-        lattice: of the same systems.
+    `positions` (N, 3), Å, and `ptr` (B + 1,) are those that `lattice` was made of.
     """
     positions = at_least_float32(positions).to(lattice.offset.dtype)
     # Sums depend on differences within a system only, so the anchor needs no gradient.
@@ -182,11 +178,7 @@ def check_vectors(
     padding: float,
     max_vectors: int | None = None,
 ) -> None:
-    """Refuse what `reciprocal_vectors` refuses, without making vectors.
-
-    Raises:
-        ValueError: as :func:`reciprocal_vectors`.
-    """
+    """Raise what `reciprocal_vectors` would, without making vectors."""
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
     cells = virtual_cells(cell, pbc, positions, ptr, padding=padding).cell
     _check_number(cells, _radius(cells, k_max, max_vectors))
@@ -200,12 +192,11 @@ def _radius(cell: Floats, k_max: float, max_vectors: int | None) -> Floats:
         return np.full(len(cell), float(k_max))
     if max_vectors < 1:
         raise ValueError(f"max_vectors is {max_vectors}, expected a number ≥ 1")
-    # A ball of radius q + d holds all reciprocal cells that touch the ball q, so at least V·4πq³/3
-    # vectors, where d is half the diagonal of a reciprocal cell. Two per entry of the half space,
-    # and a few more, so that the last shell within the budget is known to be whole.
+    # The ball q + d, d a diagonal of the reciprocal cell, holds at least V·4πq³/3 vectors; two per
+    # entry of the half space, and a few more, so that the last shell is known to be whole.
     volume = np.abs(np.linalg.det(cell))
     ball = np.cbrt(3 * (2 * max_vectors + 4) / (4 * math.pi * volume))
-    return np.minimum(ball + np.sqrt((np.linalg.inv(cell) ** 2).sum((1, 2))), k_max)
+    return np.asarray(np.minimum(ball + np.sqrt((np.linalg.inv(cell) ** 2).sum((1, 2))), k_max))
 
 
 def _widths(cell: Floats, radius: Floats) -> tuple[Integers, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import NamedTuple, TypedDict, Unpack
 
 import torch
@@ -19,11 +20,10 @@ from flt_mol.functional.groups import (
 )
 from flt_mol.functional.images import image_attention
 from flt_mol.functional.linear import linear_sums, normalised
-from flt_mol.functional.numerics import seeded_generator
 from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layers import drawn_linear
+from flt_mol.nn.layers import drawn_linear, seeded_generator
 from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, layout_of, require
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
@@ -74,7 +74,7 @@ class AttentionInputs(TypedDict, total=False):
     images: PairWeights | None
 
 
-_INPUTS = frozenset(AttentionInputs.__annotations__)
+_INPUTS = tuple(AttentionInputs.__annotations__)
 _OF_CONTEXT = tuple(f"context_{x}" for x in ("positions", "ptr", "system", "mask", "features"))
 
 
@@ -433,6 +433,14 @@ class FLTAttention(Streaming, Attention):
         out = self.attend(rows).flatten(1).to(rows.value.dtype)
         return layout.unpack(self.out(self.dropout(out)))
 
+    # What `help` and torch.export read: the arguments of `AttentionInputs` by their names.
+    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            *list(inspect.signature(forward).parameters.values())[:-1],
+            *(inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=None) for x in _INPUTS),
+        ]
+    )
+
     def rows(
         self, x: Tensor, positions: Tensor | None, given: AttentionInputs
     ) -> tuple[Layout, AttentionRows]:
@@ -440,16 +448,21 @@ class FLTAttention(Streaming, Attention):
         for name in given:
             if name not in _INPUTS:
                 raise TypeError(f"attention has no argument {name!r}")
-        get = given.get
         check_rows(x, self.embed_dim, "x", self.query.weight)
-        context, values, pairs, images = map(get, ("context", "context_values", "pairs", "images"))
+        context, values = given.get("context"), given.get("context_values")
+        pairs, images = given.get("pairs"), given.get("images")
         if context is None:
-            if any(get(name) is not None for name in _OF_CONTEXT):
+            if any(given.get(name) is not None for name in _OF_CONTEXT):
                 raise ValueError("context_… is given, but no context")
             if self.context_dim != self.embed_dim:
                 raise ValueError(f"context is missing: keys have {self.context_dim} channels")
-            names = ("ptr", "system", "num_systems", "mask")
-            layout = keys = layout_of(x, **{name: get(name) for name in names})
+            layout = keys = layout_of(
+                x,
+                ptr=given.get("ptr"),
+                system=given.get("system"),
+                num_systems=given.get("num_systems"),
+                mask=given.get("mask"),
+            )
             own = sources = layout.pack(x)
         else:
             if self.causal:
@@ -472,7 +485,7 @@ class FLTAttention(Streaming, Attention):
         value = self.value(sources if values is None else values).view(shape)
         at = key_at = None
         if images is None:
-            features = get("position_features")
+            features = given.get("position_features")
             if context is None:
                 origin = "first" if self.causal else "mean"
                 at = key_at = self.features_at(layout, positions, features, origin)

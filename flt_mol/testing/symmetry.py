@@ -198,7 +198,8 @@ def _orthogonal(rows: Rows, generator: torch.Generator) -> Tensor:
         raise ValueError("rows with positions of one dimension cannot be rotated")
     q = torch.linalg.qr(torch.randn(len(rows), dim, dim, generator=generator).double()).Q
     q[..., 0] *= torch.linalg.det(q).sign()[:, None]
-    return q.to(rows.ptr.device)
+    placed: Tensor = q.to(rows.ptr.device)
+    return placed
 
 
 def _energy_of_nothing(layer: EnergyLayer, rows: Rows) -> Tensor:

@@ -65,11 +65,11 @@ def fit(
         say(console, f"resuming the run in {folder.path}, {_place(done, each, steps)}")
     elif each == 1 and len(splits.training) > 2:
         key = "batch_size" if settings.batch_atoms is None else "batch_atoms"
+        key = key if settings.accumulate == 1 else "accumulate"
         say(
             console,
             f"{len(splits.training):,} systems in one step an epoch, {_counted(steps, 'step')} in "
-            f"all: few steps learn little; reduce training.{key}, {getattr(settings, key)}, or "
-            f"training.accumulate, {settings.accumulate}",
+            f"all: few steps learn little; reduce training.{key}, {getattr(settings, key)}",
         )
     point = ResumePoint(folder.path / RESUME, settings.save_minutes, digest)
     task = EnergyTask(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.forkserver import ensure_running
 from typing import Any
+from unittest.mock import patch
 
 
 def run(work: Callable[..., None], *arguments: Any, limit: float | None = None) -> float | None:
@@ -24,6 +28,8 @@ def run(work: Callable[..., None], *arguments: Any, limit: float | None = None) 
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([work.__module__])
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        ensure_running()  # the server finds what it loads by its environment alone
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_begin, args=(sender, work, arguments))
     process.start()

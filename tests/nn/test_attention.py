@@ -265,12 +265,10 @@ def test_small_ratios_train_with_the_one_sided_split_only(mode):
 
     def slope(split, size):
         layer = make(mode, split=split).double()
-        frequencies, _ = layer.rpe.frequencies()
         ratio = torch.full((H, 5), size, dtype=F64, requires_grad=True)
         features = layer.rpe(positions, RAGGED)
         at = type(features)(*_with_ratio(features, ratio, split))
         layer(x, ptr=RAGGED, position_features=at).square().sum().backward()
-        assert frequencies.shape == (5, 3)
         return ratio.grad.norm().item()
 
     assert 0.2 < slope("one_sided", 1e-8) / slope("one_sided", 1e-2) < 5
@@ -464,3 +462,36 @@ def test_float64_positions_beside_float32_rows(mode):
     out = layer(x, positions.double())
     assert out.dtype == torch.float32
     assert torch.allclose(out, layer(x, positions), atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_auto_is_linear_from_exactly_exact_below_keys(causal):
+    layer = FLTAttention(C, H, mode="auto", exact_below=4, causal=causal, num_features=8)
+    x, ptr = torch.randn(12, C), torch.tensor([0, 3, 7, 12])  # 3, 4 and 5 keys
+    out = layer(x, ptr=ptr)
+    found = {}
+    for mode in ("exact", "linear"):
+        layer.mode = mode
+        found[mode] = layer(x, ptr=ptr)
+    torch.testing.assert_close(out[:3], found["exact"][:3])
+    torch.testing.assert_close(out[3:], found["linear"][3:])
+    assert not torch.allclose(found["exact"], found["linear"], atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dropout_acts_on_attended_values_in_training_only(mode):
+    layer = FLTAttention(C, H, mode=mode, dropout=0.5)
+    plain = FLTAttention(C, H, mode=mode)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(200, C)
+    kept = []
+    layer.out.register_forward_pre_hook(lambda _, given: kept.append(given[0]))
+    layer(x)
+    assert 0.4 < float((kept[0] == 0).float().mean()) < 0.6
+    torch.testing.assert_close(layer.eval()(x), plain(x))
+    assert (kept[1] != 0).all()
+
+
+def test_unknown_arguments_are_refused():
+    with pytest.raises(TypeError, match="batch"):
+        FLTAttention(C, H)(torch.randn(3, C), batch=torch.zeros(3))

@@ -5,15 +5,6 @@ import shutil
 import pytest
 import torch
 
-from flt_mol.functional.reciprocal import reciprocal_vectors
-from flt_mol.functional.neighbors import neighbor_pairs
-from flt_mol.models.energy import (
-    EnergyConfig,
-    EnergyModel,
-    PairConfig,
-    SpectralConfig,
-)
-from flt_mol.models.export import TensorModel, export
 from flt_mol.nn import (
     FLTAttention,
     FLTBlock,
@@ -23,8 +14,8 @@ from flt_mol.nn import (
     GaussianFrequencies,
     GaussianSpectrum,
 )
-from flt_mol.testing import random_structures
 
+pytestmark = pytest.mark.slow
 C, H = 12, 3
 PTR = torch.tensor([0, 3, 3, 10, 17, 17])
 
@@ -156,65 +147,6 @@ def test_one_graph_serves_batches_of_all_sizes():
         torch.testing.assert_close(run(x, positions, ptr=ptr), expected, rtol=0, atol=1e-5)
         frames.append(counter.frame_count)
     assert len(set(frames)) == 1
-
-
-def energy_model():
-    config = EnergyConfig(embed_dim=12, num_heads=3, num_layers=2, ffn_dim=16, num_features=8)
-    return EnergyModel(config)
-
-
-def fields(structures):
-    return structures.atomic_numbers, structures.positions, structures.tags, structures.ptr
-
-
-def test_a_compiled_model():
-    model, structures = energy_model(), random_structures(seeded(), (5, 9, 1))
-    expected = model(structures)["energy"]
-    out = compiled(model)(structures)["energy"]
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-    compare(TensorModel(model), *fields(structures))
-
-
-def test_a_compiled_model_that_searches_by_itself():
-    pairs, spectral = PairConfig(cutoff=4.0, correction=True), SpectralConfig(num_heads=3)
-    sizes = {"embed_dim": 12, "num_heads": 3, "num_layers": 1, "ffn_dim": 16}
-    model = EnergyModel(EnergyConfig(rpe=None, pairs=pairs, spectral=spectral, **sizes))
-    structures = random_structures(seeded(), (5, 9, 1))
-    torch._dynamo.reset()
-    run = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        for batch in (structures, structures.with_pairs(4.0)):
-            expected = model(batch)["energy"]
-            torch.testing.assert_close(run(batch)["energy"], expected, rtol=0, atol=1e-5)
-
-
-def test_searches_are_called_from_graphs():
-    s = random_structures(seeded(), (5, 9, 1))
-    options = {"k_max": 0.3, "padding": 8.0}
-
-    def near(positions):
-        wide = 2 * positions
-        return neighbor_pairs(wide, s.cell, s.pbc, s.ptr, 4.0).vectors(wide, s.cell, s.ptr)
-
-    def waves(positions):
-        return reciprocal_vectors(s.cell, s.pbc, 2 * positions, s.ptr, **options).vectors
-
-    for function in (near, waves):
-        torch._dynamo.reset()
-        found = torch.compile(function, backend="eager")(s.positions)
-        torch.testing.assert_close(found, function(s.positions), rtol=0, atol=1e-5)
-
-
-def test_an_exported_model_takes_any_batch_and_survives_a_file(tmp_path):
-    model = energy_model().train()
-    torch.export.save(export(model), tmp_path / "model.pt2")
-    assert model.training
-    program = torch.export.load(tmp_path / "model.pt2").module()
-    model.eval()
-    for natoms in ((5, 9, 1), (3,), (0, 4), tuple(range(20))):
-        structures = random_structures(seeded(1), natoms)
-        expected = model(structures)["energy"]
-        torch.testing.assert_close(program(*fields(structures)), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, inside

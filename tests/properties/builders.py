@@ -5,10 +5,10 @@ from torch import nn
 
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.models import EnergyConfig, EnergyModel, RPEConfig
+from flt_mol.nn import ImageKeys, LocalBasis, LocalFilter, PairCorrection, PairFilter
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.block import FLTBlock, FLTEncoder
 from flt_mol.nn.frequencies import GaussianFrequencies
-from flt_mol.nn.images import ImageKeys, LocalBasis, LocalFilter, PairCorrection, PairFilter
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter

@@ -15,9 +15,9 @@ from helpers.killing import run
 from flt_mol.data.remote import download
 
 pytestmark = pytest.mark.slow
-KILLS = 12
+KILLS = 8
 SPLITS = ("train", "val_id", "val_ood_ads", "test_id")
-SIZE = 1 << 22
+SIZE = 1 << 21
 
 
 def work(folder, url, to):

@@ -11,7 +11,7 @@ from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.block import BlockGeometry, FLTBlock, FLTEncoder
 from flt_mol.nn.frequencies import GaussianFrequencies
-from flt_mol.nn.images import ImageKeys, LocalBasis, LocalFilter, PairCorrection
+from flt_mol.nn import ImageKeys, LocalBasis, LocalFilter, PairCorrection
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
@@ -292,6 +292,7 @@ def test_bf16_autocast(parts):
     assert all(p.grad.isfinite().all() for p in block.parameters())
 
 
+@pytest.mark.slow
 def test_a_stack_with_filters_compiles_without_graph_breaks():
     positions, cell, pbc, ptr = batch(SIZES)
     given = geometry_of(PARTS, positions, cell, pbc, ptr)
@@ -306,3 +307,34 @@ def test_a_stack_with_filters_compiles_without_graph_breaks():
     both = (torch.autograd.grad(y, list(names.values()), seed) for y in (out, expected))
     for gradient, truth in zip(*both, strict=True):
         torch.testing.assert_close(gradient, truth, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("mode", ["linear", "exact"])
+def test_a_causal_stack_sees_nothing_of_the_future(shared, mode):
+    # The mean of all positions, as an origin, would know of later ones.
+    def rpe():
+        spectrum = GaussianSpectrum(H, 4, generator=seeded(7))
+        return FourierRPE(spectrum, GaussianFrequencies(6, generator=seeded(8)))
+
+    given = {"position_dim": 12} if shared else {"rpe": rpe()}
+    blocks = [FLTBlock(make_attention(causal=True, mode=mode, **given), 16) for _ in range(2)]
+    encoder = FLTEncoder(blocks, rpe() if shared else None, recycles=2)
+    generator = seeded(3)
+    x, r = torch.randn(9, C, generator=generator), torch.randn(9, 3, generator=generator)
+    other_x, other_r = x.clone(), r.clone()
+    other_x[6:] *= 50
+    other_r[6:] += 40
+    ptr = torch.tensor([0, 1, 9])
+    before, after = encoder(x, r, ptr), encoder(other_x, other_r, ptr)
+    torch.testing.assert_close(before[:6], after[:6], rtol=0, atol=1e-5)
+    assert (before[6:] - after[6:]).abs().max() > 1e-2
+
+
+def test_recycles_repeat_the_stack():
+    encoder = FLTEncoder([make_block(("attention",))], recycles=3).double()
+    x, ptr = torch.randn(5, C, dtype=F64, generator=seeded(4)), torch.tensor([0, 2, 5])
+    once = FLTEncoder(encoder.blocks)
+    expected = once(once(once(x, ptr=ptr), ptr=ptr), ptr=ptr)
+    torch.testing.assert_close(encoder(x, ptr=ptr), expected)
+    assert not torch.allclose(expected, once(x, ptr=ptr))

@@ -1,0 +1,113 @@
+import pytest
+import torch
+
+from flt_mol.functional.groups import (
+    centred,
+    check_ptr,
+    dense_ranks,
+    first_per_system,
+    index_in_system,
+    max_per_system,
+    mean_per_system,
+    offsets_of,
+    spread,
+    sum_per_system,
+    system_index,
+    system_sizes,
+    systems_of,
+)
+
+PTR = torch.tensor([0, 2, 2, 5])
+
+
+def test_sizes_index_and_slices_describe_the_same_rows():
+    assert system_sizes(PTR, 5) == [2, 0, 3]
+    assert system_index(PTR, 6).tolist() == [0, 0, 2, 2, 2, 3]
+    assert index_in_system(PTR, 6).tolist() == [0, 1, 0, 1, 2, 0]
+    assert systems_of(PTR, 6) == [slice(0, 2), slice(2, 2), slice(2, 5)]
+
+
+@pytest.mark.parametrize(
+    "ptr", [[1, 5], [0, 4], [0, 6], [0, 3, 2, 5], [], [[0, 5]], [0.0, 5.0]], ids=str
+)
+def test_offsets_that_do_not_describe_the_rows_are_refused(ptr):
+    with pytest.raises(ValueError, match="ptr"):
+        check_ptr(torch.tensor(ptr), 5)
+
+
+def test_offsets_of_keys():
+    assert check_ptr(PTR, 5) is PTR
+    keys = torch.tensor([0, 1, 1, 4])
+    assert check_ptr(PTR, 5, keys, 4) is keys
+    for key_ptr, count in ((None, 4), (keys, 5), (torch.tensor([0, 4]), 4)):
+        with pytest.raises(ValueError, match="key_ptr"):
+            check_ptr(PTR, 5, key_ptr, count)
+
+
+@pytest.mark.parametrize("ptr", [[1, 5], [0, 7], [0, 3, 2]])
+def test_operators_refuse_what_no_rows_are_at(ptr):
+    with pytest.raises(ValueError, match="ptr"):
+        systems_of(torch.tensor(ptr), 6)
+
+
+def test_system_indices_in_any_order():
+    system = torch.tensor([3, 1, 3, 0])
+    ptr, order = offsets_of(system, 5)
+    assert ptr.tolist() == [0, 1, 2, 2, 4, 4]
+    assert order.tolist() == [3, 1, 0, 2]
+    ptr, order = offsets_of(torch.tensor([0, 0, 2], dtype=torch.uint8))
+    assert (ptr.tolist(), order) == ([0, 2, 2, 3], None)
+    assert dense_ranks(torch.tensor([7, 3, 7, 4])).tolist() == [2, 0, 2, 1]
+    assert offsets_of(torch.empty(0, dtype=torch.int64))[0].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("system", "count"), [([-1, 0], None), ([0, 2], 2), ([0.0, 1.0], None), ([True], None)]
+)
+def test_system_indices_that_make_no_sense_are_refused(system, count):
+    with pytest.raises(ValueError, match="system"):
+        offsets_of(torch.tensor(system), count)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("reduce", [sum_per_system, mean_per_system, max_per_system])
+def test_reductions_are_those_of_each_system_and_leave_padding_out(reduce, shape):
+    x = torch.randn(5, *shape, dtype=torch.float64)
+    padded = torch.cat([x, torch.full((1, *shape), 1e9, dtype=torch.float64)])
+    name = reduce.__name__.split("_")[0]
+    for ptr, rows in ((PTR, x), (PTR, padded)):
+        out = reduce(rows, ptr)
+        for b, own in enumerate((x[:2], x[:0], x[2:])):
+            if len(own) == 0:
+                expected = torch.full(shape, -torch.inf if name == "max" else 0.0)
+            else:
+                expected = getattr(torch, "amax" if name == "max" else name)(own, 0)
+            torch.testing.assert_close(out[b], expected.to(out.dtype))
+    assert reduce(x[:0], torch.tensor([0])).shape == (0, *shape)
+
+
+def test_first_rows_and_rows_of_their_system():
+    x = torch.arange(5.0)[:, None]
+    first = first_per_system(x, PTR)
+    assert first.flatten().tolist() == [0.0, 0.0, 2.0]
+    assert spread(first, PTR, 6).flatten().tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e5])
+def test_centring(shift):
+    x = torch.randn(5, 3)
+    expected = torch.cat([x[:2] - x[:2].mean(0), x[2:] - x[2:].mean(0)])
+    out = centred(x + shift, PTR)
+    assert (out - expected).abs().max() < (1e-6 if shift == 0 else 1e-2)
+    assert sum_per_system(out, PTR).abs().max() < 1e-5 * max(shift, 1)
+    assert centred(x.bfloat16(), PTR).dtype == torch.float32
+
+
+def test_centring_leaves_out_padding_and_other_systems_and_has_no_slope_along_translations():
+    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    dirty = x.detach().clone()
+    dirty[5] = torch.nan
+    assert torch.equal(centred(dirty, PTR)[:5], centred(x.detach(), PTR)[:5])
+    assert (centred(dirty, PTR)[5] == 0).all()
+    (slope,) = torch.autograd.grad(centred(x, PTR).sin().sum(), x)
+    assert sum_per_system(slope, PTR).abs().max() < 1e-12
