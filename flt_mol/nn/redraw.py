@@ -37,27 +37,6 @@ class Redrawn(nn.Module):
         redraw_every: n, or None.
         redraw_seed, step_count: int64 buffers (), with ``redraw_every=n`` only: what draws follow
             from, and how many steps have begun. Checkpoints with and without them load.
-
-    Example:
-        >>> class Noise(Redrawn):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self._init_redraw(1, torch.Generator().manual_seed(0))
-        ...
-        ...     def _draw(self, generator):
-        ...         return {"noise": torch.randn((), generator=generator)}
-        ...
-        ...     def forward(self, x):
-        ...         self.begin_step()
-        ...         out = x * self.noise
-        ...         self.watch(out)
-        ...         return out
-        >>> module, x = Noise(), torch.ones((), requires_grad=True)
-        >>> first, second = module(x), module(x)
-        >>> (first + second).backward()
-        >>> third = module(x)
-        >>> bool(first == second), bool(second == third), bool(first == module.eval()(x))
-        (True, False, True)
     """
 
     redraw_every: int | None = None

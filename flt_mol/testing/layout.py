@@ -19,9 +19,10 @@ from flt_mol.testing.layers import (
     fitted,
     outputs,
     same,
+    seeded,
     trainable,
 )
-from flt_mol.testing.rows import Rows
+from flt_mol.testing.rows import Rows, random_rows
 
 
 def check_batch_equals_alone(
@@ -60,13 +61,12 @@ def check_empty_and_single_atom(layer: Layer, rows: Any, *, tolerance: float = 1
     """Systems of one row and of none are finite, and leave the others' outputs as they are."""
     layer, rows = fitted(layer, rows)
     largest = max(rows, key=lambda part: part.num_rows)
+    if rows.cell is not None:
+        largest = replace(largest, cell=0 * largest.cell, pbc=largest.pbc & False)
     single, empty = (
         largest.taken(torch.arange(n, device=rows.ptr.device), rows.ptr.new_tensor([0, n]))
         for n in (1, 0)
     )
-    if rows.cell is not None and largest.cell is not None:
-        lattice = {"cell": torch.zeros_like(largest.cell), "pbc": torch.zeros_like(largest.pbc)}
-        single, empty = replace(single, **lattice), replace(empty, **lattice)
     if evaluated(layer, empty).numel():
         raise AssertionError("a system without rows has outputs")
     expected = torch.cat([evaluated(layer, rows), evaluated(layer, single)])
@@ -109,14 +109,6 @@ def check_padding(
         layer.filler, layer.before, layer.extra = saved
 
 
-def check_padded_equals_packed(
-    padded: PaddedLayer, packed: Layer, rows: Rows, *, tolerance: float = 1e-6
-) -> float:
-    """The padded form of a layer has the outputs of its packed form at real rows."""
-    first, second = evaluated(packed, rows), evaluated(padded, rows)
-    return same(packed, first, second, tolerance, "from packed to padded")
-
-
 def check_causality(
     layer: Layer, rows: Rows, *, tolerance: float = 1e-6, factor: float = 50.0
 ) -> float:
@@ -134,22 +126,23 @@ def check_causality(
         early = place < cut[rows.system]
         kept = early.nonzero().squeeze(1)
         scale = torch.where(early, 1.0, factor).to(rows.x)[:, None]
-        after = replace(rows, x=scale * rows.x)
-        if rows.positions is not None:
-            after = replace(after, positions=scale * rows.positions)
-        change = f"when rows behind were {factor:g} times as large"
-        second = evaluated(layer, after)[kept]
-        errors.append(same(layer, whole[kept], second, tolerance, change))
+        positions = None if rows.positions is None else scale * rows.positions
         start = rows.taken(kept, torch.cat([cut.new_zeros(1), cut.cumsum(0)]))
-        change = "when rows behind were left out"
-        errors.append(same(layer, whole[kept], evaluated(layer, start), tolerance, change))
+        changes = {
+            f"when rows behind were {factor:g} times as large": evaluated(
+                layer, replace(rows, x=scale * rows.x, positions=positions)
+            )[kept],
+            "when rows behind were left out": evaluated(layer, start),
+        }
+        for change, after in changes.items():
+            errors.append(same(layer, whole[kept], after, tolerance, change))
         x = rows.x.detach().clone().requires_grad_()
         with evaluating(layer):
             out = outputs(layer, replace(rows, x=x))
             (gradient,) = torch.autograd.grad(out[early].square().sum(), x)
-        change = "gradients of outputs by rows behind"
         expected = torch.where(early[:, None], gradient, 0)
-        errors.append(agree(f"{change} are not 0", expected, gradient, tolerance))
+        words = "gradients of outputs by rows behind are not 0"
+        errors.append(agree(words, expected, gradient, tolerance))
     return max(errors)
 
 
@@ -184,19 +177,18 @@ def check_streaming(
     return same(layer, evaluated(layer, rows), torch.cat(streamed), tolerance, change)
 
 
-def _partner(rows: Rows, times: int) -> Rows:
-    """One system `times` as large, along its first lattice vector or its first axis."""
-    if rows.cell is not None and bool(rows.cell[0, 0].any()):
-        return rows.repeated((times, 1, 1), everywhere=True)[0]
-    source = torch.arange(rows.num_rows, device=rows.ptr.device).repeat(times)
-    partner = rows.taken(source, times * rows.ptr)
-    if rows.positions is None or not rows.num_rows:
+def _partner(part: Rows, times: int) -> Rows:
+    """One system of `times` the rows of another, in random places."""
+    source = torch.arange(part.num_rows, device=part.ptr.device).repeat(times)
+    partner = part.taken(source, times * part.ptr)
+    if part.positions is None:
         return partner
-    width = rows.positions[:, 0].max() - rows.positions[:, 0].min() + 3
-    moves = torch.zeros_like(rows.positions).repeat(times, 1)
-    step = torch.arange(times, device=width.device).repeat_interleave(rows.num_rows)
-    moves[:, 0] = step * width
-    return partner.moved(moves)
+    pbc = False if part.pbc is None else part.pbc[0].tolist()
+    dim, dtype = part.positions.shape[1], part.positions.dtype
+    other = random_rows(seeded(None), [len(source)], 0, dim=dim, periodic=pbc, dtype=dtype)
+    other = other.to(part.ptr.device)
+    cell = None if part.cell is None else other.cell
+    return replace(partner, positions=other.positions, cell=cell)
 
 
 def _values_and_gradients(layer: PaddedLayer, rows: Rows, zeros: bool) -> dict[str, Tensor]:

@@ -27,9 +27,7 @@ class Frequencies(Redrawn):
     def __init__(self, num_frequencies: int, dim: int) -> None:
         super().__init__()
         if num_frequencies < 1 or dim < 1:
-            raise ValueError(
-                f"num_frequencies and dim must be ≥ 1, got {num_frequencies} and {dim}"
-            )
+            raise ValueError(f"need num_frequencies, dim ≥ 1, got {num_frequencies} and {dim}")
         self.num_frequencies = num_frequencies
         self.dim = dim
 
@@ -40,15 +38,13 @@ class Frequencies(Redrawn):
     def check(self, spectrum: Spectrum) -> None:
         """ValueError unless these frequencies go with this spectrum."""
         if spectrum.dim != self.dim:
-            raise ValueError(
-                f"the spectrum is over {spectrum.dim} dimensions, {type(self).__name__} over "
-                f"{self.dim}"
-            )
+            ours = f"{type(self).__name__} over {self.dim}"
+            raise ValueError(f"the spectrum is over {spectrum.dim} dimensions, {ours}")
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
-        every = "" if self.redraw_every is None else f", redraw_every={self.redraw_every}"
-        return f"num_frequencies={self.num_frequencies}, dim={self.dim}{every}"
+        sizes = f"num_frequencies={self.num_frequencies}, dim={self.dim}"
+        return f"{sizes}, redraw_every={self.redraw_every}"
 
 
 class QuadratureFrequencies(Frequencies):
@@ -69,10 +65,8 @@ class QuadratureFrequencies(Frequencies):
 
     def __init__(self, points: Tensor, weights: Tensor) -> None:
         if points.dim() != 2 or weights.shape != points.shape[:1] or not bool((weights > 0).all()):
-            raise ValueError(
-                f"expected points (R, ℓ) and positive weights (R,), got {tuple(points.shape)} and "
-                f"{tuple(weights.shape)}, the smallest {float(weights.min()):g}"
-            )
+            shapes = f"{tuple(points.shape)} and {tuple(weights.shape)}"
+            raise ValueError(f"expected points (R, ℓ) and weights (R,) > 0, got {shapes}")
         super().__init__(*points.shape)
         self.register_buffer("points", placed(points))
         self.register_buffer("log_weight", placed(weights.log()))

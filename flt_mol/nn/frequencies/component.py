@@ -34,12 +34,6 @@ class ComponentFrequencies(Frequencies):
 
     Raises:
         ValueError: R < T, which would leave terms out, or an unknown `sampling`.
-
-    Example:
-        >>> spectrum = GaussianSpectrum(num_heads=4, num_terms=8)
-        >>> xi, ratio = ComponentFrequencies(16, num_heads=4, num_terms=8)(spectrum)
-        >>> xi.shape, ratio.shape
-        (torch.Size([4, 16, 3]), torch.Size([4, 16]))
     """
 
     draw: Tensor
@@ -57,10 +51,8 @@ class ComponentFrequencies(Frequencies):
     ) -> None:
         super().__init__(num_frequencies, dim)
         if num_heads < 1 or not 1 <= num_terms <= num_frequencies:
-            raise ValueError(
-                f"num_frequencies is {num_frequencies} for num_heads={num_heads}, num_terms="
-                f"{num_terms}: a term without a frequency would be missing from the mask"
-            )
+            sizes = f"num_heads={num_heads}, num_terms={num_terms}"
+            raise ValueError(f"num_frequencies is {num_frequencies}, expected ≥ num_terms: {sizes}")
         self.num_heads = num_heads
         self.num_terms = num_terms
         self.sampling = sampling
@@ -78,15 +70,11 @@ class ComponentFrequencies(Frequencies):
         """ValueError unless the spectrum is a sum of as many Gaussians, for as many heads."""
         super().check(spectrum)
         if not isinstance(spectrum, GaussianSpectrum):
-            raise ValueError(
-                f"ComponentFrequencies go with sums of Gaussians, not with "
-                f"{type(spectrum).__name__}: use gaussian, lattice or lebedev frequencies"
-            )
-        if (spectrum.num_heads, spectrum.num_terms) != (self.num_heads, self.num_terms):
-            raise ValueError(
-                f"the spectrum has {spectrum.num_heads} heads and {spectrum.num_terms} terms, the "
-                f"frequencies are for {self.num_heads} and {self.num_terms}"
-            )
+            name = type(spectrum).__name__
+            raise ValueError(f"ComponentFrequencies go with sums of Gaussians, not with {name}")
+        given = spectrum.num_heads, spectrum.num_terms
+        if given != (own := (self.num_heads, self.num_terms)):
+            raise ValueError(f"the spectrum has (heads, terms) {given}, the frequencies {own}")
 
     def forward(self, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
         """ξ (H, R, ℓ), cycles/Å, and ρ = R a_t e^{iα_t}/n_t (H, R), real where there is no α."""

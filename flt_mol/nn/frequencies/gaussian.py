@@ -14,8 +14,6 @@ from flt_mol.functional.numerics import draw_normal, placed
 from flt_mol.nn.frequencies.base import Frequencies
 from flt_mol.nn.spectrum import Spectrum
 
-SAMPLINGS = ("normal", "orthogonal", "sobol")
-
 
 class GaussianFrequencies(Frequencies):
     r"""ξ_i = μ_i + σ_i z_i with z_i ~ N(0, I_ℓ), drawn once and saved.
@@ -27,9 +25,8 @@ class GaussianFrequencies(Frequencies):
     Re g(ξ) e^{2πiξ·x} is the same at ξ and −ξ.
 
     **Why the draw is fixed.** The expectation of the mask is f for *every* σ and μ: with z drawn
-    again and again they would receive no signal but noise. Learning σ, as the paper [1] proposes,
-    means moving the one set of frequencies that the model keeps. The other mode is
-    ``learned_sigma=False`` with `redraw_every`: the spectrum then learns what is right on average.
+    again and again they would receive noise alone. Learning σ, as the paper [1] proposes, moves the
+    one set of frequencies that the model keeps; with `redraw_every` it needs to be a constant.
 
     Goes with every spectrum; for the long tails of "matern", "laplace", "cauchy" and "box" the
     variance of the mask is infinite.
@@ -56,12 +53,6 @@ class GaussianFrequencies(Frequencies):
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
         Encodings in Transformers", AISTATS 2024.
         [2] Veach & Guibas, "Optimally combining sampling techniques", SIGGRAPH 1995.
-
-    Example:
-        >>> from flt_mol.nn import GaussianSpectrum
-        >>> xi, ratio = GaussianFrequencies(16)(GaussianSpectrum(num_heads=4))
-        >>> xi.shape, ratio.shape
-        (torch.Size([16, 3]), torch.Size([4, 16]))
     """
 
     draw: Tensor
@@ -86,13 +77,11 @@ class GaussianFrequencies(Frequencies):
         low, high = (float(x) for x in (sigma if isinstance(sigma, Sequence) else (sigma, sigma)))
         if not 0 < low <= high < math.inf or (shared_sigma and low != high):
             raise ValueError(
-                f"sigma is {sigma}, expected a number > 0, or two, lowest first, where each "
-                "frequency has its own"
+                f"sigma is {sigma}, expected a number > 0, or (lowest, highest) where not shared"
             )
         if redraw_every is not None and (learned_sigma or learned_mean):
             raise ValueError(
-                "redraw_every does not go with a learned σ or μ, whose only signal is the draw "
-                "that stays: pass learned_sigma=False and learned_mean=False, or redraw_every=None"
+                "redraw_every does not go with a learned σ or μ: pass learned_sigma=False"
             )
         self.sampling = sampling
         self._init_redraw(redraw_every, generator)
@@ -104,10 +93,8 @@ class GaussianFrequencies(Frequencies):
         else:
             mu = torch.as_tensor([0.0] * dim if mean is None else mean, dtype=torch.float32)
             if mu.shape not in [(dim,), (num_frequencies, dim)]:
-                raise ValueError(
-                    f"mean has shape {tuple(mu.shape)}, expected ({dim},) or "
-                    f"({num_frequencies}, {dim})"
-                )
+                expected = f"expected ({dim},) or ({num_frequencies}, {dim})"
+                raise ValueError(f"mean has shape {tuple(mu.shape)}, {expected}")
             self._keep("mean", mu.detach().clone().view(-1, dim), learned_mean)
 
     def _keep(self, name: str, value: Tensor, learned: bool) -> None:
@@ -150,14 +137,7 @@ def normal_vectors(count: int, dim: int, sampling: str, generator: torch.Generat
     - ``sobol``: scrambled Sobol points [1] through the inverse of the normal distribution function:
       10 / 22 / 36 / 63 % off the rms error of a mask of 2 Å at 16 / 64 / 256 / 1024 rows.
 
-    Args:
-        count: number of rows.
-        dim: ℓ.
-        sampling: "normal", "orthogonal" or "sobol".
-        generator: on CPU; torch's global one is left alone.
-
-    Returns:
-        float32 on CPU.
+    Returns float32 on CPU; torch's global generator is left alone.
 
     Raises:
         ValueError: unknown `sampling`.
@@ -171,7 +151,7 @@ def normal_vectors(count: int, dim: int, sampling: str, generator: torch.Generat
         return orthogonal_projection(count, dim, generator=generator)
     if sampling == "sobol":
         return _sobol_normal(count, dim, generator)
-    raise ValueError(f"sampling is {sampling!r}, expected one of {', '.join(SAMPLINGS)}")
+    raise ValueError(f"sampling is {sampling!r}, expected normal, orthogonal or sobol")
 
 
 def _sobol_normal(count: int, dim: int, generator: torch.Generator) -> Tensor:
