@@ -23,11 +23,10 @@ class Redrawn(nn.Module):
     n i … n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps: a
     resumed run and equal replicas have the same draws.
 
-    **A step** begins with the first training forward after gradients have come back to the module.
-    All forwards between two backward passes share one draw: recycles, several losses, forwards
-    under `torch.no_grad`. Gradient accumulation begins a step with each backward. A backward with
-    ``create_graph=True`` ends no step, nor does recomputation under activation checkpointing begin
-    one. A module that gradients never reach stays in step 0. Eval counts nothing.
+    **A step** begins with the first training forward after gradients have come back to the module;
+    all forwards between two backward passes share one draw. A backward with ``create_graph=True``
+    ends no step, nor does recomputation under activation checkpointing begin one. A module that
+    gradients never reach stays in step 0. Eval counts nothing.
 
     Subclasses define `_draw` and call `_init_redraw` once that is possible. Where `redraw_every` is
     set, their forward calls `begin_step` first and `watch` last; between the two the buffers, read

@@ -41,9 +41,8 @@ class FourierRPE(nn.Module):
     Example:
         >>> from flt_mol.nn import GaussianFrequencies, GaussianSpectrum
         >>> rpe = FourierRPE(GaussianSpectrum(num_heads=4, num_terms=8), GaussianFrequencies(16))
-        >>> features = rpe(torch.rand(10, 3))
-        >>> features.query.shape, features.key.shape
-        (torch.Size([10, 1, 32]), torch.Size([10, 4, 32]))
+        >>> rpe(torch.rand(10, 3)).key.shape
+        torch.Size([10, 4, 32])
     """
 
     def __init__(

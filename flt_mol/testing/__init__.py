@@ -37,7 +37,6 @@ from flt_mol.testing.numerics import (
 from flt_mol.testing.rows import Rows, random_rows, random_structures
 from flt_mol.testing.symmetry import (
     check_cell_basis,
-    check_displacement_equivariance,
     check_periodic_images,
     check_permutation,
     check_rotation,
@@ -54,7 +53,6 @@ __all__ = [
     "check_causality",
     "check_cell_basis",
     "check_coincident",
-    "check_displacement_equivariance",
     "check_dtype",
     "check_empty_and_single_atom",
     "check_gradients",

@@ -160,8 +160,7 @@ def agree(
 ) -> float:
     """max|second − first| / max(max|first|, least), in float64; NaN and infinity agree with none.
 
-    Raises:
-        AssertionError: shapes differ, or the error is beyond `tolerance`, naming the worst entry.
+    AssertionError, naming the worst entry, where shapes differ or it is beyond `tolerance`.
     """
     if first.shape != second.shape:
         raise AssertionError(f"{name}: shape {tuple(first.shape)} → {tuple(second.shape)}")
@@ -174,10 +173,8 @@ def agree(
     scale = max(float(first.abs().max()), least)
     error = 0.0 if worst == 0 else (worst / scale if scale > 0 else math.inf)
     if not error <= tolerance:
-        raise AssertionError(
-            f"{name}; most, entry {place}: {old:.9g} → {new:.9g}, by {new - old:.3g}, where the "
-            f"largest is {scale:.3g}: relative error {error:.3g}, tolerance {tolerance:g}"
-        )
+        entry = f"entry {place}: {old:.9g} → {new:.9g}, the largest is {scale:.3g}"
+        raise AssertionError(f"{name}: relative error {error:.3g} > {tolerance:g}; {entry}")
     return error
 
 

@@ -192,7 +192,6 @@ def random_structures(
     natoms: Sequence[int] = (5, 9, 14),
     periodic: bool | Sequence[bool] = True,
     *,
-    elements: Sequence[int] = ELEMENTS,
     dtype: torch.dtype = torch.float32,
 ) -> Structures:
     """Random systems with all fields: for checks, not physics.
@@ -204,10 +203,9 @@ def random_structures(
         generator: source of all draws.
         natoms: atoms of each of the B systems, 0 allowed.
         periodic: pbc of all systems, or one value for each lattice vector.
-        elements: atomic numbers to draw from.
         dtype: of positions and cells.
     """
-    choices = torch.tensor(elements, dtype=torch.int64)
+    choices = torch.tensor(ELEMENTS, dtype=torch.int64)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5

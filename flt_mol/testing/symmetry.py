@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from flt_mol.structures import Structures
 from flt_mol.testing.layers import (
     EnergyLayer,
     Layer,
-    agree,
     evaluated,
     evaluating,
     fitted,
@@ -133,52 +132,6 @@ def check_supercell(
     return max(errors)
 
 
-def check_displacement_equivariance(
-    model: Callable[[Structures], Mapping[str, Tensor]],
-    structures: Structures,
-    *,
-    tolerance: float = 1e-4,
-    distance: int = 100,
-    generator: Generator = None,
-) -> float:
-    """Displacements turn and mirror with the system, and follow their atoms; fixed atoms stay.
-
-    Args:
-        model: Structures → ``{"displacement": (N, 3)}``, Å, and, where there are recycles,
-            ``"displacement_recycles"`` (K, N, 3), which are looked at as well.
-        structures: the systems.
-        tolerance: of the difference, relative to the largest component of any displacement.
-        distance: Å, of shifts per axis.
-        generator: source of all draws; seed 0 if None.
-    """
-    generator, rows = seeded(generator), Rows.of(structures).rounded()
-
-    def displacements(rows: Rows) -> Tensor:
-        with evaluating(model), torch.no_grad():
-            out = model(rows.structures)
-        recycles = out.get("displacement_recycles", out["displacement"][None])
-        return torch.stack([*recycles, out["displacement"]], dim=1)
-
-    first = displacements(rows)
-    moving = (first != 0).flatten(1).any(1) & structures.fixed
-    if bool(moving.any()):
-        atom = int(moving.nonzero()[0])
-        raise AssertionError(f"fixed atoms move, the first being {atom}: {first[atom].tolist()} Å")
-    after, order = rows.reordered(generator)
-    q = _orthogonal(rows, generator)
-    shift = torch.randint(-distance, distance + 1, (len(rows), 3), generator=generator)
-    changes = {
-        "atoms were reordered": (first[order], after),
-        "shifted": (first, rows.moved(shift.to(rows.ptr.device)[rows.system])),
-        "rotated": (first.double() @ q[rows.system], rows.turned(q)),
-        "rotated and mirrored": (first.double() @ -q[rows.system], rows.turned(-q)),
-    }
-    return max(
-        agree(f"displacements changed when {words}", expected, displacements(other), tolerance)
-        for words, (expected, other) in changes.items()
-    )
-
-
 def _compare(layer: Layer, before: Rows, after: Rows, tolerance: float, change: str) -> float:
     return same(layer, evaluated(layer, before), evaluated(layer, after), tolerance, change)
 
@@ -186,12 +139,9 @@ def _compare(layer: Layer, before: Rows, after: Rows, tolerance: float, change: 
 def _orthogonal(rows: Rows, generator: torch.Generator) -> Tensor:
     """(B, ℓ, ℓ) proper rotations, float64."""
     dim = rows.placed().shape[1]
-    if dim < 2:
-        raise ValueError("rows with positions of one dimension cannot be rotated")
     q = torch.linalg.qr(torch.randn(len(rows), dim, dim, generator=generator).double()).Q
     q[..., 0] *= torch.linalg.det(q).sign()[:, None]
-    placed: Tensor = q.to(rows.ptr.device)
-    return placed
+    return q.to(rows.ptr.device)
 
 
 def _change_of_basis(periodic: Tensor, generator: torch.Generator) -> Tensor:

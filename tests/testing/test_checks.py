@@ -165,33 +165,6 @@ def test_streaming(chunk):
         testing.check_streaming(packed(whole), lambda p, s: (p.x.cumsum(0), s), rows, chunk=chunk)
 
 
-MOVES = {
-    "turning": lambda s, u: u * u.new_tensor([1.0, 1.0, 1.1]),
-    "mirroring": lambda s, u: torch.linalg.cross(u, u.roll(1, 0)),
-    "reordering": lambda s, u: u * torch.arange(len(u))[:, None],
-    "shifting": lambda s, u: u * (1 + s.positions.norm(dim=1, keepdim=True)),
-    "fixed atoms": lambda s, u: u + 0,
-}
-
-
-@pytest.mark.parametrize("fault", [None, *MOVES])
-def test_displacements(fault):
-    def model(s):
-        sums = torch.zeros(len(s), 3).index_add(0, s.system, s.positions)
-        u = (s.positions - (sums / s.natoms[:, None])[s.system]) / 10
-        if fault is not None:
-            u = MOVES[fault](s, u)
-        u = torch.where(s.fixed[:, None] & (fault != "fixed atoms"), 0, u)
-        return {"displacement": u, "displacement_recycles": torch.stack([u / 2, u])}
-
-    structures = systems(periodic=False)
-    if fault is None:
-        assert testing.check_displacement_equivariance(model, structures) <= 1e-4
-    else:
-        with pytest.raises(AssertionError, match="fixed atoms move|displacements changed"):
-            testing.check_displacement_equivariance(model, structures)
-
-
 def test_modes_are_restored_and_generators_left_alone():
     layer, rows = Attention(), draw()
     layer.train()

@@ -9,12 +9,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flt_mol.nn.frequencies.base import QuadratureFrequencies
+from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.numerics import placed
+from flt_mol.nn.frequencies.base import Frequencies
+from flt_mol.nn.spectrum import Spectrum
 
 _MAX_CANDIDATES = 20_000_000
 
 # Of the rules in SciPy, those with positive weights. Each is exact up to its degree.
 _DEGREES: tuple[int, ...] = (3, 5, 7, 9, 11, 15, 17, 19, 21, 23, 29, 31, *range(35, 132, 6))
+
+
+class QuadratureFrequencies(Frequencies):
+    """Fixed frequencies with quadrature weights: ∫ h(ξ) dξ ≈ Σ_t ω_t h(ξ_t) for even h.
+
+    The mask is then Σ_t ω_t g(ξ_t) cos 2πξ_t·x: no noise, but an error that depends on g and x.
+
+    Args:
+        points: ξ (R, ℓ), cycles/Å; of ξ and −ξ, which have the same wave, one is enough.
+        weights: ω (R,) > 0, Å^{-ℓ}.
+
+    Raises:
+        ValueError: shapes that do not belong together, or weights that are not positive.
+    """
+
+    points: Tensor
+    log_weight: Tensor
+
+    def __init__(self, points: Tensor, weights: Tensor) -> None:
+        if points.dim() != 2 or weights.shape != points.shape[:1] or not bool((weights > 0).all()):
+            shapes = f"{tuple(points.shape)} and {tuple(weights.shape)}"
+            raise ValueError(f"expected points (R, ℓ) and weights (R,) > 0, got {shapes}")
+        super().__init__(*points.shape)
+        self.register_buffer("points", placed(points))
+        self.register_buffer("log_weight", placed(weights.log()))
+
+    def forward(self, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
+        """ξ (R, ℓ), cycles/Å, and ρ = R ω g(ξ) (H, R)."""
+        points = at_least_float32(self.points)
+        weights = at_least_float32(self.log_weight).exp()
+        return points, spectrum(points) * (self.num_frequencies * weights)
 
 
 class LatticeFrequencies(QuadratureFrequencies):

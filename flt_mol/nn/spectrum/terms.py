@@ -104,14 +104,9 @@ class GaussianSpectrum(TermSpectrum):
     Both forms begin as the same function.
 
     Args:
-        num_heads, num_terms, dim: H, T and ℓ.
-        form: "amplitude" or "weight".
+        num_heads, num_terms, dim, generator: see `TermSpectrum`.
+        form: "amplitude" or "weight", which names the parameter (H, T) beside `log_sigma` (H, T).
         sigma_min, sigma_max: narrowest and widest σ_t at the start, Å, evenly spaced in log σ.
-        generator: on CPU; None takes a seed from torch's global one.
-
-    Attributes:
-        log_sigma: log σ (H, T), σ in Å.
-        amplitude, weight: a or w (H, T), whichever `form` says.
 
     Raises:
         ValueError: unknown form, or widths that are not 0 < sigma_min ≤ sigma_max.
