@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.functional.numerics import placed
 from flt_mol.nn.frequencies.base import Frequencies
+from flt_mol.nn.layers import placed
 from flt_mol.nn.spectrum import Spectrum
 
 _MAX_CANDIDATES = 20_000_000
