@@ -114,14 +114,21 @@ def tag_structures(
     Raises:
         ValueError: as :func:`tag_slab`, naming the sid.
     """
-    from flt_mol.data.ase import to_ase
+    from ase import Atoms
 
     tags, fixed = structures.tags.clone(), structures.fixed.clone()
     for b, (start, stop) in enumerate(pairwise(structures.ptr.tolist())):
         if start == stop or bool(tags[start:stop].any()):
             continue
+        one = structures[b].to("cpu")
+        atoms = Atoms(
+            one.atomic_numbers.numpy(),
+            one.positions.double().numpy(),
+            cell=one.cell[0].numpy(),
+            pbc=one.pbc[0],
+        )
         try:
-            found = tag_slab(to_ase(structures, b), adsorbate, surface=surface).get_tags()
+            found = tag_slab(atoms, adsorbate, surface=surface).get_tags()
         except ValueError as error:
             raise ValueError(f"{structures.sid[b]}: {error}") from error
         tags[start:stop] = torch.as_tensor(np.asarray(found), device=tags.device)
