@@ -30,17 +30,10 @@ Predictions = Annotated[
     typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv or .json of sid, energy."),
 ]
 Targets = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Of --predictions: .csv of sid, target (default: their column target)."
-    ),
+    Path | None, typer.Option(metavar="FILE", help="Of --predictions, if not their column target.")
 ]
 Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Data set, or file or folder of records (default: the data of the checkpoint's "
-        "training, or what that held out)."
-    ),
+    str | None, typer.Option(help="Data set, file or folder of records (default: as in training).")
 ]
 Split = Annotated[list[str] | None, typer.Option(help="May be repeated (default: all val).")]
 HeldOut = Annotated[bool, typer.Option("--held-out", help="Only what training held out, by sid.")]
@@ -48,12 +41,7 @@ Energy = Annotated[
     str | None, typer.Option(metavar="KEY", help="Name of the target (default: as in training).")
 ]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="For results (default: evaluation in the run's folder; FOLDER-evaluation beside that "
-        "of an export; of --predictions none is written).",
-    ),
+    Path | None, typer.Option(metavar="FOLDER", help="Of results (default: the run's evaluation).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
@@ -101,8 +89,7 @@ def evaluate(
                 device=device,
                 progress=progress,
             )
-    else:
-        assert predictions is not None
+    elif predictions is not None:
         if data is not None or energy is not None or held_out:
             raise ValueError("--data, --energy and --held-out go with a checkpoint")
         from flt_mol.evaluation import score_files, summarise

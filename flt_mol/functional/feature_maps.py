@@ -21,7 +21,6 @@ from flt_mol.functional.groups import (
     settled,
     systems_of,
 )
-from flt_mol.functional.numerics import draw_normal
 
 SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0
 # Where to cut x before exp(x) beside values of 1: far below rounding, far above underflow. Numbers
@@ -33,7 +32,7 @@ def gaussian_projection(
     num_features: int, dim: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
     """W (M, dim) with independent standard normal entries, float32 on CPU."""
-    return draw_normal(num_features, dim, generator=generator)
+    return torch.randn(num_features, dim, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def orthogonal_projection(
@@ -63,11 +62,11 @@ def orthogonal_projection(
     """
     blocks = []
     for start in range(0, num_features, dim):
-        q, r = torch.linalg.qr(draw_normal(dim, dim, generator=generator))
+        q, r = torch.linalg.qr(gaussian_projection(dim, dim, generator=generator))
         directions = (q * r.diagonal().sign()).T
         blocks.append(directions[: num_features - start])
-    lengths = draw_normal(num_features, dim, generator=generator).norm(dim=-1, keepdim=True)
-    projection: Tensor = torch.cat(blocks) * lengths
+    lengths = gaussian_projection(num_features, dim, generator=generator)
+    projection: Tensor = torch.cat(blocks) * lengths.norm(dim=-1, keepdim=True)
     return projection
 
 

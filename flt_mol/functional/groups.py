@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch.autograd import forward_ad
+
+_F = TypeVar("_F", bound=Callable[..., object])
+_OUTSIDE: dict[Callable[..., object], Any] = {}
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -35,6 +38,18 @@ def settled(*tensors: Tensor) -> tuple[Tensor, ...]:
 def without_autocast(x: Tensor) -> torch.autocast:
     """A context in which products of `x` keep their own dtype, whatever autocast asks for."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+def outside(function: _F) -> _F:
+    """`function` as `torch.compiler.disable` makes it, which graphs call without looking inside.
+
+    Not as a decorator: that would import the compiler, seconds, with the module. ``fullgraph=True``
+    needs it made before the graph: a graph cannot make it.
+    """
+    if function not in _OUTSIDE:
+        _OUTSIDE[function] = torch.compiler.disable(function)
+    found: _F = _OUTSIDE[function]
+    return found
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.groups import at_least_float32, outside
 from flt_mol.functional.lattice import (
     Floats,
     Integers,
@@ -19,7 +19,6 @@ from flt_mol.functional.lattice import (
     host_array,
     virtual_cells,
 )
-from flt_mol.functional.numerics import outside
 
 # Where there are more than 10⁵ cells, vesin 0.4 to 0.6 merges them by one factor; a direction with
 # fewer cells than that is left without, and a division by zero ends the process.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32, first_per_system, spread
+from flt_mol.functional.groups import at_least_float32, first_per_system, outside, spread
 from flt_mol.functional.lattice import (
     Floats,
     Integers,
@@ -21,7 +21,6 @@ from flt_mol.functional.lattice import (
     rows_times,
     virtual_cells,
 )
-from flt_mol.functional.numerics import outside
 
 MOST_VECTORS = 2**24  # looked at together: 0.8 GB while they are sorted out
 _SAME_SHELL = 1e-5  # relative; cells are often known to float32 only

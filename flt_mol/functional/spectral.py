@@ -60,31 +60,6 @@ def padded_rows(ptr: Tensor, systems: Sequence[int], fill: int) -> Tensor:
     return torch.where(steps < size[:, None], start[:, None] + steps, fill)
 
 
-def radial_basis(magnitude: Tensor, centers: Tensor, width: float, k_max: float) -> Tensor:
-    r"""G_n(k) = [e^{−(k−κ_n)²/2s²} + e^{−(k+κ_n)²/2s²}]·(1 − k²/k_max²)², 0 from k_max on.
-
-    Even in k, so that it is smooth in three dimensions and its inverse Fourier transform decays
-    about as a Gaussian of σ = 1/(2πs), to 2e-5 at 5σ. It goes to 0 with its slope at k_max, so a
-    vector that enters or leaves the sum makes no jump; the curvature that does jump there leaves
-    a tail that falls as a power of r, 1e-5 of f(0) at 6σ. What these cuts leave beyond 4σ is below
-    3e-4, beyond 5σ below 2e-5 of √(f(0)² + ρ∫f²), the effect of f on an atom and its neighbours at
-    a density ρ of 0.05 Å⁻³ (measured for κ_n ≤ k_max − 2s, σ = 2.5 to 4 Å, k_max = 0.45 Å⁻¹).
-
-    Args:
-        magnitude: \|k\| (K,), cycles/Å.
-        centers: κ (T,), cycles/Å.
-        width: s, cycles/Å.
-        k_max: cycles/Å.
-
-    Returns:
-        (K, T).
-    """
-    k = magnitude[:, None]
-    bumps = torch.exp(-((k - centers) ** 2) / (2 * width**2))
-    bumps = bumps + torch.exp(-((k + centers) ** 2) / (2 * width**2))
-    return bumps * (1 - (k / k_max) ** 2).clamp(min=0.0) ** 2
-
-
 def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
     """[cos 2πk·r_i | sin 2πk·r_i] for every atom and vector of the same system.
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.integrations.irreps import (
     IrrepsFeedForward,
@@ -37,7 +36,7 @@ from flt_mol.integrations.irreps import (
 from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.feature_maps import FeatureMap
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layers import applied, drawn_linear
+from flt_mol.nn.layers import applied, draw_normal, drawn_linear, placed, seeded_generator
 from flt_mol.nn.layout import check_rows, layout_of
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes

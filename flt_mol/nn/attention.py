@@ -20,11 +20,10 @@ from flt_mol.functional.groups import (
 )
 from flt_mol.functional.images import image_attention
 from flt_mol.functional.linear import linear_sums, normalised
-from flt_mol.functional.numerics import seeded_generator
 from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layers import drawn_linear
+from flt_mol.nn.layers import drawn_linear, seeded_generator
 from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, layout_of, require
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming

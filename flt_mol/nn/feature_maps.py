@@ -30,7 +30,7 @@ from flt_mol.functional.feature_maps import (
     softplus_log_features,
 )
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.numerics import placed, seeded_generator
+from flt_mol.nn.layers import placed, seeded_generator
 from flt_mol.nn.redraw import Redrawn
 
 

@@ -14,10 +14,9 @@ from flt_mol.functional.groups import (
     sum_per_system,
     without_autocast,
 )
-from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import filtered_dots, segment_sum
 from flt_mol.nn.embedding import check_tags
-from flt_mol.nn.layers import drawn_linear
+from flt_mol.nn.layers import drawn_linear, drawn_weight, placed, seeded_generator
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
 
@@ -161,8 +160,7 @@ class DisplacementHead(nn.Module):
             last.weight.mul_(self.INITIAL_SCALE)
         self.strength = nn.Sequential(first, nn.GELU(), last)
         self.value = drawn_linear(embed_dim, channels, False, generator)
-        start = draw_normal(num_basis, channels, generator=generator) * num_basis**-0.5
-        self.weight = nn.Parameter(placed(start))
+        self.weight = drawn_weight(num_basis, channels, generator)
 
     def forward(self, x: Tensor, local: LocalGeometry, fixed: Tensor | None = None) -> Tensor:
         """Features (N, C) to displacements (N, 3), Å, at least float32.

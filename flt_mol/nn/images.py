@@ -13,9 +13,8 @@ from torch.nn.functional import gelu
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
-from flt_mol.functional.numerics import placed, seeded_generator
 from flt_mol.functional.pairs import segment_sum
-from flt_mol.nn.layers import applied, drawn_linear
+from flt_mol.nn.layers import applied, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import (
     SMALLEST_EXPONENT,
     PairTypes,

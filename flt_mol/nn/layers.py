@@ -1,11 +1,47 @@
-"""Linear maps: weights drawn from a generator, products in the dtype of the rows."""
+"""Weights drawn on CPU from a generator, and linear maps in the dtype of the rows."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import placed
+
+def seeded_generator(generator: torch.Generator | None) -> torch.Generator:
+    """`generator` itself, or a new one on CPU seeded by one draw from torch's global one.
+
+    So `torch.manual_seed` decides what modules without a generator of their own draw.
+
+    Raises:
+        ValueError: `generator` does not live on CPU.
+    """
+    if generator is None:
+        seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
+        return torch.Generator("cpu").manual_seed(seed)
+    if generator.device.type != "cpu":
+        raise ValueError(
+            f"generator is on {generator.device}; draws are made on CPU so that they are the same "
+            "on every machine: use torch.Generator('cpu')"
+        )
+    return generator
+
+
+def draw_normal(*shape: int, generator: torch.Generator | None) -> Tensor:
+    """Standard normal draws, float32 on CPU: the same numbers for every default dtype."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def placed(x: Tensor) -> Tensor:
+    """`x` on torch's default device in torch's default dtype, as new parameters are."""
+    return x.to(device=torch.get_default_device(), dtype=torch.get_default_dtype())
+
+
+def drawn_weight(
+    rows: int, columns: int, generator: torch.Generator, scale: float = 1.0
+) -> nn.Parameter:
+    """A parameter (rows, columns), normal with standard deviation `scale` / √rows."""
+    start = torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu")
+    start = start * scale * rows**-0.5
+    return nn.Parameter(start.to(torch.get_default_device(), torch.get_default_dtype()))
 
 
 def drawn_linear(
@@ -21,7 +57,8 @@ def drawn_linear(
     nn.init.xavier_uniform_(weight, gain, generator=generator)
     # Built without storage, so that torch's own initialisation draws nothing from the global RNG.
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
-    layer.weight = nn.Parameter(placed(weight))
+    weight = weight.to(torch.get_default_device(), torch.get_default_dtype())
+    layer.weight = nn.Parameter(weight)
     if bias:
         layer.bias = nn.Parameter(torch.zeros_like(layer.weight[:, 0]))
     return layer

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
-from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.functional.pairs import pair_filter, segment_sum
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layers import applied, drawn_linear
+from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
 from flt_mol.nn.radial import RadialBasis, check_sizes, smooth_cutoff
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
@@ -154,11 +153,13 @@ class LocalFilter(nn.Module):
         generator = seeded_generator(generator)
         self.channels = channels
         self.num_filters = filters
-        self.weight = _drawn(num_basis, filters, self.INITIAL_SCALE / self.RATE, generator)
+        self.weight = drawn_weight(num_basis, filters, generator, self.INITIAL_SCALE / self.RATE)
         self.value = drawn_linear(channels, filters, False, generator, _GAIN)
         self.vectors = vectors
         if vectors:
-            self.vector_weight = _drawn(vector_basis, vectors, self.INITIAL_VECTOR_SCALE, generator)
+            self.vector_weight = drawn_weight(
+                vector_basis, vectors, generator, self.INITIAL_VECTOR_SCALE
+            )
             self.vector_value = drawn_linear(channels, vectors, False, generator)
             self.vector_mix = drawn_linear(vectors, vectors, False, generator)
             self.vector_dropout = nn.Dropout(vector_dropout)
@@ -247,7 +248,7 @@ class PairFilter(nn.Module):
         self.hidden = (
             None if hidden_dim is None else drawn_linear(num_basis, width, True, generator)
         )
-        self.weight = _drawn(width, channels, 1.0, generator)
+        self.weight = drawn_weight(width, channels, generator, 1.0)
         self.value = drawn_linear(channels, channels, False, generator)
         first, last = (drawn_linear(channels, channels, True, generator) for _ in range(2))
         self.out = nn.Sequential(first, nn.SiLU(), last)
@@ -333,7 +334,7 @@ class PairCorrection(nn.Module):
         generator = seeded_generator(generator)
         self.bound = float(bound)
         self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
-        self.weight = _drawn(num_basis, num_heads, 1.0, generator)
+        self.weight = drawn_weight(num_basis, num_heads, generator, 1.0)
 
     def forward(
         self,
@@ -389,8 +390,3 @@ def _elements(
     if atomic_numbers is None:
         return ()
     return atomic_numbers[pairs.index_i], atomic_numbers[pairs.index_j]
-
-
-def _drawn(rows: int, columns: int, scale: float, generator: torch.Generator) -> nn.Parameter:
-    start = draw_normal(rows, columns, generator=generator) * scale * rows**-0.5
-    return nn.Parameter(placed(start))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, check_elements
+from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 
 SMALLEST_EXPONENT = -60.0
 """e⁻⁶⁰ = 9e-27, beside values of up to 1; denormal numbers slow every product with them down."""

@@ -8,7 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.numerics import outside, placed, seeded_generator
+from flt_mol.functional.groups import outside
+from flt_mol.nn.layers import placed, seeded_generator
 
 _COUNTERS = ("redraw_seed", "step_count")
 

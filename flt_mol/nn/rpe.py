@@ -13,8 +13,8 @@ from flt_mol.functional.fourier import (
     position_features,
 )
 from flt_mol.functional.groups import at_least_float32, centred, first_per_system, spread
-from flt_mol.functional.numerics import draw_normal
 from flt_mol.nn.frequencies import Frequencies
+from flt_mol.nn.layers import draw_normal
 from flt_mol.nn.spectrum import Spectrum
 
 

@@ -11,9 +11,9 @@ from flt_mol.functional.spectral import (
     lattice_waves,
     padded_groups,
     padded_rows,
-    radial_basis,
     structure_factor_filter,
 )
+from flt_mol.nn.spectral_filter import radial_basis
 
 G, L, K, T, H, D = 2, 4, 5, 3, 2, 3
 

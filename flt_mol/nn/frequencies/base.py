@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.functional.numerics import placed
+from flt_mol.nn.layers import placed
 from flt_mol.nn.redraw import Redrawn
 from flt_mol.nn.spectrum import Spectrum
 

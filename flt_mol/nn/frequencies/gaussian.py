@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from flt_mol.functional.feature_maps import orthogonal_projection
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.functional.numerics import draw_normal, placed
 from flt_mol.nn.frequencies.base import Frequencies
+from flt_mol.nn.layers import draw_normal, placed
 from flt_mol.nn.spectrum import Spectrum
 
 SAMPLINGS = ("normal", "orthogonal", "sobol")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flt_mol.functional.numerics import seeded_generator
+from flt_mol.nn.layers import seeded_generator
 from flt_mol.nn.spectrum.base import ProductSpectrum, Spectrum, SumSpectrum
 from flt_mol.nn.spectrum.kernels import (
     CauchySpectrum,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.functional.numerics import draw_normal, placed, seeded_generator
+from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 from flt_mol.nn.spectrum.base import Spectrum
 
 FORMS = ("amplitude", "weight")
