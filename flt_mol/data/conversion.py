@@ -209,9 +209,8 @@ def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -
     for row, count in zip(rows, batch.natoms.tolist(), strict=True):
         record = source.record(row)
         found = record.get("force", record.get("forces"))
-        parts.append(
-            np.full((count, 3), np.nan) if found is None else np.reshape(found, (count, 3))
-        )
+        found = np.full((count, 3), np.nan) if found is None else found
+        parts.append(np.reshape(found, (count, 3)))
     return np.concatenate(parts)
 
 
@@ -280,11 +279,9 @@ def _row(system: Structures, force: NDArray[Any] | None) -> dict[str, Any]:
         # ASE's rows have a random name; here it is made of what the row holds.
         "unique_id": hashlib.sha256(repr(data).encode()).hexdigest()[:32],
     }
-    return (
-        row
-        if force is None or np.isnan(force).all()
-        else {**row, "calculator": "unknown", "forces": force}
-    )
+    if force is not None and not np.isnan(force).all():
+        row |= {"calculator": "unknown", "forces": force}
+    return row
 
 
 _WRITERS = dict(zip(SUFFIXES, (_write_flat, _write_rows, _write_frames), strict=True))

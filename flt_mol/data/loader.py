@@ -183,10 +183,10 @@ class BatchSampler(Sampler[list[int]]):
         n, worst = len(self.sizes), int(self.sizes.argmax())
         if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
             raise ValueError(f"a batch may hold {self.limit!r}, expected a whole number from 1")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank is {self.rank} of {self.world_size}, expected 0 to world_size")
-        if n < self.world_size:
-            raise ValueError(f"{n} systems cannot be shared by {self.world_size} ranks")
+        if not 0 <= self.rank < self.world_size <= n:
+            raise ValueError(
+                f"rank {self.rank} of {self.world_size} ranks cannot share {n} systems"
+            )
         if self.sizes[worst] > self.limit:
             raise ValueError(
                 f"{name(worst)} has {self.sizes[worst]} atoms, more than a batch may hold "
@@ -198,8 +198,7 @@ class Loader(DataLoader[Structures]):
     """What :func:`make_loader` gives: torch's DataLoader, which knows where in which epoch it is.
 
     Each iteration is an epoch: the next one after the last, finished or not, or the one that
-    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs. A ValueError
-    of a worker arrives with the message that it has there.
+    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])

@@ -10,7 +10,6 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,12 +160,10 @@ class Recipe:
 
 def data_folders() -> list[Path]:
     """Folders of large data sets, the first of which is written to; they need not exist."""
-    folders = []
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folders = [Path(os.path.expanduser(cache)) / "flt_mol" / "data"]
     if own := os.environ.get(_VARIABLE):
-        folders.append(Path(own).expanduser().absolute())
-    with suppress(RuntimeError):  # no home
-        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        folders.append(Path(cache) / "flt_mol" / "data")
+        folders.insert(0, Path(own).expanduser().absolute())
     return folders
 
 

@@ -86,7 +86,7 @@ def download(
         OSError: a folder that cannot be written.
     """
     found = recipe_or_name if isinstance(recipe_or_name, Recipe) else recipe(recipe_or_name)
-    folder = _default_folder() / found.name if to is None else Path(to).expanduser().absolute()
+    folder = Path(to or data_folders()[0] / found.name).expanduser().absolute()
     url, archive = _archive(found, folder, base_url)
     chosen = list(dict.fromkeys(found.splits if splits is None else splits))
     rows = verify(found, chosen, folder=None if to is None else folder, progress=progress)
@@ -127,22 +127,12 @@ def _archive(found: Recipe, folder: Path, base_url: str | None) -> tuple[str, _E
     entry = found.metadata.get("archive")
     if not isinstance(entry, dict):
         raise ValueError(f"data set {found.name} has no archive to download: see {found.folder}")
-    try:
-        url, size, md5 = str(entry["url"]), int(entry["bytes"]), str(entry["md5"])
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{found.folder / 'dataset.yaml'}: archive lacks {error}") from None
+    url = str(entry["url"])
     name = url.rsplit("/", 1)[-1]
     url = f"{base_url.rstrip('/')}/{name}" if base_url else url
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is not an http:// or https:// address")
-    return url, _Expected(name, folder / name, size, md5)
-
-
-def _default_folder() -> Path:
-    folders = data_folders()
-    if not folders:
-        raise ValueError("there is no home folder to put data in: set FLT_MOL_DATA to a folder")
-    return folders[0]
+    return url, _Expected(name, folder / name, int(entry["bytes"]), str(entry["md5"]))
 
 
 def _member(found: Recipe, split: str, folder: Path) -> _Expected:

@@ -6,7 +6,6 @@ import hashlib
 import math
 import re
 import shutil
-import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -52,13 +51,11 @@ class SplitResult:
         folder: with the files and `dataset.yaml`.
         splits: what was written of each.
         skipped: one message for each record that was skipped.
-        seconds: that it took.
     """
 
     folder: Path
     splits: Mapping[str, ConvertResult]
     skipped: tuple[str, ...]
-    seconds: float
 
 
 def split(
@@ -68,7 +65,6 @@ def split(
     *,
     seed: int = 0,
     group_by: str | None = None,
-    name: str | None = None,
     on_error: OnError = "raise",
     forces: bool = False,
     progress: Progress | None = None,
@@ -90,7 +86,6 @@ def split(
         group_by: a stored field, or one of "composition", "adsorbate" and "slab", which are
             computed from elements and tags where they are not stored; systems of the same value
             stay together. The numbers are then met as well as whole groups can.
-        name: of the data set; that of the folder if None.
         on_error: "raise", or "skip": invalid records are skipped before the shares are drawn.
         forces: keep forces.
         progress: called with records done and all.
@@ -100,7 +95,7 @@ def split(
             record without the field `group_by`, a folder that is not empty; and all that
             :func:`flt_mol.data.conversion.convert` raises.
     """
-    begun, output = time.perf_counter(), Path(output)
+    output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists; choose a new or empty folder")
     skipped: list[str] = list(source.skipped)
@@ -125,13 +120,13 @@ def split(
                 results[key] = convert(source, file, indices=rows, forces=forces, progress=report)
                 done += 2 * len(rows)
             about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
-            text = _recipe_text(name or output.name, source, results, about)
+            text = _recipe_text(output.name, source, results, about)
             (folder / "dataset.yaml").write_text(text, encoding="utf-8")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
     moved = {key: replace(one, output=output / one.output.name) for key, one in results.items()}
-    return SplitResult(output, moved, tuple(skipped), time.perf_counter() - begun)
+    return SplitResult(output, moved, tuple(skipped))
 
 
 def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
@@ -195,18 +190,21 @@ def _groups(source: StructuresDataset, field: str | None, indices: Sequence[int]
     """A name for the group of each system: itself alone, the value of a field, or what it is of."""
     if field is None:
         return [str(index) for index in indices]
-    records = [source.record(index) for index in indices]
-    lacking = [i for i, record in zip(indices, records, strict=True) if record.get(field) is None]
-    if lacking and (field not in _COMPUTED or len(lacking) < len(records)):
-        raise ValueError(
-            f"{source.where(lacking[0])}: no field {field} to group by; stored: "
-            f"{', '.join(source.record(lacking[0]))}; computed: {', '.join(_COMPUTED)}"
-        )
-    if lacking:
-        named = zip(records, map(source.where, indices), strict=True)
-        return [_of_atoms(record, field, where) for record, where in named]
-    # What is stored as 7, [7] and "7" is one group.
-    return [str(np.asarray(record[field]).squeeze().tolist()) for record in records]
+    groups, stored = list[str](), set[bool]()
+    for index in indices:
+        record = source.record(index)
+        value = record.get(field)
+        stored.add(value is not None)
+        if len(stored) > 1 or (value is None and field not in _COMPUTED):
+            raise ValueError(
+                f"{source.where(index)}: no field {field} to group by, here or in earlier records; "
+                f"stored: {', '.join(record)}; computed: {', '.join(_COMPUTED)}"
+            )
+        if value is None:
+            groups.append(_of_atoms(record, field, source.where(index)))
+        else:  # what is stored as 7, [7] and "7" is one group
+            groups.append(str(np.asarray(value).squeeze().tolist()))
+    return groups
 
 
 def _of_atoms(record: Mapping[str, Any], field: str, where: str) -> str:
