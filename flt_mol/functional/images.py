@@ -88,7 +88,7 @@ def image_attention(
 
 
 def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """log Σ_T w (G, H) of log w (P, H), −∞ for groups without weight, with gradient 0 there.
+    """(G, H) log Σ_T w of log w (P, H), −∞ for groups without weight, with gradient 0 there.
 
     `group` (P,) int64 is the group of each pair, see `NeighborPairs.groups`.
 

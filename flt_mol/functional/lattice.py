@@ -37,10 +37,9 @@ class UnfitSystemError(ValueError):
 
 
 class VirtualCells(NamedTuple):
-    """A cell of three independent vectors for each of B systems, N atoms.
+    """A cell (B, 3, 3), Å, of three independent vectors for each system, N atoms in all.
 
     Attributes:
-        cell: (B, 3, 3), Å.
         change: (B, 3, 3) int64; ``change @ given cell`` is a short basis of periodic directions.
         kept: (B, 3) bool, rows of that basis that stay; the others are virtual.
         heights: (B, 3), Å, distances between the planes of `cell`.
@@ -224,8 +223,8 @@ def _check_lengths(basis: Floats, kept: NDArray[np.bool_]) -> None:
         system, axis = np.argwhere(thin)[0]
         raise UnfitSystemError(
             int(system),
-            f"cell is singular along periodic direction {'abc'[axis]}, with less than {_THINNEST} "
-            "Å between images; give a lattice vector for each periodic direction, or set pbc False",
+            f"cell is singular along periodic direction {'abc'[axis]}, less than {_THINNEST} Å "
+            "between images; give a lattice vector there, or set pbc False",
         )
 
 
@@ -257,10 +256,7 @@ def _perpendicular(
     occupied: tuple[Integers, Integers],
     padding: float,
 ) -> Floats:
-    """For rows not `kept`, vectors (B, 3, 3) perpendicular to all others; zeros for the others.
-
-    As long as the atoms' extent plus `padding`, along the atoms' principal axes.
-    """
+    """For rows not `kept`, vectors (B, 3, 3) along the atoms' principal axes; else zeros."""
     rows, starts = occupied
     plane = np.linalg.pinv(basis) @ basis
     across = local - np.einsum("nc,ncd->nd", local, plane[system])

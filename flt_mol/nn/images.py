@@ -197,15 +197,9 @@ class GaussianBias(nn.Module):
     def density(
         self, features: Tensor, distances: Tensor, pairs: NeighborPairs, num_rows: int
     ) -> Tensor:
-        """P Σ_j w(r_ij) G(r_ij) + p of each atom: (P, T) → (N, C), at least float32.
+        """P Σ_j w(r_ij) G(r_ij) + p of each of N atoms: `features` (P, T) → (N, C).
 
         Pairs of an atom and itself do not count, those beyond the cutoff neither.
-
-        Args:
-            features: (P, T), of these pairs, see `features`.
-            distances: (P,), Å.
-            pairs: with or without self pairs.
-            num_rows: N.
 
         Raises:
             ValueError: built without `embed_dim`.

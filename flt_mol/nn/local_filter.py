@@ -25,9 +25,9 @@ class LocalGeometry(NamedTuple):
         pairs: within the cutoff or beyond it; those beyond have no weight.
         vectors: (P, 3), Å, r_i − r_j − T·cell.
         distances: (P,), Å.
-        basis: B (P, T), radial functions under the smooth cutoff, 0 from there on.
+        basis: B (P, T), radial functions under the smooth cutoff.
         directed: (3P, T'), B'_t(r) r̂_a, all pairs for a = x, then y, then z; None without vectors.
-        receivers: (3P,) int64, i + a·N, in the order of `directed`; None without vectors.
+        receivers: (3P,) int64, i + a·N, in that order.
         senders: (3P,) int64, j, likewise.
     """
 
@@ -88,14 +88,10 @@ class LocalFilter(nn.Module):
 
     m_ic = Σ_j F_c(r_ij) (U x_j)_c is the pair filter [1], V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a
     vector per channel, as a force on atom i would be; squares and products of mixed channels
-    (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. n = 1 + \|V\|²
-    bounds them: the heavy tails of squares, where atoms begin far too close to each other, make
-    for noisy training. F_c = κ Σ_t W_tc B_t and G are linear in the bases of `LocalBasis`, o is
-    Linear ∘ SiLU ∘ Linear. κ = 5 (`RATE`) lets F learn faster: Adam's steps do not depend on how
-    much a weight counts, and each W_tc sees few of the pairs.
-
-    All sums are unnormalised and over periodic pairs: outputs are invariant to O(3), and the same
-    in a supercell. Time O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
+    (M is learned) tell angles apart, at the cost of a sum over pairs. n = 1 + \|V\|² bounds them.
+    F_c = κ Σ_t W_tc B_t and G are linear in the bases of `LocalBasis`, o is Linear ∘ SiLU ∘ Linear.
+    κ = 5 (`RATE`) lets F learn faster under Adam. Outputs are invariant to O(3), and the same in a
+    supercell. Time O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
 
     Args:
         channels: C.
@@ -195,13 +191,10 @@ class PairFilter(nn.Module):
 
     Args:
         channels: C.
-        cutoff: Å.
+        cutoff: Å; this and the rest as of `RadialBasis`.
         num_basis: T.
-        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
-        generator: on CPU, for all weights; None takes a seed from torch's global one.
-
-    Raises:
-        ValueError: a size below 1, or settings that `RadialBasis` refuses.
+        pair_types: whether distances are transformed per pair of elements.
+        generator: on CPU, for all weights.
 
     References:
         [1] Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017.
@@ -233,11 +226,8 @@ class PairFilter(nn.Module):
     ) -> Tensor:
         """Features (N, C) to features (N, C).
 
-        Args:
-            x: (N, C).
-            pairs: within the cutoff or beyond it; those beyond have no weight.
-            vectors: (P, 3), Å, of the pairs, or their lengths (P,).
-            atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
+        Pairs beyond the cutoff have no weight. `vectors` are (P, 3), Å, or their lengths (P,);
+        `atomic_numbers` (N,) are needed if `pair_types`.
         """
         check_features(x, self.value.in_features)
         distances = _distances(pairs, vectors)
@@ -253,9 +243,8 @@ class PairCorrection(nn.Module):
     """Weights w_ij = exp(F_ij) − 1 that turn linear attention's φ(q_i)·φ(k_j) into φφ·exp(F_ij).
 
     F_h = bound · tanh(S_h / bound), S_h(i, j) = Σ_T Σ_t W_th B_t(‖r_i − r_j − T‖), the sum over
-    the pairs (i, j, T) given. Written φφ·[1 + (exp(F) − 1)], the 1 is the global linear
-    sum and the rest lives on pairs: feed the result to `functional.pair_sums` and add that to
-    `linear_sums`, numerator and denominator, for any N at cost O(N) and exactly.
+    the pairs (i, j, T) given. Feed the result to `functional.pair_sums` and add that to
+    `linear_sums`, numerator and denominator: exact, at cost O(N).
 
     Images are summed in the exponent, so that weights lie within exp(±bound) however small the
     cell. Where most weights are negative, the global sum cancels against the pairs and float32
@@ -288,10 +277,7 @@ class PairCorrection(nn.Module):
         super().__init__()
         check_sizes(num_heads=num_heads)
         if not 0 < bound <= _LARGEST_BOUND:
-            raise ValueError(
-                f"bound is {bound}, expected a positive number up to {_LARGEST_BOUND:g}: float32 "
-                "loses weights of exp(−bound) beside the global sum"
-            )
+            raise ValueError(f"bound is {bound}, expected 0 < bound ≤ {_LARGEST_BOUND:g}")
         generator = seeded_generator(generator)
         self.bound = float(bound)
         self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)

@@ -46,10 +46,7 @@ class SpectralGroup(NamedTuple):
 class SpectralGeometry(NamedTuple):
     """What filters of one radial basis need to know of a batch: made once, shared by layers.
 
-    Attributes:
-        groups: all systems that have atoms.
-        place: (N,) int64, each atom's row among those of all groups.
-        settings: k_max, sigma_max and number of functions of the basis.
+    `place` (N,) int64 is each atom's row among those of all groups; `settings` as of the layer.
     """
 
     groups: tuple[SpectralGroup, ...]
@@ -196,9 +193,8 @@ class SpectralFilter(nn.Module):
     def convolve(self, value: Tensor, geometry: SpectralGeometry) -> Tensor:
         """Σ_j F_h(r_i − r_j) v_jh alone: (N, H, D) → (N, H, D), at least float32."""
         if geometry.settings != self.settings:
-            raise ValueError(
-                f"geometry for k_max, sigma_max, num_basis = {geometry.settings}, not {self.settings}"
-            )
+            given, own = geometry.settings, self.settings
+            raise ValueError(f"geometry for k_max, sigma_max, num_basis = {given}, not {own}")
         value = at_least_float32(value)
         padded, parts = pad(value, (0, 0, 0, 0, 0, 1)), [value[:0]]
         with without_autocast(value):
@@ -221,7 +217,7 @@ class SpectralFilter(nn.Module):
     def filter(self, displacements: Tensor) -> Tensor:
         """f_h(r) of a single pair in open space: displacements (…, 3), Å → (…, H).
 
-        f(r) = 4π ∫_0^{k_max} g(k) k² sinc(2kr) dk by 256 Gauss-Legendre nodes, for plots and checks.
+        f(r) = 4π ∫_0^{k_max} g(k) k² sinc(2kr) dk by 256 Gauss-Legendre nodes: for plots, checks.
         """
         distance = torch.linalg.vector_norm(displacements, dim=-1)
         k, weight = (x.to(distance) for x in _quadrature(self.k_max, 256))
