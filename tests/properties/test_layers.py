@@ -185,7 +185,7 @@ CASES = [
     Case("spectral filter of slabs", spectral_filter(), CRYSTALS, rows=SLAB),
     Case("spectral filter of molecules", spectral_filter(), PLACED | {"rotation"}),
     Case("pair filter", pair_sums(), CRYSTALS, rows=CRYSTAL),
-    Case("pair filter by elements", pair_sums(pair_types=True, hidden_dim=4), CRYSTALS, rows=SLAB),
+    Case("pair filter by elements", pair_sums(pair_types=True), CRYSTALS, rows=SLAB),
     Case("pair filter of molecules", pair_sums(), PLACED | {"rotation"}),
     Case("local filter", local_filter(), CRYSTALS, rows=CRYSTAL),
     Case("local filter with vectors", local_filter(3), CRYSTALS, rows=CRYSTAL),
