@@ -128,11 +128,10 @@ def test_a_split_without_targets_is_refused_and_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize(("max_steps", "epochs"), [(2, 1), (4, 2), (6, 2)])
 def test_a_stop_within_an_epoch_is_validated(tmp_path, max_steps, epochs):
-    result, text = told(tiny_run(tmp_path, epochs=5, max_steps=max_steps))
+    result = go(tiny_run(tmp_path, epochs=5, max_steps=max_steps))
     history = rows(result.folder)
     assert len(history) == epochs
     assert int(history[-1]["step"]) == max_steps - 1
-    assert f"ends it in epoch {epochs} of 5" in text
 
 
 def test_learning_rates_of_a_run(tmp_path, monkeypatch):
@@ -192,7 +191,7 @@ def test_a_gradient_that_is_not_finite_stops_with_the_sids(tmp_path, monkeypatch
 
 def test_a_rate_that_is_too_high_is_blamed_and_not_the_systems(tmp_path):
     config = tiny_run(tmp_path, epochs=40, learning_rate=1e25, warmup_steps=0, gradient_clip=None)
-    with pytest.raises(ValueError, match=r"steps without trouble.*learning_rate, 1e\+25"):
+    with pytest.raises(ValueError, match=r"steps; .*learning_rate, 1e\+25"):
         go(config)
 
 
@@ -226,22 +225,6 @@ def test_the_loss_is_told_how_far_training_is(tmp_path, monkeypatch):
     monkeypatch.setattr("flt_mol.training.task.training_loss", loss)
     go(tiny_run(tmp_path, 4, epochs=2, accumulate=2))
     assert seen == [0.0, 0.0, 0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("settings", "hint"),
-    [
-        ({"batch_size": 32}, "training.batch_size, 32"),
-        ({"batch_size": 5, "accumulate": 4}, "training.accumulate, 4"),
-        ({"batch_atoms": 1000}, "training.batch_atoms, 1000"),
-        ({"batch_size": 5}, None),
-    ],
-)
-def test_one_step_an_epoch_is_advised_against(tmp_path, settings, hint):
-    config = tiny_run(tmp_path, 20, epochs=1, **settings)
-    _, text = told(config)
-    assert ("in one step an epoch" in text) == (hint is not None)
-    assert hint is None or hint in text
 
 
 def test_a_share_is_held_out_and_recorded(tmp_path):
