@@ -100,9 +100,10 @@ class DataConfig(Settings):
     def _warn_of_unread(self) -> Self:
         read = {self.train} if self.validation_fraction else {self.train, self.validation}
         unread = self.paths.keys() - {*read, *self.evaluation}
-        for split in sorted(read - self.paths.keys()) if unread and self.name else []:
-            given = ", ".join(f"data.paths.{name}" for name in sorted(unread))
-            warnings.warn(f"'{split}' of {self.name} is read, not {given}", stacklevel=1)
+        for split in sorted(read - self.paths.keys()) if self.name else []:
+            for near in difflib.get_close_matches(split, unread, n=1):
+                hint = f"did you mean data.paths.{split}?"
+                warnings.warn(f"data.paths.{near} is not read: {hint}", stacklevel=1)
         return self
 
 

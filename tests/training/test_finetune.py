@@ -109,7 +109,9 @@ def test_new_elements_of_a_frozen_table_are_warned_of(tmp_path):
 
 
 def test_other_shapes_are_listed_with_the_settings_that_differ(tmp_path):
-    with pytest.raises(ValueError, match=r"(?s)start\.ckpt.*ffn.*\(8, 8\).*model\.ffn_dim is 48"):
+    with pytest.raises(
+        ValueError, match=r"(?s)start\.ckpt.*ffn.*\(8, 8\).*model\.ffn_dim=8, here 48"
+    ):
         started(checkpoint(tmp_path), systems(), {"ffn_dim": 48})
 
 
@@ -220,7 +222,7 @@ def test_outputs_without_targets_are_dropped(tmp_path):
     assert go(config).was_finished
     config = tuning(tmp_path, path, lacking={3: "pos_relaxed"})
     with pytest.raises(ValueError, match=r"slab-3.*model\.outputs=\[energy\]"):
-        go(config)
+        go(config, tmp_path / "other")
 
 
 def test_outputs_of_which_energies_depend_stay(tmp_path):
