@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional import NeighborPairs, sum_per_system
-from flt_mol.models import Normalizer
-from flt_mol.nn import AtomEmbedding, EnergyHead
+from flt_mol.models.energy import Normalizer
+from flt_mol.nn import EnergyHead
+from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.structures import Structures
 
 NUM_ELEMENTS = 119  # rows 0 to 118 of a table of elements

@@ -91,9 +91,11 @@ class Problem:
     def attended(self, layer: FLTAttention, rows: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """(N, H, D) of one system."""
         query, key, value, positions = rows
-        given = {} if layer.rpe is None else {"positions": positions, "key_positions": positions}
+        given = (
+            {} if layer.rpe is None else {"positions": positions, "context_positions": positions}
+        )
         ptr = torch.tensor([0, ATOMS])
-        out = layer(query, key=key, value=value, ptr=ptr, key_ptr=ptr, **given)
+        out = layer(query, context=key, context_values=value, ptr=ptr, context_ptr=ptr, **given)
         return out.view(ATOMS, HEADS, -1)
 
 
@@ -166,7 +168,13 @@ def features_table(given: argparse.Namespace) -> str:
     rows = []
     for label in columns[0]:
         marks = [
-            " ‡" if c[label] > c[AVERAGE] else " †" if c[label] > c[NO_MASK] else ""
+            ""
+            if label == AVERAGE
+            else " ‡"
+            if c[label] > c[AVERAGE]
+            else " †"
+            if c[label] > c[NO_MASK]
+            else ""
             for c in columns
         ]
         cells = [f"{c[label]:.2f}{mark}" for c, mark in zip(columns, marks, strict=True)]

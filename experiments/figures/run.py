@@ -125,7 +125,7 @@ def draw_local_masks(path: Path, num_frequencies: int = 256) -> Path:
         frequencies = GaussianFrequencies(num_frequencies, dim=2, generator=_seed(0))
         with torch.no_grad():
             spectrum.amplitude.fill_(1.0)
-            spectrum.log_length.fill_(math.log(4.0))
+            spectrum.log_radius.fill_(math.log(4.0))
             rpe = FourierRPE(spectrum, frequencies)
             shown = rpe.mask(points), rpe.sampled_mask(points)
         for axis, values in zip(axes[:, column], shown, strict=True):

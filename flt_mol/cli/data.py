@@ -18,53 +18,31 @@ app = typer.Typer()
 
 _SHOWN = 20  # skipped records
 
-Source = Annotated[
-    str,
-    typer.Argument(help="LMDB file or folder, anything ASE reads, or a data set (with --split)."),
-]
+Source = Annotated[str, typer.Argument(help="File or folder of records, or a data set's name.")]
 Split = Annotated[str | None, typer.Option(help="Split, when SOURCE is a data set.")]
-Splits = Annotated[
-    list[str] | None, typer.Option("--split", help="May be repeated (default: all).")
-]
+Splits = Annotated[list[str] | None, typer.Option("--split", help="May be repeated; else all.")]
 Energy = Annotated[
-    str,
-    typer.Option(
-        metavar="KEY",
-        help="Name of the stored target, eV; 'calculator' for the energy that ASE files hold.",
-    ),
+    str, typer.Option(metavar="KEY", help="Name of the target, eV; 'calculator' for ASE's own.")
 ]
-EnergyInitial = Annotated[
-    str, typer.Option(metavar="KEY", help="Name of the energy before relaxation, eV.")
-]
-PositionsRelaxed = Annotated[
-    str, typer.Option(metavar="KEY", help="Name of the relaxed positions, Å.")
-]
+EnergyInitial = Annotated[str, typer.Option(metavar="KEY", help="Of the unrelaxed energy, eV.")]
+PositionsRelaxed = Annotated[str, typer.Option(metavar="KEY", help="Of the relaxed positions, Å.")]
 Forces = Annotated[bool, typer.Option("--forces", help="Keep stored forces.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUTPUT if it exists.")]
 References = Annotated[
     str | None,
     typer.Option(
         metavar="TABLE|KEY|none",
-        help="SOURCE is a trajectory, or a folder of them: first frame initial, last relaxed; "
-        "reference energies (eV) are in a .csv or .json TABLE of sid and energy, under KEY in each "
-        "file, or 'none' for adsorption energies.",
+        help="SOURCE holds relaxations; reference energies in a TABLE of sid and energy, or a KEY.",
     ),
 ]
 Fmax = Annotated[float, typer.Option(help="eV/Å; warn of trajectories that end above it.")]
 Shares = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME=SHARE...",
-        help="Fractions, or numbers of systems; one may be 'rest' (default: train=0.8 val_id=0.1 "
-        "test=0.1).",
-    ),
+    typer.Option(metavar="NAME=SHARE...", help="Fractions, or numbers; one may be 'rest'."),
 ]
 GroupBy = Annotated[
     str | None,
-    typer.Option(
-        metavar="FIELD",
-        help="Keep together what has the same FIELD; composition, adsorbate and slab are computed.",
-    ),
+    typer.Option(metavar="FIELD", help="Keep together what has the same FIELD, or slab, …."),
 ]
 NAMES = ("y_relaxed", "y_init", "pos_relaxed")
 
@@ -75,8 +53,7 @@ def inspect(
     split: Split = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON, with a count.")] = False,
     limit: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Look at N records, spread evenly (default: all)."),
+        int | None, typer.Option(min=1, metavar="N", help="Look at N records, spread evenly.")
     ] = None,
     energy: Energy = NAMES[0],
     energy_initial: EnergyInitial = NAMES[1],
@@ -87,9 +64,9 @@ def inspect(
 
     names = (energy, energy_initial, positions_relaxed)
     try:
-        dataset = _open(source, split, names)
+        dataset = _open(source, split, names, "raise")
     except ValueError:  # perhaps of one record: the others can be looked at all the same
-        dataset = _open(source, split, names, skip_bad=True)
+        dataset = _open(source, split, names, "skip")
     with progress_bars() as bars:
         progress = partial(bars, "inspecting")
         summary = inspection.inspect(dataset, limit=limit, progress=progress)
@@ -121,24 +98,22 @@ def convert(
     from flt_mol.data import convert as convert_data
     from flt_mol.data import from_trajectories
 
-    _check_parent(output)
+    check_output(output.absolute().parent, "OUTPUT")
     names = (energy, energy_initial, positions_relaxed)
+    on_error: Any = "skip" if skip_bad else "raise"
     if references is None:
-        dataset = _open(source, split, names, skip_bad=skip_bad)
-        _warn_without_targets(dataset)
+        dataset = _open_to_write(source, split, names, on_error)
     else:
         if split is not None or names != NAMES:
             raise ValueError(
-                "--references takes energies and positions from the trajectories: "
-                "leave out --split, --energy, --energy-initial, --positions-relaxed"
+                "--references excludes --split, --energy, --energy-initial and --positions-relaxed"
             )
-        on_error: Any = "skip" if skip_bad else "raise"
         dataset = from_trajectories(source, references=references, fmax=fmax, on_error=on_error)
     with progress_bars() as bars:
         result = convert_data(
             dataset,
             output,
-            on_error="skip" if skip_bad else "raise",
+            on_error=on_error,
             forces=forces,
             overwrite=overwrite,
             progress=partial(bars, "converting"),
@@ -173,9 +148,9 @@ def split(
     wanted = [_share(text) for text in shares or ("train=0.8", "val_id=0.1", "test=0.1")]
     if len(dict(wanted)) < len(wanted):
         raise ValueError("--shares names a split more than once; give each split one share")
-    _check_parent(output)
-    dataset = _open(source, part, (energy, energy_initial, positions_relaxed), skip_bad=skip_bad)
-    _warn_without_targets(dataset)
+    check_output(output.absolute().parent, "OUTPUT")
+    on_error: Any = "skip" if skip_bad else "raise"
+    dataset = _open_to_write(source, part, (energy, energy_initial, positions_relaxed), on_error)
     with progress_bars() as bars:
         result = split_data(
             dataset,
@@ -183,7 +158,7 @@ def split(
             dict(wanted),
             seed=seed,
             group_by=group_by,
-            on_error="skip" if skip_bad else "raise",
+            on_error=on_error,
             forces=forces,
             progress=partial(bars, "splitting"),
         )
@@ -197,28 +172,18 @@ def split(
 def download(
     name: Annotated[str, typer.Argument(help="Of a data set, e.g. oc20-is2re.")],
     splits: Splits = None,
-    to: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Default: $FLT_MOL_DATA/NAME.")
-    ] = None,
-    mirror: Annotated[
-        str | None, typer.Option(metavar="URL", help="Folder of another server.")
-    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Default: $FLT_MOL_DATA/NAME.")] = None,
+    mirror: Annotated[str | None, typer.Option(metavar="URL", help="Another server.")] = None,
     remove_archive: Annotated[
-        bool, typer.Option("--remove-archive", help="Once all is unpacked (default: keep it).")
+        bool, typer.Option("--remove-archive", help="Once all is unpacked.")
     ] = False,
 ) -> None:
     """Get a published data set: fetch, check and unpack the splits; resumes where it stopped."""
     from flt_mol.data.remote import download as fetch
 
     with progress_bars(lines=True) as progress:
-        result = fetch(
-            name,
-            splits,
-            to=to,
-            keep_archive=not remove_archive,
-            base_url=mirror,
-            progress=progress,
-        )
+        options: Any = {"keep_archive": not remove_archive, "base_url": mirror}
+        result = fetch(name, splits, to=to, progress=progress, **options)
     for split, file in result.files.items():
         say(f"{split}: {'unpacked' if split in result.unpacked else 'was there'}, {file}")
     if to is not None:
@@ -229,7 +194,6 @@ def download(
 def verify(
     name: Annotated[str, typer.Argument(help="Of a data set, or a folder with dataset.yaml.")],
     splits: Splits = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Compare a data set's files with its recipe: bytes, hash, count."""
     from flt_mol.data.recipes import recipe
@@ -238,20 +202,10 @@ def verify(
     found = recipe(name)
     with progress_bars(lines=True) as progress:
         rows = compare(found, splits, progress=progress)
-    if as_json:
-        fields = ("split", "file", "status", "expected", "found", "message")
-        content = [{x: getattr(row, x) for x in fields} for row in rows]
-        say(
-            json.dumps(
-                content, indent=2, default=lambda x: dict(x) if hasattr(x, "keys") else str(x)
-            )
-        )
-    else:
-        width = max(len(row.split) for row in rows)
-        for row in rows:
-            say(f"{row.split:<{width}}  {row.status}{f': {row.message}' if row.message else ''}")
-    wrong = [row for row in rows if not row.ok]
-    if wrong:
+    width = max(len(row.split) for row in rows)
+    for row in rows:
+        say(f"{row.split:<{width}}  {row.status}{f': {row.message}' if row.message else ''}")
+    if wrong := [row for row in rows if not row.ok]:
         text = f"{len(wrong)} of {len(rows)} splits are not as they should be"
         missing = [row.split for row in wrong if row.status == "missing"]
         raise ValueError(f"{text}; {found.how_to_get(missing)}" if missing else text)
@@ -260,34 +214,22 @@ def verify(
 def _share(text: str) -> tuple[str, float | int | None]:
     name, _, share = text.partition("=")
     if not name or not re.fullmatch(r"rest|\d+|\d*\.\d+(e-?\d+)?", share):
-        raise ValueError(
-            f"--shares: '{text}' is not NAME=SHARE, as in train=0.8, train=1000 or train=rest"
-        )
+        raise ValueError(f"--shares: '{text}' is not NAME=SHARE, as train=0.8, 1000 or rest")
     return name, None if share == "rest" else int(share) if share.isdigit() else float(share)
 
 
-def _open(source: str, split: str | None, names: Sequence[str], skip_bad: bool = False) -> Any:
+def _open(source: str, split: str | None, names: Sequence[str], on_error: str) -> Any:
     from flt_mol.data.recipes import open_source
 
-    return open_source(
-        source,
-        split,
-        on_error="skip" if skip_bad else "raise",
-        energy=names[0],
-        energy_initial=names[1],
-        positions_relaxed=names[2],
-    )
+    fields = dict(zip(("energy", "energy_initial", "positions_relaxed"), names, strict=True))
+    return open_source(source, split, on_error=on_error, **fields)
 
 
-def _warn_without_targets(dataset: Any) -> None:
-    """Whoever writes records without targets most likely did not name them."""
-    text = dataset.without_targets()
-    if text is not None:
+def _open_to_write(source: str, split: str | None, names: Sequence[str], on_error: str) -> Any:
+    dataset = _open(source, split, names, on_error)
+    if text := dataset.without_targets():  # most likely they were not named
         warnings.warn(f"{dataset.path}: {text}", UserWarning, stacklevel=2)
-
-
-def _check_parent(output: Path) -> None:
-    check_output(output.absolute().parent, "OUTPUT")
+    return dataset
 
 
 def _say_skipped(messages: Sequence[str]) -> None:

@@ -9,38 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from flt_mol.cli.console import (
-    CHECKPOINT,
-    BatchSize,
-    Device,
-    SkipBad,
-    check_output,
-    progress_bars,
-    say,
-    say_files,
-    show_then,
-)
+from flt_mol.cli import console
 
 app = typer.Typer()
 
 
-Run = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
+Run = Annotated[str | None, typer.Argument(help=console.CHECKPOINT)]
 Predictions = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv or .json of sid, energy."),
 ]
 Targets = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Of --predictions: .csv of sid, target (default: their column target)."
-    ),
+    Path | None, typer.Option(metavar="FILE", help="Of --predictions, if not their column target.")
 ]
 Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Data set, or file or folder of records (default: the data of the checkpoint's "
-        "training, or what that held out)."
-    ),
+    str | None, typer.Option(help="Data set, file or folder of records (default: as in training).")
 ]
 Split = Annotated[list[str] | None, typer.Option(help="May be repeated (default: all val).")]
 HeldOut = Annotated[bool, typer.Option("--held-out", help="Only what training held out, by sid.")]
@@ -48,12 +31,7 @@ Energy = Annotated[
     str | None, typer.Option(metavar="KEY", help="Name of the target (default: as in training).")
 ]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="For results (default: evaluation in the run's folder; FOLDER-evaluation beside that "
-        "of an export; of --predictions none is written).",
-    ),
+    Path | None, typer.Option(metavar="FOLDER", help="Of results (default: the run's evaluation).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
@@ -71,9 +49,9 @@ def evaluate(
     output: Output = None,
     as_json: Json = False,
     no_report: NoReport = False,
-    batch_size: BatchSize = 64,
-    device: Device = "cpu",
-    skip_bad: SkipBad = False,
+    batch_size: console.BatchSize = 64,
+    device: console.Device = "cpu",
+    skip_bad: console.SkipBad = False,
 ) -> None:
     """Errors of a checkpoint, or of predictions in a file, on each split.
 
@@ -88,8 +66,8 @@ def evaluate(
         from flt_mol.evaluation.checkpoint import evaluate_checkpoint, evaluation_folder
 
         output = output or evaluation_folder(checkpoint)
-        check_output(output, "--output FOLDER")
-        with progress_bars() as progress:
+        console.check_output(output, "--output FOLDER")
+        with console.progress_bars() as progress:
             summary, results = evaluate_checkpoint(
                 checkpoint,
                 data,
@@ -101,15 +79,14 @@ def evaluate(
                 device=device,
                 progress=progress,
             )
-    else:
-        assert predictions is not None
+    elif predictions is not None:
         if data is not None or energy is not None or held_out:
             raise ValueError("--data, --energy and --held-out go with a checkpoint")
         from flt_mol.evaluation import score_files, summarise
         from flt_mol.evaluation.summary import constant_maes
 
         if output is not None:
-            check_output(output, "--output FOLDER")
+            console.check_output(output, "--output FOLDER")
         results = score_files(predictions, targets, split)
         named = {"predictions": str(predictions)}
         named |= {} if targets is None else {"targets": str(targets)}
@@ -129,7 +106,7 @@ def _show_and_write(
         if folder is None:
             return
         if (folder / "results.json").exists() and not as_json:
-            say(f"flt-mol: results in {folder} are replaced", sys.stderr)
+            console.say(f"flt-mol: results in {folder} are replaced", sys.stderr)
         files = [
             report.write_json(summary, folder / "results.json"),
             report.write_csv(results, folder / "predictions.csv"),
@@ -138,6 +115,6 @@ def _show_and_write(
         if page:
             files.append(report.write_html(summary, results, folder / "report.html"))
         if not as_json:
-            say_files(files)
+            console.say_files(files)
 
-    show_then(json.dumps(summary, indent=1) if as_json else text, write)
+    console.show_then(json.dumps(summary, indent=1) if as_json else text, write)

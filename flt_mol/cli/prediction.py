@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flt_mol.cli.console import (
-    BatchSize,
-    Checkpoint,
-    Device,
-    SkipBad,
-    Variadic,
-    check_output,
-    progress_bars,
-    say,
-    say_files,
-    show_then,
-)
+from flt_mol.cli import console
+from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
     from flt_mol.prediction.table import Prediction
@@ -40,8 +30,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help=".csv, .json, or .extxyz for the structures with energy_predicted, eV; replaced if it "
-        "exists; a summary is printed (default: print energies).",
+        help=".csv, .json, or .extxyz with the structures; replaced (default: print energies).",
     ),
 ]
 Ensemble = Annotated[
@@ -53,46 +42,33 @@ TagSlab = Annotated[
 ]
 Adsorbate = Annotated[
     str | None,
-    typer.Option(
-        metavar="WHAT",
-        help="With --tag-slab: a formula (CO), atoms counted from 0 (12,13), or none (default: H, "
-        "C, N and O on top of the slab).",
-    ),
+    typer.Option(metavar="WHAT", help="A formula, atoms from 0 on (12,13), or none; else guessed."),
 ]
 Surface = Annotated[
     str | None,
-    typer.Option(
-        metavar="RULE",
-        help="With --tag-slab: oc20, half of the layers, or a number of layers (default: the rule "
-        "of the model's training data, or oc20 where it is not known).",
-    ),
+    typer.Option(metavar="RULE", help="oc20, half, or a number of layers (default: the model's)."),
 ]
 
 
-@app.command(cls=Variadic)
+@app.command(cls=console.Variadic)
 def predict(
-    checkpoint: Checkpoint,
+    checkpoint: console.Checkpoint,
     files: Files,
     output: Output = None,
     ensemble: Ensemble = None,
     tag_slab: TagSlab = False,
     adsorbate: Adsorbate = None,
     surface: Surface = None,
-    batch_size: BatchSize = 64,
-    device: Device = "cpu",
-    skip_bad: SkipBad = False,
+    batch_size: console.BatchSize = 64,
+    device: console.Device = "cpu",
+    skip_bad: console.SkipBad = False,
 ) -> None:
     """Energies (eV) of all structures in files."""
+    from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
-    from flt_mol.prediction.table import (
-        SUFFIXES,
-        StructureFiles,
-        predict_files,
-        write_predictions,
-    )
 
     if output is not None:
-        check_output(output, "-o FILE", SUFFIXES)
+        console.check_output(output, "-o FILE", table.SUFFIXES)
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
     several = [checkpoint, *(ensemble or ())]
@@ -102,12 +78,12 @@ def predict(
     elif adsorbate is not None or surface is not None:
         raise ValueError("--adsorbate and --surface say how to tag: give --tag-slab, too")
     members = load_members(several if ensemble else checkpoint, device)
-    opened = StructureFiles(
+    opened = table.StructureFiles(
         files, skip_bad=skip_bad, prepare=tagger, check=members.check, layer_numbers=tag_slab
     )
-    with progress_bars() as bars:
+    with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
-        predictions = predict_files(members, opened, batch_size, progress=progress)
+        predictions = table.predict_files(members, opened, batch_size, progress=progress)
     if tagger is not None:
         tagger.explain()
     shown = [] if tagger is None else tagger.shown
@@ -117,13 +93,15 @@ def predict(
         if output is None:
             return
         try:
-            write_predictions(predictions, output, opened)
+            table.write_predictions(predictions, output, opened)
         except (OSError, ValueError):  # a full disk must not lose hours of work
             say(energies)
             raise
-        say_files([output])
+        console.say_files([output])
 
-    show_then(energies if output is None else "\n".join(_summary(predictions, shown)), write)
+    console.show_then(
+        energies if output is None else "\n".join(_summary(predictions, shown)), write
+    )
 
 
 class _Tagger:
@@ -164,17 +142,13 @@ class _Tagger:
         if not self.untagged:
             return
         if not self.given and rule is None:
-            text = f"{used}: that of the model's training data is not known; give it with --surface"
+            text = f"{used}: the model's own is not known; give it with --surface"
             warnings.warn(text, UserWarning, stacklevel=2)
         elif not self.given:
             say(f"flt-mol: {used}, that of {source}, which the model was trained on", sys.stderr)
         elif rule not in (None, self.surface):
-            warnings.warn(
-                f"{used}, and the model was trained on {source}, tagged by the rule '{rule}': "
-                "energies may be far off; without --surface that rule is taken",
-                UserWarning,
-                stacklevel=2,
-            )
+            text = f"{used}, and the model was trained on {source}, tagged by the rule '{rule}'"
+            warnings.warn(f"{text}: energies may be far off", UserWarning, stacklevel=2)
 
 
 def _lines(predictions: Sequence[Prediction], notes: list[str]) -> list[str]:
@@ -194,9 +168,7 @@ def _summary(predictions: Sequence[Prediction], notes: list[str]) -> list[str]:
 
     energies = [p.energy for p in predictions]
     lines = []
-    if len(energies) == 1:
-        lines.append(f"1 structure: {energies[0]:.3f} eV")
-    elif energies:
+    if energies:
         text = f"{min(energies):.3f} to {max(energies):.3f} eV, median {median(energies):.3f}"
         lines.append(f"{len(energies):,} structures: {text}")
     if deviations := [p.spread for p in predictions if p.spread is not None]:

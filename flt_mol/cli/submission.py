@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,34 +15,24 @@ app = typer.Typer()
 _SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 
 
-def _energies(split: str) -> Any:
-    help = f"Sid and energy of test_{split} (.csv, .json, .npz); with --checkpoint its records."
-    return typer.Option(metavar="FILE", help=help)
-
-
+Energies = typer.Option(
+    metavar="FILE", help="Sid and energy (.csv, .json, .npz); with --checkpoint its records."
+)
 Data = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Data set whose splits test_… (or val_…) hold exactly the expected ids.",
-    ),
+    str | None, typer.Option(metavar="NAME", help="Data set whose splits have the expected ids.")
 ]
 Ids = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help=".csv with expected sid and split (test_id, …) (default: OC20's numbers of systems).",
-    ),
+    Path | None, typer.Option(metavar="FILE", help=".csv of expected sid and split (test_id, …).")
 ]
 
 
 @app.command()
 def make(
     output: Annotated[Path, typer.Argument(help="File to write, ending in .npz.")],
-    id: Annotated[Path, _energies("id")],
-    ood_ads: Annotated[Path, _energies("ood_ads")],
-    ood_cat: Annotated[Path, _energies("ood_cat")],
-    ood_both: Annotated[Path, _energies("ood_both")],
+    id: Annotated[Path, Energies],
+    ood_ads: Annotated[Path, Energies],
+    ood_cat: Annotated[Path, Energies],
+    ood_both: Annotated[Path, Energies],
     checkpoint: Annotated[str | None, typer.Option(help="Predict with this model first.")] = None,
     data: Data = None,
     ids: Ids = None,
@@ -83,11 +73,7 @@ def check(
 
 
 def _expected(data: str | None, ids: Path | None) -> dict[str, list[str]] | None:
-    """The sids of each split, where they are known.
-
-    Raises:
-        ValueError: both given; a split that the data set, or the file, lacks.
-    """
+    """The sids of each split, where they are known."""
     if data is not None and ids is not None:
         raise ValueError("--data and --ids exclude each other")
     if ids is not None:
@@ -102,11 +88,10 @@ def _expected(data: str | None, ids: Path | None) -> dict[str, list[str]] | None
     found = find_recipe(data)
     if found is None:
         raise ValueError(f"{data} is not a data set with splits; give its name, or --ids FILE")
-    expected = {}
-    for split, stored in _names(list(found.splits), data).items():
-        dataset = found.open(stored, ignore_energy=True)
-        expected[split] = [str(sid) for system in dataset for sid in system.sid]
-    return expected
+    return {
+        split: [str(system.sid[0]) for system in found.open(stored, ignore_energy=True)]
+        for split, stored in _names(list(found.splits), data).items()
+    }
 
 
 def _names(known: Sequence[str], where: str) -> dict[str, str]:

@@ -11,40 +11,28 @@ from typing import Annotated, Any
 
 import typer
 
-from flt_mol.cli.console import CHECKPOINT, Checkpoint, check_output, say, say_files
-from flt_mol.files import shipped_folder
+from flt_mol.cli.console import Checkpoint, check_output, say, say_files
 
 app = typer.Typer()
 
 
-def _runs() -> str:
-    try:
-        return ", ".join(sorted(x.stem for x in shipped_folder("configs").glob("*.yaml")))
-    except FileNotFoundError:  # a broken installation, reported by what needs the files
-        return "none"
-
-
-@app.command(
-    epilog=f"Runs in configs/: {_runs()}. --print-config prints all keys with their values, "
-    "docs/settings.md says what each is."
-)
+@app.command()
 def train(
     run: Annotated[str, typer.Argument(help="Name in configs/, or path to a .yaml file.")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="E.g. training.epochs=5 model=emt_small output=runs/mine."
-        ),
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. training.epochs=5.")
     ] = None,
     finetune: Annotated[
-        str | None,
-        typer.Option(metavar="CHECKPOINT", help=f"Start from its weights: {CHECKPOINT.lower()}"),
+        str | None, typer.Option(metavar="CHECKPOINT", help="Start from its weights.")
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all settings as yaml, and train nothing.")
     ] = False,
 ) -> None:
-    """Train the model of a run; writes checkpoints, logs and plots."""
+    """Train the model of a run; writes checkpoints, logs and plots.
+
+    docs/settings.md says what each setting is.
+    """
     with _terminable():
         from rich.console import Console
 
@@ -67,7 +55,7 @@ def train(
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends in an orderly way, with the status that it has by custom."""
+    """SIGTERM raises SystemExit, with the status that it has by custom."""
     owner = os.getpid()
 
     def stop(number: int, frame: Any) -> None:

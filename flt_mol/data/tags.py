@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flt_mol.data.schema import heights
+from flt_mol.data.schema import heights, to_numpy
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Adsorbate",
     "Surface",
+    "layer_note",
     "parse_rule",
     "tag_slab",
     "tag_structures",
+    "tags_are_layers",
 ]
 
 Adsorbate = str | Iterable[int] | None
@@ -35,7 +37,6 @@ _Rows = NDArray[np.int64]
 _VACUUM = 4.0  # Å; atoms of a solid leave no gap as wide, a slab without one is a bulk crystal
 _GUESSED = ("H", "C", "N", "O")
 _DEPTH = 2.0  # Å below the highest atom of the slab
-_GAP = 0.5  # Å that atoms of the adsorbate are above those of its elements in the slab
 _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
 _LAYER_GAP = 0.6  # Å between heights of neighbouring layers, at least
@@ -53,7 +54,6 @@ def tag_slab(
     *,
     surface: Surface = "oc20",
     fix: bool = False,
-    axis: int | None = None,
 ) -> Atoms:
     """A copy of a slab with its tags: 0 below the surface, 1 surface, 2 adsorbate.
 
@@ -70,12 +70,12 @@ def tag_slab(
 
     Args:
         atoms: the slab with its adsorbate; left as it is.
-        adsorbate: rows of the adsorbate's atoms; its formula, such as "CO"; "none" for a clean
-            slab; or None to guess: all H, C, N and O, where they lie on one surface only.
+        adsorbate: rows of the adsorbate's atoms; its formula, such as "CO", where the slab has none
+            of its elements; "none" for a clean slab; or None to guess: all H, C, N and O, where
+            they lie on one surface only.
         surface: "oc20", "half" or a number of layers.
         fix: whether atoms of tag 0 are held by `FixAtoms` in place of the constraints there are,
             as in OC20.
-        axis: 0, 1 or 2 for the lattice vector that leads out of the surface; None finds it.
 
     Raises:
         ValueError: not a slab (no cell, no vacuum, or vacuum along several directions), an
@@ -91,7 +91,7 @@ def tag_slab(
     if not len(atoms):
         raise ValueError("slab has no atoms")
     try:
-        rows, frame = _adsorbate_atoms(atoms, adsorbate, _slab_frame(atoms, axis))
+        rows, frame = _adsorbate_atoms(atoms, adsorbate, _slab_frame(atoms))
         slab = np.setdiff1d(np.arange(len(atoms)), rows)
         at_surface = _surface_atoms(frame, atoms.numbers, slab, surface)
     except ValueError as error:
@@ -152,6 +152,45 @@ def parse_rule(value: Any, name: str) -> Surface:
     raise ValueError(f"{name} is {value!r}, expected oc20, half or a number of layers")
 
 
+def tags_are_layers(record: Mapping[str, Any]) -> bool:
+    """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
+
+    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. Of a
+    slab with an adsorbate and up to two layers OC20's tags would be in the opposite order, but
+    for an adsorbate that hangs below: that has elements of its own, and here they are of tag 0.
+    """
+    try:
+        tags, cell, pos, numbers = (
+            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
+        )
+        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
+        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
+    except (KeyError, ValueError):  # missing, or refused later
+        return False
+    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+    there = np.unique(tags)
+    layers = there[there > 0]
+    if len(tags) != len(numbers) or not len(layers) or not normal.any() or there[0] < 0:
+        return False
+    if not np.array_equal(layers, np.arange(1, len(layers) + 1)):
+        return False
+    if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
+        return False  # a slab that hangs or wraps; without atoms of tag 0, a thin one
+    means = [(pos[tags == tag] @ normal).mean() for tag in there]
+    return bool((np.diff(means) < 0).all())
+
+
+def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
+    """A warning where the tags of a record are layers' numbers."""
+    if not tags_are_layers(record):
+        return {}
+    return {
+        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
+        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
+        "predict sets them"
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class _Frame:
     """A slab in one piece, with its vacuum above."""
@@ -162,29 +201,23 @@ class _Frame:
     slant: float  # distance of the cell's planes over the length of the vector that leads on
 
 
-def _slab_frame(atoms: Atoms, axis: int | None) -> _Frame:
+def _slab_frame(atoms: Atoms) -> _Frame:
     """The frame of a slab: its vacuum lies along an open direction, else the widest gap."""
     cell, pbc = np.asarray(atoms.cell.complete()), np.asarray(atoms.pbc)
     periodic = pbc & np.asarray(atoms.cell).any(axis=1)
     fractions = np.linalg.solve(cell.T, atoms.positions.T).T
-    gaps = [_gap(fractions[:, k], bool(pbc[k]), heights(cell)[k]) for k in range(3)]
-    if axis is None:
-        axis = _vacuum_axis([width for width, _ in gaps], periodic)
-    elif type(axis) is bool or axis not in (0, 1, 2):
-        raise ValueError(f"axis is {axis!r}, expected 0, 1 or 2")
-    if not np.delete(periodic, axis).all():
-        raise ValueError(_NO_SLAB)
+    distances = heights(cell)
+    gaps = [_gap(fractions[:, k], bool(pbc[k]), distances[k]) for k in range(3)]
+    axis = _vacuum_axis([width for width, _ in gaps], periodic)
     # Every atom in one cell that begins where the vacuum ends; open directions as they are.
     origin = np.zeros(3)
     origin[axis] = gaps[axis][1]
     steps = np.where(pbc, np.floor(fractions - origin + 1e-9), 0.0)
-    lateral, out = np.delete(cell, axis, axis=0), cell[axis]
-    distance = heights(cell)[axis]
     return _Frame(
         atoms.positions - steps @ cell,
-        (fractions - steps)[:, axis] * distance,
-        lateral,
-        float(distance / np.linalg.norm(out)),
+        (fractions - steps)[:, axis] * distances[axis],
+        np.delete(cell, axis, axis=0),
+        float(distances[axis] / np.linalg.norm(cell[axis])),
     )
 
 
@@ -208,8 +241,7 @@ def _vacuum_axis(gaps: list[float], periodic: NDArray[np.bool_]) -> int:
         found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", gaps, strict=True))
         raise ValueError(
             f"is not a slab: a slab has vacuum, {_VACUUM:g} Å at least, along one lattice vector; "
-            f"gaps found: {found}. Name the one that leads out of the surface with axis=0, 1 or "
-            "2 (in Python), or set tags with atoms.set_tags"
+            f"gaps found: {found}; or set tags with atoms.set_tags"
         )
     return empty[0]
 
@@ -222,14 +254,14 @@ def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple
     """The rows (A,) of the adsorbate's atoms, and the frame with the adsorbate's side above."""
     if adsorbate is None:
         return _guessed(atoms, frame)
-    if not isinstance(adsorbate, str):
-        rows = _of_indices(atoms, adsorbate)
-    elif adsorbate == "none":
-        rows = np.empty(0, dtype=np.int64)
+    if isinstance(adsorbate, str):
+        rows = _of_formula(atoms, adsorbate) if adsorbate != "none" else np.empty(0, np.int64)
     else:
-        rows = _of_formula(atoms, adsorbate, frame)
+        rows = _of_indices(atoms, adsorbate)
     if not len(rows):
         return rows, frame
+    if len(rows) == len(atoms):
+        raise ValueError("is to be all adsorbate: no slab is left")
     slab = np.delete(frame.height, rows)
     above = frame.height[rows] > (slab.max() + slab.min()) / 2
     if above.any() and not above.all():
@@ -254,15 +286,14 @@ def _guessed(atoms: Atoms, frame: _Frame) -> tuple[_Rows, _Frame]:
         if side.height[rows].min() > np.delete(side.height, rows).max() - _DEPTH
     ]
     if len(sides) != 1:
-        elements = ", ".join(dict.fromkeys(symbols[rows].tolist()))
         raise ValueError(
-            f"has {elements} elsewhere than on one surface, so that the adsorbate cannot be "
-            f"guessed; {_HINT}"
+            f"has atoms of {', '.join(_GUESSED)} elsewhere than on one surface, so that the "
+            f"adsorbate cannot be guessed; {_HINT}"
         )
     return rows, sides[0]
 
 
-def _of_indices(atoms: Atoms, indices: Iterable[int]) -> _Rows:
+def _of_indices(atoms: Atoms, indices: Any) -> _Rows:
     given, n = list(indices), len(atoms)
     try:
         if any(isinstance(i, bool | np.bool_) for i in given):  # True would be atom 1
@@ -272,50 +303,25 @@ def _of_indices(atoms: Atoms, indices: Iterable[int]) -> _Rows:
         raise ValueError("is to have an adsorbate by atom numbers: np.flatnonzero(mask)") from None
     if len(rows) and not -n <= rows.min() <= rows.max() < n:
         raise ValueError(f"has atoms 0 to {n - 1}; the adsorbate is to have {rows.tolist()}")
-    rows = np.unique(rows % n)
-    if len(rows) == n:
-        raise ValueError("is to be all adsorbate: no slab is left")
-    return rows
+    return np.unique(rows % n)
 
 
-def _of_formula(atoms: Atoms, formula: str, frame: _Frame) -> _Rows:
+def _of_formula(atoms: Atoms, formula: str) -> _Rows:
     from ase.formula import Formula
 
     try:
-        wanted = {str(s): int(n) for s, n in Formula(formula).count().items()}
+        wanted = Formula(formula).count()
     except (ValueError, KeyError) as error:
         raise ValueError(f"is to have the adsorbate {formula!r}, not a formula") from error
     symbols = np.array(atoms.get_chemical_symbols())
-    rows = np.flatnonzero(np.isin(symbols, list(wanted)))
-    there = Counter(symbols[rows].tolist())
-    lacking = [s for s in wanted if there[s] < wanted[s]]
-    if lacking or not wanted:
-        found = ", ".join(f"{there[s]} of {wanted[s]} {s}" for s in lacking)
-        raise ValueError(f"has no {formula}: {found}")
-    if len(rows) < len(symbols) and there == Counter(wanted):
-        return rows
-    chosen = _topmost(symbols, rows, wanted, frame)
-    if chosen is None or len(chosen) == len(symbols):
+    there = Counter(symbols.tolist())
+    found = ", ".join(f"{there[s]} of {n} {s}" for s, n in wanted.items() if there[s] != n)
+    if found or not wanted:
         raise ValueError(
-            f"has several {formula}, or none apart from the slab; give the adsorbate's atoms by "
-            "number, adsorbate=[12, 13]"
+            f"does not have one {formula}, apart from the slab: {found}; give the adsorbate's "
+            "atoms by number, adsorbate=[12, 13]"
         )
-    return chosen
-
-
-def _topmost(
-    symbols: NDArray[np.str_], rows: _Rows, wanted: Mapping[str, int], frame: _Frame
-) -> _Rows | None:
-    """The highest atoms of each element, where they are clearly above the others of it."""
-    found: list[int] = []
-    for symbol, count in wanted.items():
-        same = rows[symbols[rows] == symbol]
-        same = same[np.argsort(-frame.height[same], kind="stable")]
-        lowest, *others = frame.height[same[count - 1 :]]
-        if others and lowest - others[0] < _GAP:
-            return None
-        found += same[:count].tolist()
-    return np.sort(np.array(found, dtype=np.int64))
+    return np.flatnonzero(np.isin(symbols, list(wanted)))
 
 
 def _surface_atoms(

@@ -11,7 +11,7 @@ from flt_mol.evaluation.metrics import (
     metrics_of,
 )
 from flt_mol.evaluation.plots import learning_curve, parity
-from flt_mol.evaluation.report import rich_table, table, write_csv, write_html, write_json
+from flt_mol.evaluation.report import table, write_csv, write_html, write_json
 from flt_mol.evaluation.splits import SplitResult, evaluate_model, evaluate_splits
 from flt_mol.evaluation.submission import check_submission, write_submission
 from flt_mol.evaluation.summary import breakdowns, summarise
@@ -34,7 +34,6 @@ __all__ = [
     "metrics_of",
     "parity",
     "read_energies",
-    "rich_table",
     "score_files",
     "summarise",
     "table",

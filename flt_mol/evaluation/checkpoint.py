@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +67,21 @@ def evaluate_checkpoint(
         UserWarning: systems with sids of the training data; skipped records.
     """
     path = find_checkpoint(checkpoint)
-    content = read_checkpoint(path)
     model: Any = load_model(path, map_location=device)
-    run = _Run(path, content)
+    run = _Run(path, read_checkpoint(path), data, held_out)
     options = {
         "require_energy": True,
+        "energy": energy or run.energy,
         "on_error": "skip" if skip_bad else "raise",
         "check": getattr(model, "check", None),
     }
-    sources, baselines = run.open(data, list(splits), held_out, energy, options)
+    sources = run.open(list(splits), options)
     skipped = {split: len(x.skipped) for split, x in sources.items() if getattr(x, "skipped", ())}
     for split in skipped:
         warnings.warn(skipped_message(sources[split]), UserWarning, stacklevel=2)
     results = evaluate_splits(model, sources, batch_size, progress=progress, keep_worst=WORST)
     results = {split: run.with_columns(result) for split, result in results.items()}
+    baselines = run.baselines(sources)
     if not baselines:
         median = (getattr(model, "trained_on", None) or {}).get("energy_median")
         baselines = {} if median is None else {"constant": constant_maes(results, median)}
@@ -98,7 +98,7 @@ def evaluate_checkpoint(
         baselines,
         checkpoint=str(checkpoint),
         checkpoint_file=str(path.resolve()),
-        energy=energy or run.energy(data),
+        energy=options["energy"],
         **{name: of_splits for name, of_splits in further.items() if of_splits},
     )
     for text in notes(summary)["trained_on"]:
@@ -121,118 +121,89 @@ def evaluation_folder(checkpoint: str | Path) -> Path:
 
 
 class _Run:
-    """The run of a checkpoint: its data, and the sids that it trained on and held out."""
+    """The run of a checkpoint, and the data that it is evaluated on: its own, or other `data`."""
 
-    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
-        self.path = path
-        self.data: Mapping[str, Any] = content.get("config", {}).get("data") or {}
-        self.paths: Mapping[str, str] = self.data.get("paths") or {}
+    def __init__(
+        self, path: Path, content: Mapping[str, Any], data: str | Path | None, held_out: bool
+    ) -> None:
+        config: Mapping[str, Any] = content.get("config", {}).get("data") or {}
         systems = content.get("systems") or {}
-        self.trained = frozenset(map(str, systems.get("trained") or ()))
-        self.held_out = frozenset(map(str, systems.get("held_out") or ()))
-
-    def energy(self, data: str | Path | None) -> str:
-        """Name of the target that is stored in `data`; of other data sets the usual one."""
-        own = data is None or data == self.data.get("name") or find_recipe(data) is None
-        return str((own and self.data.get("energy")) or "y_relaxed")
-
-    def open(
-        self,
-        data: str | Path | None,
-        splits: list[str],
-        held_out: bool,
-        energy: str | None,
-        options: Mapping[str, Any],
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The splits to evaluate, opened and read through, and the data set's baselines."""
-        own = data is None
-        paths = self.paths if own else {}
-        data = self.data.get("name") if own else data
-        if own and data is None and not paths:
-            raise ValueError(f"{self.path} does not say what it was trained on: give --data")
+        self.path, self.config, self.only_held_out = path, config, held_out
+        self.trained, self.held_out = (
+            frozenset(map(str, systems.get(x) or ())) for x in ("trained", "held_out")
+        )
+        self.paths: Mapping[str, str] = (config.get("paths") or {}) if data is None else {}
+        self.data = config.get("name") if data is None else data
+        if self.data is None and not self.paths:
+            raise ValueError(f"{path} does not say what it was trained on: give --data")
         if held_out and not self.held_out:
-            raise ValueError(f"{self.path} knows no systems that its training held out")
-        options = {**options, "energy": energy or self.energy(None if own else data)}
-        found = None if data is None else find_recipe(data)
-        if found is None and data is not None:
+            raise ValueError(f"{path} knows no systems that its training held out")
+        self.recipe: Recipe | None = None if self.data is None else find_recipe(self.data)
+        own = data in (None, config.get("name")) or self.recipe is None
+        self.energy = str((own and config.get("energy")) or "y_relaxed")
+        self.train = str(config.get("train") or "train")
+        self.known = [*self.paths, *(self.recipe.splits if self.recipe else ())]
+        self.part = ""  # the name of the held-out part of the training split
+        if data is None and config.get("validation_fraction"):
+            name = str(config.get("validation") or HELD_OUT)
+            self.part = HELD_OUT if name in self.known else name
+            self.known.insert(0, self.part)
+
+    def open(self, splits: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
+        """The splits to evaluate, opened and read through."""
+        if not self.known:
             if splits:
-                raise ValueError(f"{data} is a file or folder of records and has no splits")
-            sources: dict[str, Any] = {_label(Path(data)): open_dataset(data, **options)}
+                raise ValueError(f"{self.data} is a file or folder of records and has no splits")
+            path = Path(self.data or "").resolve()
+            label = path.parent.name if path.name == "data.lmdb" else path.stem
+            sources: dict[str, Any] = {label: open_dataset(self.data, **options)}
         else:
-            part = self._part(found) if own and self.data.get("validation_fraction") else None
-            names = self._names(found, paths, splits, part, held_out)
-            opener = partial(_open_split, found, paths, options)
+            names = self._names(splits)
             sources = {
-                x: self._rows(opener(self._train())) if x == part else opener(x) for x in names
+                x: self._open_split(self.train if x == self.part else x, options) for x in names
             }
         for split, source in sources.items():
-            if held_out and not isinstance(source, Subset):
+            if self.only_held_out or split == self.part:
                 sources[split] = self._rows(source)
-            elif not isinstance(source, Subset):
+            else:
                 source.read_through()
-        sources = {x: source for x, source in sources.items() if len(source)}
+        sources = {split: source for split, source in sources.items() if len(source)}
         if not sources:
-            raise ValueError(f"none of the {len(self.held_out)} systems held out is in {data}")
-        whole = found is not None and not paths and not held_out
-        return sources, _baselines(found, sources) if whole and found is not None else {}
+            raise ValueError(f"none of the {len(self.held_out)} systems held out is in {self.data}")
+        return sources
 
-    def _train(self) -> str:
-        return str(self.data.get("train") or "train")
+    def _open_split(self, name: str, options: Mapping[str, Any]) -> Any:
+        if self.recipe is None or name in self.paths:
+            return open_dataset(self.paths[name], **options)
+        return self.recipe.open(name, **options)
 
-    def _part(self, found: Recipe | None) -> str:
-        """The name of the held-out part of the training split."""
-        name = str(self.data.get("validation") or HELD_OUT)
-        return HELD_OUT if name in (*self.paths, *(found.splits if found else ())) else name
-
-    def _names(
-        self,
-        found: Recipe | None,
-        paths: Mapping[str, str],
-        splits: list[str],
-        part: str | None,
-        held_out: bool,
-    ) -> list[str]:
-        known = [*([part] if part else []), *paths, *(found.splits if found else ())]
+    def _names(self, splits: list[str]) -> list[str]:
+        for name in splits:
+            if name not in self.known:
+                raise ValueError(f"no split '{name}'; there are: {', '.join(self.known)}")
+        further = [x for x in self.config.get("evaluation") or () if x in self.known]
         if splits:
-            for name in splits:
-                if name not in known:
-                    raise ValueError(f"no split '{name}'; there are: {', '.join(known)}")
             return list(dict.fromkeys(splits))
-        if part and held_out:
-            return [part]
-        further = [x for x in self.data.get("evaluation") or () if x in known]
-        if part:
-            return [part, *(x for x in further if x != self._train())]
-        names = further if found is None or found.name == self.data.get("name") else []
-        names = names or [name for name in known if name.startswith("val")] or known
-        missing = [x for x in names if found and x not in paths and found.find(x) is None]
-        if missing and found is not None:
-            here = " ".join(f"--split {x}" for x in names if x not in missing)
-            raise ValueError(
-                f"data set {found.name}: no file of {', '.join(missing)}; "
-                f"{found.how_to_get(missing)}{f'; or take what is here: {here}' if here else ''}"
-            )
-        return names
+        if self.part:
+            further = [] if self.only_held_out else further
+            return [self.part, *(x for x in further if x != self.train)]
+        found = self.recipe
+        names = further if found is None or found.name == self.config.get("name") else []
+        return names or [name for name in self.known if name.startswith("val")] or self.known
 
     def _rows(self, source: Any) -> Subset[Any]:
         """The systems of `source` that training held out."""
         if not self.held_out:
-            raise ValueError(
-                f"{self.path} does not say which systems of {source.path} were held out of "
-                "training: give --data FILE"
-            )
-        rows, seen = [], set()
+            raise ValueError(f"{self.path} does not say what was held out: give --data FILE")
+        rows, seen = list[int](), set[str]()
         for start in range(0, len(source), _READ):
             batch = source.batch(range(start, min(start + _READ, len(source))))
-            for row, sid in enumerate(map(str, batch.sid), start=start):
-                if sid in self.held_out:
-                    rows.append(row)
-                    seen.add(sid)
+            found = [(i, x) for i, x in enumerate(map(str, batch.sid), start) if x in self.held_out]
+            rows += [row for row, _ in found]
+            seen.update(sid for _, sid in found)
         if missing := sorted(self.held_out - seen):
-            text = (
-                f"{len(missing)} of {len(self.held_out)} held-out systems are not in {source.path}"
-            )
-            warnings.warn(f"{text} ({some_sids(missing)})", UserWarning, stacklevel=2)
+            text = f"{len(missing)} of {len(self.held_out)} held-out systems are not in"
+            warnings.warn(f"{text} {source.path} ({some_sids(missing)})", UserWarning, stacklevel=2)
         return Subset(source, rows)
 
     def with_columns(self, result: SplitResult) -> SplitResult:
@@ -243,28 +214,11 @@ class _Run:
                 columns[name] = tuple("yes" if str(x) in sids else "no" for x in result.sid)
         return replace(result, columns=columns)
 
-
-def _open_split(
-    found: Recipe | None, paths: Mapping[str, str], options: Mapping[str, Any], name: str
-) -> Any:
-    if name in paths:
-        return open_dataset(paths[name], **options)
-    if found is None:
-        raise ValueError(f"no split '{name}'; there are: {', '.join(paths)}")
-    return found.open(name, **options)
-
-
-def _baselines(found: Recipe, splits: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """{baseline: {split: MAE in eV}} as the data set's recipe gives them."""
-    baselines: dict[str, dict[str, float]] = {}
-    for split, methods in (found.metadata.get("baselines") or {}).items():
-        for method, metrics in methods.items():
-            if split in splits:
-                baselines.setdefault(method, {})[split] = float(metrics["mae"])
-    return baselines
-
-
-def _label(path: Path) -> str:
-    """The name of a file of records: its folder's when it is only called data.lmdb."""
-    path = path.resolve()
-    return path.parent.name if path.name == "data.lmdb" else path.stem
+    def baselines(self, splits: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """{baseline: {split: MAE in eV}} as the data set's recipe gives them, of whole splits."""
+        found: dict[str, dict[str, float]] = {}
+        if self.recipe is not None and not self.paths and not self.only_held_out:
+            for split, methods in (self.recipe.metadata.get("baselines") or {}).items():
+                for method, metrics in methods.items() if split in splits else ():
+                    found.setdefault(method, {})[split] = float(metrics["mae"])
+        return found

@@ -16,10 +16,7 @@ from flt_mol.files import temporary_path
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["errors_png", "ewt_png", "learning_curve", "parity", "parity_png", "system_png"]
 
 _BLUE, _ORANGE, _GREY = "#2a6f9e", "#d1622b", "#6b6b6b"
 _MANY = 3000  # systems above which single points would hide how many lie on each other
@@ -27,77 +24,38 @@ _MANY = 3000  # systems above which single points would hide how many lie on eac
 Results = Mapping[str, SplitResult]
 
 
-def learning_curve(
-    history: Iterable[Mapping[str, Any]],
-    path: str | Path,
-    *,
-    loss: str = "train/mae",
-    validation: str = "val/mae",
-    loss_unit: str = "eV",
-) -> Path:
-    """Plot training loss and validation MAE against the epoch; return the path.
-
-    The axis is logarithmic where positive values span more than a decade; the epoch of the lowest
-    validation MAE is marked.
+def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
+    """Plot training and validation MAE (eV, logarithmic) against the epoch; return the path.
 
     Args:
-        history: rows with `epoch`, and `loss` and `validation` where known, as numbers or texts,
-            such as the rows of a CSV log. Missing, empty and NaN entries are skipped; of several
-            rows of an epoch the last one counts.
+        history: rows, in order, with `epoch`, and `train/mae` and `val/mae` where known and finite.
         path: where to write; the suffix gives the format.
-        loss: name of the training loss in the rows.
-        validation: name of the validation MAE in the rows.
-        loss_unit: unit of the loss. In eV both share one panel; otherwise each has its own.
 
     Raises:
-        ValueError: no row has `epoch` and a finite `loss` or `validation`.
+        ValueError: no row has a finite `train/mae` or `val/mae`.
     """
     from matplotlib.ticker import MaxNLocator
 
     rows = list(history)
-    curves = {
-        "training MAE" if loss.lower().endswith("mae") else "training loss": _points(rows, loss),
-        "validation MAE": _points(rows, validation),
-    }
-    curves = {name: points for name, points in curves.items() if points}
-    if not curves:
-        raise ValueError(f"no row has 'epoch' and a finite {loss!r} or {validation!r}")
-    panels = [list(curves)] if loss_unit == "eV" else [[name] for name in curves]
-    figure = _figure(6.4, 1.0 + 3.2 * len(panels))
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, names in zip(axes, panels, strict=True):
-        values = [value for name in names for value in curves[name].values()]
-        for name in names:
-            points = curves[name]
-            style: dict[str, Any] = {
-                "marker": "o" if len(points) <= 30 else None,
-                "markersize": 3.5,
-            }
-            style["color"] = _BLUE if name == "validation MAE" else _GREY
-            axis.plot(list(points), list(points.values()), label=name, **style)
-            if name == "validation MAE":
-                best = min(points, key=lambda epoch: points[epoch])
-                text = f"best: {points[best]:.4g} eV at epoch {best:g}"
-                axis.plot(best, points[best], "*", markersize=13, color=_ORANGE, label=text)
-        if min(values) > 0 and max(values) > 10 * min(values):
-            axis.set_yscale("log")
-        kinds = " and ".join(name.split()[-1] for name in names)
-        axis.set_ylabel(f"{kinds} ({'eV' if 'validation MAE' in names else loss_unit})")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.legend(frameon=False)
-        axis.grid(alpha=0.3)
-    axes[-1].set_xlabel("epoch")
+    training, validation = (
+        {row["epoch"]: row[key] for row in rows if math.isfinite(row.get(key, math.nan))}
+        for key in ("train/mae", "val/mae")
+    )
+    if not training and not validation:
+        raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
+    figure = _figure(6.4, 4.2)
+    axis = figure.subplots()
+    for name, points, color in (("training", training, _GREY), ("validation", validation, _BLUE)):
+        axis.plot(list(points), list(points.values()), ".-", color=color, label=name)
+    if validation:
+        best = min(validation, key=lambda epoch: validation[epoch])
+        text = f"best: {validation[best]:.4g} eV at epoch {best:g}"
+        axis.plot(best, validation[best], "*", markersize=13, color=_ORANGE, label=text)
+    axis.set(xlabel="epoch", ylabel="MAE (eV)", yscale="log")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.legend(frameon=False)
+    axis.grid(alpha=0.3)
     return _save(figure, path)
-
-
-def _points(rows: list[Mapping[str, Any]], key: str) -> dict[float, float]:
-    """{epoch: finite value of `key`}, ascending."""
-    points = {}
-    for row in rows:
-        epoch, value = row.get("epoch"), row.get(key)
-        if epoch not in (None, "") and value not in (None, "") and math.isfinite(float(value)):
-            points[float(epoch)] = float(value)
-    return dict(sorted(points.items()))
 
 
 def parity(results: Results, path: str | Path) -> Path:
@@ -113,30 +71,32 @@ def parity(results: Results, path: str | Path) -> Path:
     Raises:
         ValueError: no results.
     """
-    return _save(_parity(results), path)
+    return _save(parity_figure(results), path)
 
 
-def parity_png(results: Results) -> bytes:
-    """:func:`parity` as a PNG."""
-    return _png(_parity(results))
-
-
-def _parity(results: Results) -> Figure:
-    figure, axes = _panels(results, 4.1)
+def parity_figure(results: Results) -> Figure:
+    """The figure of :func:`parity`."""
+    if not results:
+        raise ValueError("nothing to plot: no split was evaluated")
+    columns = math.ceil(math.sqrt(len(results)))
+    lines = math.ceil(len(results) / columns)
+    figure = _figure(0.6 + 3.6 * columns, 0.4 + 4.1 * lines)
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
+    for axis in axes[len(results) :]:
+        axis.set_axis_off()
     target = np.concatenate([result.target for result in results.values()])
     prediction = np.concatenate([result.prediction for result in results.values()])
     low, high = float(target.min()), float(target.max())
     reach = 0.25 * max(high - low, 1.0)
     low = min(low, max(float(prediction.min()), low - reach)) - 0.1 * reach
     high = max(high, min(float(prediction.max()), high + reach)) + 0.1 * reach
-    for axis, result in zip(axes, results.values(), strict=True):
+    for axis, (split, result) in zip(axes, results.items(), strict=False):
         shown = np.clip(result.prediction, low, high)
         axis.plot([low, high], [low, high], color=_GREY, linewidth=1, zorder=1)
         if len(shown) > _MANY:
             axis.hexbin(result.target, shown, gridsize=70, bins="log", mincnt=1, linewidths=0.1)
         else:
-            alpha = min(0.7, 12 / math.sqrt(len(shown)))
-            axis.scatter(result.target, shown, s=10, color=_BLUE, alpha=alpha, linewidths=0)
+            axis.scatter(result.target, shown, s=10, color=_BLUE, alpha=0.5, linewidths=0)
         outside = shown != result.prediction
         if outside.any():
             axis.scatter(result.target[outside], shown[outside], marker="x", color=_ORANGE)
@@ -144,77 +104,45 @@ def _parity(results: Results) -> Figure:
             axis.text(0.97, 0.03, text, transform=axis.transAxes, ha="right", color=_ORANGE)
         axis.set(xlim=(low, high), ylim=(low, high), aspect="equal")
         axis.set(xlabel="target (eV)", ylabel="prediction (eV)")
+        count, mae = result.metrics["count"], result.metrics["mae"]
+        axis.set_title(f"{_label(split)}\n{count:,d} systems, MAE {mae:.3f} eV", fontsize=11)
+        axis.tick_params(labelbottom=True)
+        axis.grid(alpha=0.3)
     return figure
 
 
-def errors_png(results: Results) -> bytes:
-    """Histograms of prediction − target, one panel a split on one axis, as a PNG."""
-    figure, axes = _panels(results, 3.2)
-    reach = max(float(np.quantile(np.abs(r.error), 0.99)) for r in results.values()) or 1.0
-    for axis, result in zip(axes, results.values(), strict=True):
-        axis.hist(result.error, bins=60, range=(-reach, reach), color=_BLUE)
-        axis.axvline(float(result.error.mean()), color=_ORANGE, linestyle="--")
-        axis.set(xlabel="error (eV), dashed: mean", ylabel="systems", xlim=(-reach, reach))
-        outside = int((np.abs(result.error) > reach).sum())
-        axis.text(0.97, 0.9, f"{outside} beyond", transform=axis.transAxes, ha="right")
-    return _png(figure)
-
-
-def ewt_png(curves: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Fraction of systems within a threshold against the threshold, a line a split, as a PNG.
-
-    Args:
-        curves: {split: {"thresholds": eV, "fractions"}}.
-    """
+def ewt_figure(results: Results) -> Figure:
+    """Fraction of systems within a threshold against the threshold, a line a split."""
     figure = _figure(6.0, 3.6)
     axis = figure.subplots()
-    for split, curve in curves.items():
-        axis.plot(curve["thresholds"], 100 * np.array(curve["fractions"]), label=_label(split))
+    for split, result in results.items():
+        axis.ecdf(np.abs(result.error), label=_label(split))
     axis.axvline(EWT_THRESHOLD, color=_GREY, linewidth=1)
-    axis.set(xscale="log", xlim=(1e-3, 10), ylim=(0, 100), xlabel="threshold (eV)")
-    axis.set_ylabel("systems with a smaller error (%)")
+    axis.set(xscale="log", xlim=(1e-3, 10), xlabel="threshold (eV)")
+    axis.set_ylabel("fraction of systems with a smaller error")
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
-    return _png(figure)
+    return figure
 
 
-def system_png(system: Structures) -> bytes:
-    """One system seen along −z and along y, its adsorbate outlined, as a PNG.
-
-    Args:
-        system: B = 1.
-    """
+def system_figure(system: Structures) -> Figure:
+    """One system, B = 1, seen along −z and along y."""
     from ase.visualize.plot import Matplotlib
 
     from flt_mol.data import to_ase
 
     figure = _figure(3.8, 2.3)
     for axis, rotation in zip(figure.subplots(1, 2), ("", "-90x"), strict=True):
-        drawn = Matplotlib(to_ase(system), axis, rotation=rotation, radii=0.9)
-        drawn.write()
-        for patch in axis.patches[: len(system.tags) if rotation == "" else 0]:
-            patch.set_linewidth(0.5)
+        Matplotlib(to_ase(system), axis, rotation=rotation, radii=0.9).write()
         axis.set_axis_off()
-    return _png(figure)
+    return figure
 
 
-def _panels(results: Results, height: float) -> tuple[Figure, list[Axes]]:
-    """A titled panel for each split, in a grid of shared axes."""
-    if not results:
-        raise ValueError("nothing to plot: no split was evaluated")
-    columns = math.ceil(math.sqrt(len(results)))
-    lines = math.ceil(len(results) / columns)
-    figure = _figure(0.6 + 3.6 * columns, 0.4 + height * lines)
-    axes = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axis in axes[len(results) :]:
-        axis.set_axis_off()
-    for axis, (split, result) in zip(axes, results.items(), strict=False):
-        count, mae = result.metrics["count"], result.metrics["mae"]
-        systems = "1 system" if count == 1 else f"{count:,d} systems"
-        axis.set_title(f"{_label(split)}\nMAE {mae:.3f} eV, {systems}", fontsize=11)
-        axis.tick_params(labelbottom=True)
-        axis.grid(alpha=0.3)
-    return figure, axes[: len(results)]
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG."""
+    written = io.BytesIO()
+    figure.savefig(written, format="png", dpi=110, metadata={"Software": None})
+    return written.getvalue()
 
 
 def _label(text: str) -> str:
@@ -239,9 +167,3 @@ def _save(figure: Figure, path: str | Path) -> Path:
     with temporary_path(path) as temporary:
         figure.savefig(temporary, dpi=150)
     return Path(path)
-
-
-def _png(figure: Figure) -> bytes:
-    written = io.BytesIO()
-    figure.savefig(written, format="png", dpi=110, metadata={"Software": None})
-    return written.getvalue()

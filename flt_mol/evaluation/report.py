@@ -1,4 +1,4 @@
-"""Tables and files of evaluated splits: plain text, rich, JSON, CSV and HTML."""
+"""Tables and files of evaluated splits: plain text, JSON, CSV and HTML."""
 
 from __future__ import annotations
 
@@ -6,38 +6,19 @@ import base64
 import csv
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flt_mol.evaluation import plots
-from flt_mol.evaluation.splits import COLUMNS, SplitResult, unfixed_message
+from flt_mol.evaluation.splits import COLUMNS, SplitResult, split_messages
 from flt_mol.evaluation.summary import shown_splits
 from flt_mol.files import temporary_path
-from flt_mol.prediction.energies import unseen_message
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["notes", "rich_table", "table", "write_csv", "write_html", "write_json"]
+__all__ = ["notes", "table", "write_csv", "write_html", "write_json"]
 
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
-
-
-def _table_rows(summary: Summary) -> list[list[str]]:
-    """Heading, one row a split, and one for all splits where there are several."""
-    level = f"{100 * summary['intervals']['level']:g} %"
-    baselines = summary["baselines"]
-    rows = [["split", "systems", f"MAE (eV, {level})", f"EwT (%, {level})", "RMSE", "median"]]
-    rows[0] += list(baselines)
-    for split, m in shown_splits(summary).items():
-        (low, high), (least, most) = m["intervals"]["mae"], m["intervals"]["ewt"]
-        row = [split, f"{m['count']:d}", f"{m['mae']:.4f} [{low:.4f}, {high:.4f}]"]
-        row.append(f"{100 * m['ewt']:.2f} [{100 * least:.2f}, {100 * most:.2f}]")
-        row += [f"{m['rmse']:.4f}", f"{m['median_ae']:.4f}"]
-        row += [f"{of[split]:.4f}" if split in of else "-" for of in baselines.values()]
-        rows.append(row)
-    return rows
 
 
 def table(summary: Summary) -> str:
@@ -49,7 +30,17 @@ def table(summary: Summary) -> str:
     Args:
         summary: of :func:`~flt_mol.evaluation.summary.summarise`.
     """
-    rows = _table_rows(summary)
+    level = f"{100 * summary['intervals']['level']:g} %"
+    baselines = summary["baselines"]
+    rows = [["split", "systems", f"MAE (eV, {level})", f"EwT (%, {level})", "RMSE", "median"]]
+    rows[0] += list(baselines)
+    for split, m in shown_splits(summary).items():
+        (low, high), (least, most) = m["intervals"]["mae"], m["intervals"]["ewt"]
+        row = [split, f"{m['count']:d}", f"{m['mae']:.4f} [{low:.4f}, {high:.4f}]"]
+        row.append(f"{100 * m['ewt']:.2f} [{100 * least:.2f}, {100 * most:.2f}]")
+        row += [f"{m['rmse']:.4f}", f"{m['median_ae']:.4f}"]
+        row += [f"{of[split]:.4f}" if split in of else "-" for of in baselines.values()]
+        rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -59,37 +50,21 @@ def table(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def rich_table(summary: Summary) -> Table:
-    """:func:`table` for a rich console."""
-    from rich.table import Table
-    from rich.text import Text
-
-    heading, *rows = _table_rows(summary)
-    made = Table()
-    for column in heading:
-        made.add_column(column, justify="left" if column == "split" else "right")
-    for row in rows:
-        made.add_row(*map(Text, row))  # what is in brackets is not markup
-    return made
-
-
 def notes(summary: Summary) -> dict[str, list[str]]:
     """What there is to say of some splits, by kind: "held_out", "trained_on", "skipped"."""
-    counts = {split: f"{m['count']:,} systems" for split, m in summary["splits"].items()}
+    texts = {
+        "held_out": "{split}: the {count:,} systems of {value} that training held out",
+        "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "
+        "trained on; their errors say nothing of new ones",
+        "skipped": "{split}: {value:,} invalid records were skipped",
+    }
+    counts = {split: m["count"] for split, m in summary["splits"].items()}
     return {
-        "held_out": [
-            f"{split}: the {counts[split]} of {path} that training held out"
-            for split, path in summary.get("held_out", {}).items()
-        ],
-        "trained_on": [
-            f"{split}: {count:,} of its {counts[split]} have sids that the model was trained on; "
-            "the errors of these systems say nothing of new ones"
-            for split, count in summary.get("trained_on", {}).items()
-        ],
-        "skipped": [
-            f"{split}: {count:,} invalid records were skipped"
-            for split, count in summary.get("skipped", {}).items()
-        ],
+        kind: [
+            text.format(split=split, count=counts[split], value=value)
+            for split, value in summary.get(kind, {}).items()
+        ]
+        for kind, text in texts.items()
     }
 
 
@@ -131,17 +106,7 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     shown = shown_splits(summary)
-    lines = [line for of_kind in notes(summary).values() for line in of_kind]
-    if unseen := sorted({symbol for r in results.values() for symbol in r.unseen}):
-        lines.append(unseen_message(unseen))
-    if unfixed := [split for split, r in results.items() if r.unfixed]:
-        lines.append(unfixed_message(unfixed))
-    drawn = {
-        (split, str(system.sid[0])): plots.system_png(system)
-        for split, result in results.items()
-        for system in result.worst
-        if any(x["split"] == split and x["sid"] == system.sid[0] for x in summary["worst"])
-    }
+    listed = {(row["split"], row["sid"]) for row in summary["worst"]}
     environment = Environment(
         loader=PackageLoader("flt_mol.evaluation", "."),
         autoescape=True,
@@ -149,22 +114,23 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["png"] = lambda data: base64.b64encode(data).decode("ascii")
+    environment.filters["png"] = lambda made: base64.b64encode(plots.png(made)).decode("ascii")
     text = environment.get_template("report.html.jinja").render(
         summary=summary,
         title=f"Evaluation of {summary.get('checkpoint', summary.get('predictions', 'splits'))}",
         shown=shown,
         last=list(shown)[-1],
-        notes=lines,
-        figures=[
-            ("Predictions and targets; line: equal", plots.parity_png(results)),
-            ("Errors, prediction − target", plots.errors_png(results)),
-            (
-                "Energies within threshold",
-                plots.ewt_png({split: m["ewt_curve"] for split, m in shown.items()}),
-            ),
-        ],
-        drawn=drawn,
+        notes=[*chain(*notes(summary).values()), *split_messages(results)],
+        figures={
+            "Predictions and targets; line: equal": plots.parity_figure(results),
+            "Energies within threshold": plots.ewt_figure(results),
+        },
+        drawn={
+            (split, str(system.sid[0])): plots.system_figure(system)
+            for split, result in results.items()
+            for system in result.worst
+            if (split, system.sid[0]) in listed
+        },
     )
     return _write("".join(c if c.isprintable() or c in "\n\t" else "?" for c in text), path)
 

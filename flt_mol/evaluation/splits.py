@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -11,28 +12,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase.data import chemical_symbols
+from ase.formula import Formula
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from flt_mol.data.schema import far_off_message
 from flt_mol.evaluation.metrics import EnergyMetrics, metrics_of
 from flt_mol.prediction.energies import (
+    MESSAGES,
     batches,
     check_elements,
     energies_of,
     evaluating,
     model_device,
-    unseen_message,
 )
 from flt_mol.structures import Structures, relaxed_displacement
 
-__all__ = ["COLUMNS", "SplitResult", "evaluate_model", "evaluate_splits", "unfixed_message"]
+__all__ = ["COLUMNS", "SplitResult", "evaluate_model", "evaluate_splits", "split_messages"]
 
 COLUMNS = ("natoms", "adsorbate", "elements", "facet", "trained_on", "held_out")
 """What may be known of a system beside its energies, in this order in files.
 
-"adsorbate" is the formula of the atoms with tag 2 in Hill's order, "elements" symbols between
-spaces; the last two are "yes" or "no", as the evaluated checkpoint says."""
+The adsorbate is the formula of the atoms with tag 2; the last two are "yes" or "no"."""
 
 Model = Callable[[Structures], Any]
 """An `nn.Module` or a function: Structures → {"energy": (B,)} or (B,), eV."""
@@ -49,10 +52,9 @@ class SplitResult:
         path: where the split was read from, empty if unknown.
         unseen: symbols of its elements that the model was never trained on.
         columns: S values by name, see :data:`COLUMNS`; None where a system lacks one.
-        further: errors of other outputs: "energy_initial_mae" (eV), "energy_initial_ewt",
-            "energy_initial_count"; over free atoms "displacement", the mean distance between
-            predicted and relaxed positions (Å), "displacement_unmoved", the same if no atom moved,
-            and "displacement_atoms".
+        further: errors of other outputs: "energy_initial_mae" (eV), "…_ewt", "…_count"; over free
+            atoms "displacement", the mean distance between predicted and relaxed positions (Å),
+            "displacement_unmoved", the same if no atom moved, and "displacement_atoms".
         unfixed: whether the model moves free atoms, and no atom of the split is fixed.
         worst: the systems with the largest |error|, that first, as many as were asked for.
     """
@@ -79,17 +81,7 @@ class SplitResult:
 
 
 def evaluate_model(model: Model, source: Any, batch_size: int = 64, **options: Any) -> SplitResult:
-    """:func:`evaluate_splits` of a single split.
-
-    Args:
-        model: as there.
-        source: of the split.
-        batch_size: systems per call.
-        **options: as there; `progress` is called with (systems done, systems in all or None).
-    """
-    progress = options.pop("progress", None)
-    if progress is not None:
-        options["progress"] = lambda _, done, total: progress(done, total)
+    """:func:`evaluate_splits` of a single split, with the arguments described there."""
     name = _path(source) or "this split"
     return evaluate_splits(model, {name: source}, batch_size, **options)[name]
 
@@ -105,21 +97,18 @@ def evaluate_splits(
     """Predict every system of every split and compare with its targets.
 
     Args:
-        model: a module (put into eval mode meanwhile, run on its own device) or a function;
-            Structures → {"energy": (B,)} or (B,), eV.
-        sources: {split: a data set of Structures, a DataLoader (with its own batch size), or any
-            iterable of them}.
-        batch_size: systems per call.
+        model: a module (put into eval mode meanwhile, run on its own device) or a function.
+        sources: {split: a data set or iterable of Structures, or a DataLoader}.
+        batch_size: systems per call, but for a DataLoader.
         progress: called with (split, systems done, systems in all or None) after each batch.
         keep_worst: of how many systems with the largest |error| of each split structures are kept.
 
     Raises:
-        ValueError: 'this split has no targets', naming the path; no systems; a prediction or
-            target that is not finite, naming the sid; a `batch_size` below 1.
+        ValueError: no targets, naming the path; no systems; a prediction or target that is not
+            finite, naming the sid; a `batch_size` below 1.
 
     Warns:
-        UserWarning: elements that the model was never trained on; targets far off all others, by
-            sid; no fixed atom, where the model moves free ones. Each once for all splits.
+        UserWarning: targets far off all others, by sid, and :func:`split_messages`.
     """
     results = {}
     for split, source in sources.items():
@@ -131,29 +120,26 @@ def evaluate_splits(
                 if progress is not None:
                     progress(split, len(found.sids), total)
         results[split] = found.result(model, _path(source))
-    _warn(results)
+    far_off = (
+        far_off_message(result.target, result.sid, split, "the errors")
+        for split, result in results.items()
+    )
+    for text in filter(None, [*far_off, *split_messages(results)]):
+        warnings.warn(text, UserWarning, stacklevel=2)
     return results
 
 
-def unfixed_message(splits: list[str]) -> str:
-    """The warning about splits without a fixed atom under a model that moves free ones."""
-    return (
-        f"no atom is fixed in {', '.join(splits)}, and this model moves free atoms, the slab's "
-        "lower layers too. Store `fixed` (in ASE: FixAtoms) as in training"
-    )
+def split_messages(results: Mapping[str, SplitResult]) -> list[str]:
+    """Warnings of elements never trained on, and of no fixed atom where the model moves free ones.
 
-
-def _warn(results: Mapping[str, SplitResult]) -> None:
-    texts = [
-        far_off_message(result.target, result.sid, split, "the errors")
-        for split, result in results.items()
-    ]
+    Each once for all splits.
+    """
+    texts = []
     if unseen := sorted({symbol for result in results.values() for symbol in result.unseen}):
-        texts.append(unseen_message(unseen))
+        texts.append(MESSAGES["elements"].format(which=", ".join(unseen)))
     if unfixed := [split for split, result in results.items() if result.unfixed]:
-        texts.append(unfixed_message(unfixed))
-    for text in filter(None, texts):
-        warnings.warn(text, UserWarning, stacklevel=3)
+        texts.append(MESSAGES["fixed"].format(which=", ".join(unfixed)))
+    return texts
 
 
 def _batches(source: Any, batch_size: int) -> Iterator[Structures]:
@@ -170,8 +156,7 @@ def _batches(source: Any, batch_size: int) -> Iterator[Structures]:
         if batch.energy is None:
             raise ValueError(
                 f"this split has no targets: {_path(source) or 'the data set'} lacks y_relaxed "
-                f"(first at sid {', '.join(map(str, batch.sid[:5]))}). Test splits hold none: use "
-                "predict, or a validation split"
+                f"(first at sid {batch.sid[0]}); use predict, or a validation split"
             )
         yield batch
 
@@ -191,7 +176,7 @@ class _Found:
         self._energies: list[NDArray[np.float64]] = []  # (2, B): predictions and targets
         self._columns: dict[str, list[Any]] = {}
         self._initial = EnergyMetrics()
-        self._moved = np.zeros(3)  # sums over free atoms: distance, the same unmoved, atoms
+        self._moved: list[Tensor] = []  # (2, atoms): distances of free atoms, the same unmoved
         self._elements: set[int] = set()
         self._moves = self._fixed = False
         self._worst: list[tuple[float, str, Structures]] = []
@@ -209,40 +194,36 @@ class _Found:
         if isinstance(output, Mapping):
             self._moves |= "displacement" in output
             self._add_further(output, batch)
-        self._add_worst(np.abs(prediction - target), batch)
-
-    def _add_further(self, output: Mapping[str, Any], batch: Structures) -> None:
-        if "energy_initial" in output and batch.energy_initial is not None:
-            self._initial.update(output["energy_initial"], batch.energy_initial, batch.sid)
-        if "displacement" in output and batch.positions_relaxed is not None:
-            free = ~batch.fixed.cpu()
-            target = relaxed_displacement(batch.to("cpu"))[free].double()
-            distance = torch.linalg.vector_norm(
-                output["displacement"].cpu()[free].double() - target, dim=-1
-            )
-            if not bool(distance.isfinite().all()):
-                first = int(batch.system.cpu()[free][~distance.isfinite()][0])
-                raise ValueError(f"a displacement of sid {batch.sid[first]} is not finite")
-            unmoved = torch.linalg.vector_norm(target, dim=-1)
-            self._moved += [float(distance.sum()), float(unmoved.sum()), int(free.sum())]
-
-    def _add_worst(self, size: NDArray[np.float64], batch: Structures) -> None:
+        size = np.abs(prediction - target)
         for b in np.argsort(-size, kind="stable")[: self._keep_worst].tolist():
             alone = replace(batch[b], pairs=None, cutoff=None)
             self._worst.append((-float(size[b]), str(batch.sid[b]), alone))
         self._worst = sorted(self._worst, key=lambda x: x[:2])[: self._keep_worst]
 
+    def _add_further(self, output: Mapping[str, Any], batch: Structures) -> None:
+        if "energy_initial" in output and batch.energy_initial is not None:
+            self._initial.update(output["energy_initial"], batch.energy_initial, batch.sid)
+        if "displacement" in output and batch.positions_relaxed is not None:
+            batch = batch.to("cpu")
+            target = relaxed_displacement(batch).double()
+            moved = torch.stack([output["displacement"].cpu().double() - target, target])
+            distance = torch.linalg.vector_norm(moved, dim=-1)[:, ~batch.fixed]
+            wrong = batch.system[~batch.fixed][~distance.isfinite().all(dim=0)].tolist()
+            if wrong:
+                raise ValueError(f"a displacement of sid {batch.sid[wrong[0]]} is not finite")
+            self._moved.append(distance)
+
     def result(self, model: Any, path: str) -> SplitResult:
         if not self.sids:
             raise ValueError(f"no systems to evaluate in {path or 'this split'}")
         further: dict[str, float] = {}
-        if self._initial.count:
+        with suppress(ValueError):  # none was stored
             initial = self._initial.compute()
             further |= {f"energy_initial_{x}": initial[x] for x in ("mae", "ewt", "count")}
-        distance, unmoved, atoms = self._moved.tolist()
-        if atoms:
-            further |= {"displacement": distance / atoms, "displacement_unmoved": unmoved / atoms}
-            further["displacement_atoms"] = int(atoms)
+        if self._moved and (distances := torch.cat(self._moved, dim=1)).numel():
+            distance, unmoved = distances.mean(dim=1).tolist()
+            further |= {"displacement": distance, "displacement_unmoved": unmoved}
+            further["displacement_atoms"] = distances.shape[1]
         prediction, target = np.concatenate(self._energies, axis=1)
         return SplitResult(
             sid=tuple(self.sids),
@@ -268,8 +249,8 @@ def _columns(structures: Structures) -> dict[str, list[Any]]:
     facets = info.get("facet") or info.get("miller_index") or (None,) * len(structures)
     return {
         "natoms": [len(z) for z, _ in systems],
-        "adsorbate": [_formula(tuple(z[tag == 2].tolist()), "hill") for z, tag in systems],
-        "elements": [_formula(tuple(sorted(set(z.tolist()))), "") for z, _ in systems],
+        "adsorbate": [_formula(tuple(z[tag == 2].tolist())) for z, tag in systems],
+        "elements": [" ".join(sorted(chemical_symbols[i] for i in set(z))) for z, _ in systems],
         "facet": [_facet(value) for value in facets],
     }
 
@@ -283,11 +264,6 @@ def _facet(value: Any) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _formula(numbers: tuple[int, ...], order: str) -> str | None:
-    from ase.data import chemical_symbols
-    from ase.formula import Formula
-
+def _formula(numbers: tuple[int, ...]) -> str | None:
     symbols = [chemical_symbols[z] for z in numbers]
-    if order and symbols:
-        return str(Formula.from_list(symbols).format(order))
-    return " ".join(sorted(symbols)) or None
+    return str(Formula.from_list(symbols).format("hill")) if symbols else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ TEST_COUNTS = {"id": 24948, "ood_ads": 24930, "ood_cat": 24965, "ood_both": 2498
 
 _FARTHEST = 50.0  # eV; OC20's adsorption energies lie within about 20
 
-Arrays = Mapping[str, NDArray[Any]]
 Expected = Mapping[str, Sequence[str]]
 
 
@@ -49,7 +49,7 @@ def write_submission(
     path = Path(path)
     if path.suffix.lower() != ".npz":
         raise ValueError(f"cannot write a submission to {path}: use a name ending in .npz")
-    _same_names(list(tables), SPLITS, "the splits given")
+    _same_names(tables, SPLITS, "the splits given")
     arrays: dict[str, NDArray[Any]] = {}
     for split in SPLITS:
         energies = tables[split].energies
@@ -72,7 +72,7 @@ def check_submission(
     text and unique, energies are finite real numbers; every split is complete.
 
     Args:
-        path: of the .npz file. Objects in it are refused, not unpickled.
+        path: of the .npz file.
         expected: {split: all of its sids}, where they are known.
         counts: {split: number of systems}, checked where `expected` says nothing; None takes any.
 
@@ -83,17 +83,18 @@ def check_submission(
         ValueError: naming the file, the array, and the ids that are wrong.
     """
     path = Path(path)
+    with readable(path):
+        opened = path.open("rb")
     try:
-        with readable(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a readable .npz file: {error}") from error
-    except ValueError as error:
-        if str(path) in str(error):
-            raise
+    except (
+        *(AttributeError, EOFError, OSError, RuntimeError, ValueError),
+        *(zipfile.BadZipFile, zlib.error),
+    ) as error:
         raise ValueError(f"{path} is not a readable .npz file: {error}") from error
     names = [f"{split}_{what}" for split in SPLITS for what in ("ids", "energy")]
-    _same_names(list(arrays), names, f"the arrays of {path}")
+    _same_names(arrays, names, f"the arrays of {path}")
     for split in SPLITS:
         _check_split(arrays, split, str(path), expected, counts)
     return {split: arrays[f"{split}_energy"].astype(np.float64) for split in SPLITS}
@@ -113,21 +114,18 @@ def energy_lines(energies: Mapping[str, NDArray[np.float64]]) -> list[str]:
         lines.append(
             f"{split:<8}  {len(values):6d} systems, {low:.3f} to {high:.3f} eV, median {median:.3f}"
         )
-        beyond = int((np.abs(values) > _FARTHEST).sum())
-        if beyond:
+        if beyond := int((np.abs(values) > _FARTHEST).sum()):
             warnings.warn(
                 f"{split}: {beyond} of {len(values)} energies are beyond ±{_FARTHEST:g} eV (median "
-                f"{median:.6g}), those of adsorption in OC20 lie within about ±20: they may be in "
-                "meV, or total energies",
+                f"{median:.6g}): they may be in meV, or total energies",
                 UserWarning,
                 stacklevel=2,
             )
     return lines
 
 
-def _same_names(found: list[str], wanted: Sequence[str], what: str) -> None:
-    missing = [name for name in wanted if name not in found]
-    surplus = [name for name in found if name not in wanted]
+def _same_names(found: Mapping[str, Any], wanted: Sequence[str], what: str) -> None:
+    missing, surplus = [x for x in wanted if x not in found], [x for x in found if x not in wanted]
     parts = [f"lack {', '.join(missing)}"] if missing else []
     parts += [f"hold {', '.join(surplus)}, which do not belong there"] if surplus else []
     if parts:
@@ -135,7 +133,7 @@ def _same_names(found: list[str], wanted: Sequence[str], what: str) -> None:
 
 
 def _check_split(
-    arrays: Arrays,
+    arrays: Mapping[str, NDArray[Any]],
     split: str,
     where: str,
     expected: Expected | None,
@@ -151,23 +149,19 @@ def _check_split(
     if len(ids) != len(energy):
         raise ValueError(f"{where}: {len(ids)} {split}_ids for {len(energy)} {split}_energy")
     sids: list[str] = ids.tolist()
-    seen: set[str] = set()
-    repeated = [sid for sid in sids if sid in seen or seen.add(sid)]  # type: ignore[func-returns-value]
-    if repeated or not all(sid.strip() for sid in sids):
-        text = f"repeats {some_sids(repeated)}" if repeated else "has an empty id"
-        raise ValueError(f"{where}: {split}_ids {text}")
-    bad = [sids[i] for i in np.flatnonzero(~np.isfinite(energy))]
-    if bad:
-        raise ValueError(f"{where}: {split}_energy is not finite for {some_sids(bad)}")
+    wrong = {
+        "repeats": [sid for sid, count in Counter(sids).items() if count > 1],
+        "has an empty id": [sid for sid in sids if not sid.strip()],
+        "has no finite energy for": [sids[i] for i in np.flatnonzero(~np.isfinite(energy))],
+    }
     if expected is not None:
-        missing = [sid for sid in expected[split] if sid not in seen]
-        known = set(expected[split])
-        surplus = [sid for sid in sids if sid not in known]
-        parts = [f"lacks {some_sids(missing)}"] if missing else []
-        parts += [f"has {some_sids(surplus)}, not of this split"] if surplus else []
-        if parts:
-            raise ValueError(f"{where}: {split} {' and '.join(parts)}")
-    elif counts is not None and len(sids) != counts[split]:
+        known, given = set(expected[split]), set(sids)
+        wrong["lacks"] = [sid for sid in expected[split] if sid not in given]
+        wrong["has, not of this split,"] = [sid for sid in sids if sid not in known]
+    parts = [f"{what} {some_sids(found)}" for what, found in wrong.items() if found]
+    if parts:
+        raise ValueError(f"{where}: {split} {' and '.join(parts)}")
+    if expected is None and counts is not None and len(sids) != counts[split]:
         raise ValueError(
             f"{where}: {split} has {len(sids)} systems, the test split has {counts[split]}; give "
             "--data or --ids to see which ids are wrong"

@@ -7,14 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.evaluation.metrics import (
-    DRAWS,
-    EWT_THRESHOLD,
-    LEVEL,
-    bootstrap_intervals,
-    mae,
-    metrics_of,
-)
+from flt_mol.evaluation.metrics import DRAWS, LEVEL, bootstrap_intervals, mae, metrics_of
 from flt_mol.evaluation.splits import COLUMNS, SplitResult
 from flt_mol.files import VERSION
 
@@ -43,35 +36,29 @@ def summarise(
 
     Returns:
         ``{"flt_mol": version, "units", "intervals": {"method", "level", "draws", "seed"},
-        **further, "splits": {split: metrics}, "all": metrics, "baselines", "worst": […]}``.
-        Metrics are ``{"count", "mae", "ewt", "rmse", "me", "median_ae", "intervals": {metric:
-        [low, high]}, "path", "unseen", "unfixed", "further", "breakdowns", "ewt_curve":
-        {"thresholds", "fractions"}}``; "all" is there where there are several splits. Energies are
-        in eV, `ewt` is a fraction.
+        **further, "splits": {split: metrics}, "all": metrics (of several splits), "baselines",
+        "worst": […]}``. Metrics are those of `metrics_of`, in eV, `ewt` a fraction, and
+        "intervals", "path", "unseen", "unfixed", "further", "breakdowns".
 
     Raises:
         ValueError: no splits, or several of which one is called "all".
     """
     if not results:
         raise ValueError("no split was evaluated")
-    energies = dict.fromkeys(("mae", "rmse", "me", "median_ae"), "eV")
-    distances = dict.fromkeys(("displacement", "displacement_unmoved"), "Å")
+    units = dict.fromkeys(("mae", "rmse", "me", "median_ae"), "eV")
+    units |= {"ewt": "fraction", "displacement": "Å", "displacement_unmoved": "Å"}
+    method = {"method": "percentile bootstrap over systems", "level": LEVEL, "draws": DRAWS}
     content: dict[str, Any] = {
         "flt_mol": VERSION,
-        "units": {**energies, "ewt": "fraction", **distances},
-        "intervals": {
-            "method": "percentile bootstrap over systems",
-            "level": LEVEL,
-            "draws": DRAWS,
-            "seed": 0,
-        },
+        "units": units,
+        "intervals": {**method, "seed": 0},
         **further,
         "splits": {split: _metrics(result) for split, result in results.items()},
     }
     if len(results) > 1:
         if ALL in results:
             raise ValueError(f"a split is called '{ALL}', the name of all splits together")
-        content[ALL] = _metrics(_joined(results))
+        content[ALL] = _metrics(_joined(list(results.values())))
     content["baselines"] = {name: dict(values) for name, values in (baselines or {}).items()}
     content["worst"] = _worst(results)
     return content
@@ -79,12 +66,11 @@ def summarise(
 
 def shown_splits(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """{split: metrics} of a summary, all splits together last where there are several."""
-    together = {ALL: summary[ALL]} if ALL in summary else {}
-    return {**summary["splits"], **together}
+    return {**summary["splits"], **({ALL: summary[ALL]} if ALL in summary else {})}
 
 
 def constant_maes(results: Results, value: float | None = None) -> dict[str, float]:
-    """{split: MAE in eV} of predicting `value` (eV); of each split's own median if it is None.
+    """{split: MAE in eV} of predicting `value` (eV); None takes each split's own median.
 
     The median is what no constant can beat.
     """
@@ -110,35 +96,33 @@ def breakdowns(result: SplitResult) -> dict[str, list[dict[str, Any]]]:
         >>> [(row["group"], row["mae"]) for row in breakdowns(result)["size"]]
         [('1–10', 0.5), ('21–30', 0.0)]
     """
-    columns = result.columns
-    names: dict[str, list[list[str]]] = {
-        "adsorbate": [[x] if x else [] for x in columns.get("adsorbate", ())],
-        "element": [(x or "").split() for x in columns.get("elements", ())],
-        "size": [[_size_bin(x)] if x else [] for x in columns.get("natoms", ())],
-        "facet": [[x] if x else [] for x in columns.get("facet", ())],
-    }
     found = {}
-    for kind, of_systems in names.items():
-        groups: dict[str, list[int]] = {}
-        for i, of_system in enumerate(of_systems):
-            for name in of_system:
-                groups.setdefault(name, []).append(i)
-        rows = [_group(name, result, rows) for name, rows in sorted(groups.items())]
-        if kind == "size":
-            rows.sort(key=lambda row: int(row["group"].partition("–")[0].split()[0]))
-        else:
+    for kind, column in (
+        ("adsorbate", "adsorbate"),
+        ("element", "elements"),
+        ("size", "natoms"),
+        ("facet", "facet"),
+    ):
+        groups: dict[Any, list[int]] = {}
+        for i, value in enumerate(result.columns.get(column, ())):
+            names = value.split() if kind == "element" and value else [value]
+            for name in filter(None, names):
+                group = int(np.searchsorted(_SIZES, name)) if kind == "size" else name
+                groups.setdefault(group, []).append(i)
+        rows = [
+            _group(_size_name(name) if kind == "size" else name, result, groups[name])
+            for name in sorted(groups)
+        ]
+        if kind != "size":
             rows.sort(key=lambda row: -row["mae"])
         if rows:
             found[kind] = rows
     return found
 
 
-def _size_bin(natoms: int) -> str:
-    last = next((last for last in _SIZES if natoms <= last), None)
-    if last is None:
-        return f"{_SIZES[-1] + 1} or more"
-    first = max((x for x in _SIZES if x < last), default=0) + 1
-    return f"{first}–{last}"
+def _size_name(place: int) -> str:
+    first = _SIZES[place - 1] + 1 if place else 1
+    return f"{first}–{_SIZES[place]}" if place < len(_SIZES) else f"{first} or more"
 
 
 def _group(name: str, result: SplitResult, rows: list[int]) -> dict[str, Any]:
@@ -146,17 +130,12 @@ def _group(name: str, result: SplitResult, rows: list[int]) -> dict[str, Any]:
     interval = bootstrap_intervals(result.error[rows], ["mae"])["mae"]
     return {
         "group": name,
-        "count": metrics["count"],
-        "mae": metrics["mae"],
         "mae_interval": list(interval),
-        "ewt": metrics["ewt"],
+        **{key: metrics[key] for key in ("count", "mae", "ewt")},
     }
 
 
 def _metrics(result: SplitResult) -> dict[str, Any]:
-    grid = np.sort(np.append(10.0 ** np.linspace(-3, 1, 81), EWT_THRESHOLD))
-    size = np.sort(np.abs(result.error))
-    below = np.searchsorted(size, grid, side="left") / len(size)
     intervals = bootstrap_intervals(result.error)
     return {
         **result.metrics,
@@ -166,14 +145,10 @@ def _metrics(result: SplitResult) -> dict[str, Any]:
         "unfixed": result.unfixed,
         "further": dict(result.further),
         "breakdowns": breakdowns(result),
-        "ewt_curve": {"thresholds": grid.tolist(), "fractions": below.tolist()},
     }
 
 
-def _joined(results: Results) -> SplitResult:
-    """All splits as one."""
-    parts = list(results.values())
-    names = [name for name in COLUMNS if any(name in part.columns for part in parts)]
+def _joined(parts: list[SplitResult]) -> SplitResult:
     return SplitResult(
         sid=tuple(sid for part in parts for sid in part.sid),
         prediction=np.concatenate([part.prediction for part in parts]),
@@ -181,7 +156,8 @@ def _joined(results: Results) -> SplitResult:
         unseen=tuple(sorted({symbol for part in parts for symbol in part.unseen})),
         columns={
             name: tuple(x for p in parts for x in p.columns.get(name, (None,) * len(p.sid)))
-            for name in names
+            for name in COLUMNS
+            if any(name in part.columns for part in parts)
         },
     )
 

@@ -28,13 +28,11 @@ class FLTCalculator(Calculator):
     """Energies of a trained model for ASE: ``atoms.calc = FLTCalculator("emt_small")``.
 
     ``atoms.get_potential_energy()`` is what the model was trained to give, in eV: of the IS2RE
-    models the **adsorption energy after relaxation**, of the structure as it is before. It hardly
-    changes while a structure relaxes, and its gradient is no force. So forces, and with them
-    relaxations and dynamics, are refused, unless the model says that it was trained on them
+    models the **adsorption energy after relaxation**, of the structure as it is before. Its
+    gradient is no force: forces are refused unless the model was trained on them
     (`trained_on_forces`); no shipped model was. Stress always is.
 
-    Tags count as positions do: set them first (`flt_mol.data.tag_slab`). An energy is kept until
-    positions, numbers, cell, pbc, tags or fixed atoms change. Warnings, as of
+    Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings, as of
     :func:`flt_mol.predict`, come once per calculator and kind.
 
     Args:
@@ -96,11 +94,9 @@ class FLTCalculator(Calculator):
         changes: list[str] = list(super().check_state(atoms, tol))  # type: ignore[no-untyped-call]
         if self.atoms is not None:
             before, now = (structures_of(x, 0, {}) for x in (self.atoms, atoms))
-            changes += [
-                name
-                for name in ("tags", "fixed")
-                if not torch.equal(getattr(before, name), getattr(now, name))
-            ]
+            for name in ("tags", "fixed"):
+                if not torch.equal(getattr(before, name), getattr(now, name)):
+                    changes.append(name)
         return changes
 
     def calculate(
@@ -140,8 +136,7 @@ def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
 
 _REFUSALS = {
     "forces": "this model was not trained on forces: its energy is that of the relaxed structure, "
-    "and its gradient is no force. Relax with DFT or a force field; energies need no relaxation",
-    "stress": "this model has no stress: its energy is that of adsorption, after relaxation in a "
-    "fixed cell, and its derivative by the cell means nothing",
+    "and its gradient is no force",
+    "stress": "this model has no stress: its energy is that of adsorption, after relaxation",
     "free_energy": "this model has no free_energy: leave force_consistent out",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,20 +19,6 @@ from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from ase import Atoms
-
-__all__ = [
-    "EnsembleEnergies",
-    "batches",
-    "check_elements",
-    "energies_of",
-    "energy_array",
-    "evaluating",
-    "model_device",
-    "predict",
-    "predict_structures",
-    "structures_of",
-    "unseen_message",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +44,13 @@ class EnsembleEnergies:
     def spread(self) -> NDArray[np.float64]:
         """(B,) float64, eV: the standard deviation over the members, with K − 1 (ddof = 1).
 
-        It measures how far they disagree and is no error bar: errors that all share do not show.
+        It is no error bar: errors that all members share do not show.
         """
         return np.asarray(self.members.std(axis=0, ddof=1))
 
     def __len__(self) -> int:
         """Number of structures B."""
         return int(self.members.shape[1])
-
-    def __repr__(self) -> str:
-        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
 
 
 def predict(
@@ -80,14 +62,12 @@ def predict(
 ) -> Any:
     """Energies (B,) float64, eV, of ASE atoms, in their order.
 
-    Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the atoms: set
-    them with `flt_mol.data.tag_slab`, or with `atoms.set_tags` and `FixAtoms`. The atoms are left
-    as they are, and targets in them are ignored.
+    Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the atoms: see
+    `flt_mol.data.tag_slab`. The atoms are left as they are, and targets in them are ignored.
 
     Args:
         atoms: one structure, or several.
-        checkpoint: file of a checkpoint, folder of a run, name of a shipped model, or a module; a
-            list or tuple of at least two of them is an ensemble.
+        checkpoint: as of :func:`~flt_mol.prediction.members.load_members`.
         batch_size: structures per call of the model; it changes no energy beyond rounding.
         device: where models of checkpoints go (cpu if not given); modules stay where they are.
 
@@ -96,14 +76,10 @@ def predict(
 
     Raises:
         ValueError: something that is not an `ase.Atoms`, naming its place; a `batch_size` below 1;
-            an energy that is not finite; an ensemble of fewer than two, or of models of different
-            energies.
+            an energy that is not finite; no such checkpoint, or no possible ensemble.
 
     Warns:
-        UserWarning: once each for all structures: tags that are all 0, or look like layer numbers;
-            no cell; cells too narrow for a model that does not see periodic images; slabs without
-            fixed atoms for a model that moves free ones; atoms less than 0.5 Å apart; many more
-            atoms than in training; elements that a model was never trained on.
+        UserWarning: :data:`MESSAGES`, once each for all structures; tags like layer numbers.
     """
     from ase import Atoms
 
@@ -165,9 +141,8 @@ def predict_structures(
 
 def _finite(model: nn.Module, name: str, batch: Structures) -> NDArray[np.float64]:
     values = energies_of(model(batch.to(model_device(model))), batch)
-    for sid, value in zip(batch.sid, values, strict=True):
-        if not math.isfinite(value):
-            raise ValueError(f"the model gives {value} eV for structure {sid} ({name})")
+    for b in np.flatnonzero(~np.isfinite(values))[:1]:
+        raise ValueError(f"the model gives {values[b]} eV for structure {batch.sid[b]} ({name})")
     return values
 
 
@@ -193,20 +168,19 @@ def energy_array(values: Any, name: str = "energies") -> NDArray[np.float64]:
     """`values` as a (B,) float64 array, eV.
 
     Args:
-        values: tensor (on any device), array or sequence of numbers, of shape (B,), (B, 1) or (),
-            which is one system.
+        values: tensor, array or sequence of numbers, of shape (B,), (B, 1) or (), one system.
         name: what the values are, for the error.
 
     Raises:
-        ValueError: values that are not real numbers, or another shape. (1, B) is refused: against
-            (B,) or (B, 1) it would broadcast to (B, B).
+        ValueError: values that are not real numbers, or another shape: against (B,), (1, B) would
+            broadcast to (B, B).
 
     Example:
         >>> energy_array([[1.0], [2.0]])
         array([1., 2.])
     """
     if isinstance(values, Tensor):
-        values = values.detach().to("cpu")
+        values = values.detach().cpu()
         values = (values.double() if values.is_floating_point() else values).numpy()
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
@@ -264,26 +238,15 @@ def structures_of(atoms: Atoms, sid: int | str, notes: dict[str, str]) -> Struct
 
 
 def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
-    """Symbols of the elements that `model` was never trained on, by atomic number.
+    """Symbols of the `elements` (atomic numbers) that `model` was never trained on, by number.
 
-    Args:
-        model: a module with a buffer `elements_seen` (119,) bool; without it nothing is known, and
-            the list is empty.
-        elements: atomic numbers, 1 to 118.
+    Without a buffer `elements_seen` (119,) bool of the model nothing is known: none.
     """
     from ase.data import chemical_symbols
 
     seen = getattr(model, "elements_seen", None)
-    known = [] if seen is None else seen.detach().to("cpu").tolist()
+    known = [] if seen is None else seen.tolist()
     return [chemical_symbols[z] for z in sorted(set(elements)) if known and not known[z]]
-
-
-def unseen_message(symbols: Iterable[str]) -> str:
-    """The warning about elements that were never trained on, naming them."""
-    return (
-        f"elements never trained on: {', '.join(symbols)}. Energies of structures with them are "
-        "extrapolated and may be far off; train on data that has them, or leave them out"
-    )
 
 
 class _Seen:
@@ -301,8 +264,7 @@ class _Seen:
         batch = batch.to("cpu")
         for kind, mask in _unusual(batch, self.largest).items():
             sids = [batch.sid[b] for b in torch.nonzero(mask).flatten().tolist()]
-            if sids:
-                self.found.setdefault(kind, []).extend(sids)
+            self.found.setdefault(kind, []).extend(sids)
         self.count += len(batch)
         self.elements.update(batch.atomic_numbers.tolist())
 
@@ -312,15 +274,15 @@ class _Seen:
             self.found.pop("narrow", None)
         if all(getattr(config, "feedback", None) != "positions" for config in configs):
             self.found.pop("fixed", None)
-        texts = {}
+        which = {}
         for kind, sids in self.found.items():
-            named = ", ".join(map(str, sids[:3])) + (", …" if len(sids) > 3 else "")
-            which = f"{len(sids)} of {self.count} structures ({named})"
-            texts[kind] = _MESSAGES[kind].format(which=which, largest=self.largest)
+            if sids:
+                named = ", ".join(map(str, sids[:3])) + (", …" if len(sids) > 3 else "")
+                which[kind] = f"{len(sids)} of {self.count} structures ({named})"
         unseen = [symbol for x in self.models for symbol in check_elements(x, self.elements)]
         if unseen:
-            texts["elements"] = unseen_message(dict.fromkeys(unseen))
-        return texts
+            which["elements"] = ", ".join(dict.fromkeys(unseen))
+        return {kind: MESSAGES[kind].format(which=text) for kind, text in which.items()}
 
 
 def _unusual(batch: Structures, largest: float) -> dict[str, Tensor]:
@@ -348,18 +310,19 @@ def _unusual(batch: Structures, largest: float) -> dict[str, Tensor]:
     }
 
 
-_MESSAGES = {
-    "tags": "all tags are 0 in {which}: the model takes every atom for one below the surface. Set "
-    "tags (0 below the surface, 1 surface, 2 adsorbate), in ASE with atoms.set_tags(...) or "
-    "flt_mol.data.tag_slab(atoms), in the command with --tag-slab; .traj and .extxyz keep them",
+MESSAGES = {
+    "tags": "all tags are 0 in {which}: every atom counts as below the surface. Set tags (0 below "
+    "the surface, 1 surface, 2 adsorbate) with flt_mol.data.tag_slab(atoms) or --tag-slab",
     "cell": "no cell in {which}: taken as not periodic. .traj and .extxyz keep the cell and pbc",
-    "fixed": "no atom is fixed in {which}: this model moves free atoms, the slab's lower layers "
-    "too. Fix those that the training data has fixed, in ASE with FixAtoms or "
-    "flt_mol.data.tag_slab(atoms, fix=True)",
-    "narrow": "cells narrower than 4 Å in {which}: this model does not see periodic images, so a "
-    "supercell would get another energy per atom; repeat them, as in the training data",
+    "fixed": "no atom is fixed in {which}, and this model moves free atoms, the slab's lower "
+    "layers too: fix them as in training, with FixAtoms or tag_slab(atoms, fix=True)",
+    "narrow": "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat "
+    "the cells, as in the training data",
     "close": "atoms less than 0.5 Å apart, periodic images included, in {which}: an atom may be "
-    "there twice, as at both ends of the cell, or lengths not in Å; the energies mean nothing",
-    "large": "more than twice as many atoms as the largest training system, which had {largest:g}, "
-    "in {which}: errors grow with size there",
+    "there twice, or lengths not in Å; the energies mean nothing",
+    "large": "more than twice as many atoms as the largest training system in {which}: errors grow "
+    "with size there",
+    "elements": "elements never trained on: {which}. Energies of structures with them are "
+    "extrapolated and may be far off",
 }
+"""Warnings by kind; `which` are the structures."""

@@ -63,14 +63,10 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
         f"member {place}" if isinstance(one, nn.Module) else str(one)
         for place, one in enumerate(given)
     )
-    repeated = [
-        labels[i]
-        for i, one in enumerate(models)
-        if any(x is one or (one is not given[i] and _same(one, x)) for x in models[:i])
-    ]
-    if repeated:
-        text = f"{', '.join(repeated)}: twice in the ensemble, so its standard deviation is too low"
-        warnings.warn(text, UserWarning, stacklevel=3)
+    for i, one in enumerate(models):
+        if any(x is one or (one is not given[i] and _same(one, x)) for x in models[:i]):
+            text = f"{labels[i]}: twice in the ensemble, so its standard deviation is too low"
+            warnings.warn(text, UserWarning, stacklevel=3)
     return Members(models, labels, ensemble)
 
 
@@ -78,10 +74,7 @@ def _load(one: Any, device: str | torch.device | None) -> nn.Module:
     if isinstance(one, str | Path):
         return load_model(one, map_location=device or "cpu")
     if not isinstance(one, nn.Module):
-        raise ValueError(
-            f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped model, "
-            "a module, or a list of these"
-        )
+        raise ValueError(f"checkpoint is a {type(one).__name__}, expected a path, name or module")
     if device is not None:
         raise ValueError("device is for checkpoints; move a module yourself: model.to(device)")
     return one
@@ -89,26 +82,18 @@ def _load(one: Any, device: str | torch.device | None) -> nn.Module:
 
 def _same(one: nn.Module, other: nn.Module) -> bool:
     ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(
-        value.device == theirs[name].device and torch.equal(value, theirs[name])
-        for name, value in ours.items()
-    )
+    return ours.keys() == theirs.keys() and all(torch.equal(x, theirs[k]) for k, x in ours.items())
 
 
 def _refuse_different_targets(given: Sequence[Any]) -> None:
     """A mean of energies before and after relaxation, say, is the energy of nothing."""
-    same = {"energy_relaxed": "y_relaxed", "energy_init": "y_init"}
     targets: dict[str, str] = {}
     for one in given:
         if isinstance(one, str | Path) and (data := _settings(one).get("data")):
-            name = str(data.get("energy") or "y_relaxed")
-            targets.setdefault(same.get(name, name), str(one))
+            targets.setdefault(str(data.get("energy") or "y_relaxed"), str(one))
     if len(targets) > 1:
         found = ", ".join(f"{target} ({label})" for target, label in targets.items())
-        raise ValueError(
-            f"the members were trained on different energies: {found}; where only the names "
-            "differ, load the models yourself and give the modules"
-        )
+        raise ValueError(f"the members were trained on different energies: {found}")
 
 
 def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
@@ -136,10 +121,7 @@ def surface_rule(checkpoint: Any) -> Surface | None:
     rules = tag_rules(checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])
     if len({rule for rule, _ in rules.values()}) > 1:
         found = ", ".join(f"{rule} ({name})" for name, (rule, _) in rules.items())
-        raise ValueError(
-            f"the members were trained on tags by different rules: {found}; choose one with "
-            "surface=… (--surface)"
-        )
+        raise ValueError(f"members with different tag rules: {found}; choose with --surface")
     return next((rule for rule, _ in rules.values()), None)
 
 

@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,17 +20,11 @@ from flt_mol.prediction.energies import predict_structures
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
-__all__ = [
-    "SUFFIXES",
-    "Prediction",
-    "StructureFiles",
-    "predict_files",
-    "write_predictions",
-]
-
 SUFFIXES = (".csv", ".json", ".extxyz")
+"""Of the files that :func:`write_predictions` writes."""
+
 _SHOWN = 5
-_SUMMED_UP = ("tags", "cell")  # notes of the reader that prediction gives once for all files
+_SUMMED_UP = {"tags", "cell"}  # notes of the reader that prediction gives once for all files
 
 
 @dataclass(frozen=True)
@@ -50,9 +45,7 @@ class Prediction:
 
 
 class StructureFiles:
-    """The structures of several files, in order: LMDB, and whatever ASE reads.
-
-    Targets, if there are any, are ignored.
+    """The structures of several files, in order: LMDB, and whatever ASE reads; targets are ignored.
 
     Args:
         files: one path or several; a file may hold many frames.
@@ -82,25 +75,19 @@ class StructureFiles:
         self.prepare, self.skip_bad = prepare, skip_bad
         self.unprepared: dict[str, None] = {}
         self.datasets: list[StructuresDataset] = []
+        on_error = "skip" if skip_bad else "raise"
         failures = []
         for path in self.paths:
             try:
-                self.datasets.append(
-                    _open(
-                        path,
-                        on_error="skip" if skip_bad else "raise",
-                        check=check,
-                        layer_numbers=layer_numbers,
-                    )
-                )
+                opened = _open(path, on_error=on_error, check=check, layer_numbers=layer_numbers)
+                self.datasets.append(opened)
             except (OSError, ValueError) as error:
-                named = str(path) in str(error)
-                failures.append(f"  {error}" if named else f"  {path}: {error}")
-        if len(failures) == len(self.paths) == 1:
-            raise ValueError(failures[0].strip())
+                failures.append(f"{error}" if str(path) in str(error) else f"{path}: {error}")
         if failures:
             heading = f"cannot use {len(failures)} of {len(self.paths)} files:"
-            raise ValueError("\n".join([heading, *failures]))
+            raise ValueError(
+                failures[0] if len(self.paths) == 1 else "\n  ".join([heading, *failures])
+            )
         for dataset in self.datasets:
             if dataset.skipped:
                 warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
@@ -127,10 +114,8 @@ class StructureFiles:
                     yield one, dataset.record(index).get("pos")
 
     def _prepared(self, one: Structures) -> list[Structures]:
-        if self.prepare is None:
-            return [one]
         try:
-            return [self.prepare(one)]
+            return [self.prepare(one) if self.prepare else one]
         except ValueError as error:
             if not self.skip_bad:
                 raise
@@ -148,20 +133,16 @@ def predict_files(
 ) -> list[Prediction]:
     """Energies of all structures of `files`, in order: LMDB, and whatever ASE reads.
 
-    Targets, if there are any, are ignored.
-
     Args:
-        model: a module, file of a checkpoint, or name of a shipped model; a list or tuple of them
-            for an ensemble, whose predictions are the mean and have a `spread`.
+        model: as of :func:`~flt_mol.prediction.members.load_members`.
         files: one path or several; a file may hold many frames. Or what they were opened as.
         batch_size: structures per call of the model, across files.
         skip_bad: skip invalid records, with a warning that counts and names them.
         progress: called with (structures done, structures in all) after each batch.
 
     Raises:
-        ValueError: a `batch_size` below 1; files that cannot be read, naming each of them with the
-            reason, and invalid records in them, before anything is predicted; an energy that is
-            not finite.
+        ValueError: a `batch_size` below 1; files that cannot be read, and invalid records in them,
+            before anything is predicted; an energy that is not finite.
 
     Warns:
         UserWarning: as :func:`flt_mol.predict`.
@@ -182,9 +163,8 @@ def predict_files(
     report = None if progress is None else lambda done: progress(done, len(opened))
     found = predict_structures(members, structures(), batch_size, progress=report)
     if opened.unprepared:
-        reasons = "\n  ".join(list(opened.unprepared)[:_SHOWN])
-        text = f"skipped {len(opened.unprepared)} structures:\n  {reasons}"
-        warnings.warn(text, UserWarning, stacklevel=2)
+        reasons = [f"skipped {len(opened.unprepared)} structures:", *opened.unprepared]
+        warnings.warn("\n  ".join(reasons[: _SHOWN + 1]), UserWarning, stacklevel=2)
     mean = found.mean if members.ensemble else found
     spread = found.spread.tolist() if members.ensemble else [None] * len(names)
     return [
@@ -243,22 +223,20 @@ def write_predictions(
 def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFiles) -> None:
     from ase.io.extxyz import write_extxyz
 
-    rest = iter(predictions)
-    for structure, positions in files.frames():
-        prediction = next(rest, None)
-        sid = structure.sid[0]
-        if prediction is None or prediction.name != str(sid):
-            other = "none" if prediction is None else f"that of {prediction.name}"
-            raise ValueError(f"sid {sid}: the prediction in its place is {other}")
+    for prediction, frame in zip_longest(predictions, files.frames()):
+        sid = None if frame is None else str(frame[0].sid[0])
+        if prediction is None or sid != prediction.name:
+            name = None if prediction is None else prediction.name
+            raise ValueError(f"predictions of other structures: that of {name} is at sid {sid}")
+        structure, positions = frame
         atoms: Any = to_ase(structure)
         if positions is not None:
             atoms.positions = np.asarray(positions, dtype=np.float64)
-        atoms.info = {"sid": sid, **_plain_info(structure), "energy_predicted": prediction.energy}
+        atoms.info = {"sid": structure.sid[0], **_plain_info(structure)}
+        atoms.info["energy_predicted"] = prediction.energy
         if prediction.spread is not None:
             atoms.info["energy_predicted_spread"] = prediction.spread
         write_extxyz(f, [atoms], write_results=False)
-    if (surplus := next(rest, None)) is not None:
-        raise ValueError(f"no structure is left for the prediction of {surplus.name}")
 
 
 def _plain_info(structure: Structures) -> dict[str, Any]:
@@ -279,7 +257,7 @@ def _open(path: str | Path, **options: Any) -> StructuresDataset:
         warnings.simplefilter("always")
         dataset = open_dataset(path, ignore_energy=True, **options)
     seen = dataset.notes.seen
-    summed_up = bool(seen) and seen <= set(_SUMMED_UP)
+    summed_up = bool(seen) and seen <= _SUMMED_UP
     for warning in caught:
         if not (summed_up and str(warning.message).startswith(f"{dataset.path}: ")):
             warnings.warn(warning.message, warning.category, stacklevel=4)

@@ -13,13 +13,12 @@ from flt_mol.evaluation import (
     SplitResult,
     learning_curve,
     parity,
-    rich_table,
     summarise,
     table,
     write_html,
     write_json,
 )
-from flt_mol.evaluation.plots import system_png
+from flt_mol.evaluation.plots import png, system_figure
 from flt_mol.evaluation.summary import breakdowns, constant_maes
 from flt_mol.structures import Structures
 
@@ -59,9 +58,6 @@ def test_all_is_over_systems_not_over_splits():
     assert SUMMARY["all"]["mae"] == pytest.approx(errors.mean())
     assert SUMMARY["all"]["ewt"] == 0.2
     assert SUMMARY["splits"]["val<id>"]["mae"] == pytest.approx(errors[:3].mean())
-    curve = SUMMARY["splits"]["val_ood"]["ewt_curve"]
-    for threshold, fraction in zip(curve["thresholds"], curve["fractions"], strict=True):
-        assert fraction == np.mean(errors[3:] < threshold)
 
 
 def test_the_worst_systems_of_all_splits_are_first():
@@ -119,7 +115,6 @@ def test_the_table_has_a_row_a_split_and_one_for_all():
     ]
     assert [row.split()[-1] for row in rows] == ["-", "1.5000", "-"]
     assert len({len(line) for line in table(SUMMARY).splitlines()}) == 1
-    assert rich_table(SUMMARY).row_count == 3
 
 
 def test_json_holds_all_numbers(tmp_path):
@@ -166,7 +161,7 @@ def test_the_report_shows_the_numbers_of_the_summary(page):
     assert {row["prediction"] for row in SUMMARY["worst"]} <= set(page.numbers)
     for words in ("never trained on: Fe", "displacement", "By adsorbate", "201 or more"):
         assert words in page.text
-    assert page.tags.count("img") == 3 + 1  # plots, and the one system with a structure
+    assert page.tags.count("img") == 2 + 1  # plots, and the one system with a structure
 
 
 def is_png(path):
@@ -185,19 +180,16 @@ def test_parity_of_any_number_of_splits_and_systems(tmp_path, splits):
 
 
 def test_systems_are_drawn():
-    assert system_png(SLAB).startswith(b"\x89PNG")
-    assert system_png(Structures.single([8], [[0, 0, 0]])).startswith(b"\x89PNG")
+    for system in (SLAB, Structures.single([8], [[0, 0, 0]])):
+        assert png(system_figure(system)).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("unit", ["eV", "1"])
-def test_learning_curves_of_logs(tmp_path, unit):
+def test_learning_curves_of_logs(tmp_path):
     rows = [
-        {"epoch": "0", "train/mae": "", "val/mae": "0.5"},
-        {"epoch": "0", "train/mae": 3.0},
-        {"epoch": 1, "train/mae": 0.1, "val/mae": "nan"},
-        {"step": 3},
+        {"epoch": 0, "val/mae": 0.5},
+        {"epoch": 1, "train/mae": 0.1, "val/mae": float("nan")},
     ]
-    assert is_png(learning_curve(rows, tmp_path / "a.png", loss_unit=unit))
+    assert is_png(learning_curve(rows, tmp_path / "a.png"))
     assert learning_curve(rows, tmp_path / "a.svg").read_text().startswith("<?xml")
     with pytest.raises(ValueError, match="val/mae"):
         learning_curve([{"epoch": 1}], tmp_path / "b.png")

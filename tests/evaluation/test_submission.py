@@ -39,7 +39,7 @@ def test_splits_that_are_not_complete_are_refused(tables, tmp_path):
     with pytest.raises(ValueError, match=rf"ood_cat lacks sid {SIDS['ood_cat'][1]}"):
         write_submission(tables, path, SIDS)
     tables["ood_cat"].energies[("", "99")] = 0.0
-    with pytest.raises(ValueError, match=r"sid 99, not of this split"):
+    with pytest.raises(ValueError, match=r"not of this split, sid 99"):
         write_submission(tables, path, SIDS)
     del tables["ood_cat"]
     with pytest.raises(ValueError, match="lack ood_cat"):
@@ -59,9 +59,9 @@ CHANGES = {
     "id_energy is int64": lambda arrays: arrays.update(id_energy=np.arange(3)),
     "shape": lambda arrays: arrays.update(id_energy=np.zeros((3, 1))),
     "3 id_ids for 2": lambda arrays: arrays.update(id_energy=np.zeros(2)),
-    "id_ids repeats sid 03": lambda arrays: arrays.update(id_ids=np.array(["03", "03", "01"])),
-    "id_ids has an empty id": lambda arrays: arrays.update(id_ids=np.array(["03", " ", "01"])),
-    "id_energy is not finite for sid 01": lambda a: a.update(id_energy=np.array([0, np.nan, 0])),
+    "id repeats sid 03": lambda arrays: arrays.update(id_ids=np.array(["03", "03", "01"])),
+    "id has an empty id": lambda arrays: arrays.update(id_ids=np.array(["03", " ", "01"])),
+    "id has no finite energy for sid 01": lambda a: a.update(id_energy=np.array([0, np.nan, 0])),
     "allow_pickle": lambda arrays: arrays.update(id_ids=np.array([{}, 1, 2], dtype=object)),
 }
 

