@@ -109,9 +109,7 @@ def test_new_elements_of_a_frozen_table_are_warned_of(tmp_path):
 
 
 def test_other_shapes_are_listed_with_the_settings_that_differ(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"(?s)start\.ckpt.*ffn.*\(8, 8\).*model\.ffn_dim=8, here 48"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)start\.ckpt.*\(8, 8\).*model\.ffn_dim=8, here 48"):
         started(checkpoint(tmp_path), systems(), {"ffn_dim": 48})
 
 
