@@ -210,22 +210,24 @@ def _filter_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     return to_basis, to_weight, to_value, None, None, None
 
 
-def _backward(ctx: Any, b: Tensor, w: Tensor, last: Any) -> tuple[Tensor | None, ...]:
-    x, y, _, i, j = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    to_x = _filter(b, w, y, i, j, x.shape[0]) if needs[0] else None
-    to_y = _filter(b, w, x, j, i, y.shape[0]) if needs[1] else None
-    return to_x, to_y, last() if needs[2] else None, None, None
-
-
 def _to_basis_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, y, w, i, j = ctx.saved_tensors
-    return _backward(ctx, g, w, lambda: _to_weight(x, y, g, i, j))
+    to_x, to_y = _to_factors(ctx, x, y, g, w, i, j)
+    return to_x, to_y, _to_weight(x, y, g, i, j) if ctx.needs_input_grad[2] else None, None, None
 
 
 def _to_weight_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, y, b, i, j = ctx.saved_tensors
-    return _backward(ctx, b, g, lambda: _to_basis(x, y, g, i, j))
+    to_x, to_y = _to_factors(ctx, x, y, b, g, i, j)
+    return to_x, to_y, _to_basis(x, y, g, i, j) if ctx.needs_input_grad[2] else None, None, None
+
+
+def _to_factors(
+    ctx: Any, x: Tensor, y: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    to_x = _filter(b, w, y, i, j, x.shape[0]) if ctx.needs_input_grad[0] else None
+    to_y = _filter(b, w, x, j, i, y.shape[0]) if ctx.needs_input_grad[1] else None
+    return to_x, to_y
 
 
 _filter.register_autograd(_filter_backward, setup_context=_save)

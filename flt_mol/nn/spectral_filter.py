@@ -150,8 +150,10 @@ class SpectralFilter(nn.Module):
         Arguments and errors are those of `reciprocal_vectors`. Not for compiled regions, which
         `forward` is: the number of vectors depends on the data.
         """
-        limits = {"k_max": self.k_max, "padding": self.padding, "max_vectors": self.max_vectors}
-        lattice = reciprocal_vectors(cell, pbc, positions, ptr, **limits)
+        k_max, padding, most = self.k_max, self.padding, self.max_vectors
+        lattice = reciprocal_vectors(
+            cell, pbc, positions, ptr, k_max=k_max, padding=padding, max_vectors=most
+        )
         ptr = ptr.to(torch.int64)
         # Padded atoms and vectors are a last row of zeros.
         fraction = pad(fractional_positions(positions, ptr, lattice), (0, 0, 0, 1))
