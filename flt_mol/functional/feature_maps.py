@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import (
     at_least_float32,
     operator,
@@ -70,59 +71,30 @@ def orthogonal_projection(
     return projection
 
 
-def project_positions(
-    basis: Tensor, weight: Tensor, projection: Tensor, turn: Tensor | None = None
-) -> Tensor:
-    """W·Φ for Φ = T ∘ a + T⊥ ∘ c without ever forming Φ: the weights go into W.
-
-    T = [cos, sin] and T⊥ = [sin, −cos], its quarter turn, so with W = [W_c, W_s] the product is
-    T·[a W_c − c W_s, c W_c + a W_s]ᵀ.
-
-    Args:
-        basis: T (N, 2R), shared by all heads, or (N, H, 2R).
-        weight: a (H, 2R) or (1, 2R).
-        projection: W (H, M, 2R).
-        turn: c (H, 2R) or (1, 2R), or None for 0.
-
-    Returns:
-        (N, H, M), at least float32.
-
-    Example:
-        >>> basis = torch.tensor([[0.6, 0.8]])  # cosine and sine of one phase
-        >>> one, zero, w = torch.ones(1, 2), torch.zeros(1, 2), torch.ones(1, 1, 2)
-        >>> project_positions(basis, one, w), project_positions(basis, zero, w, turn=one)
-        (tensor([[[1.4000]]]), tensor([[[0.2000]]]))
-    """
-    basis = basis.to(torch.promote_types(basis.dtype, torch.float32))
-    columns = projection * weight[:, None, :]
-    if turn is not None:
-        cosines, sines = (projection * turn[:, None, :]).chunk(2, dim=-1)
-        columns = columns + torch.cat([-sines, cosines], dim=-1)
-    columns = columns.to(basis.dtype).transpose(1, 2)
-    with torch.autocast(basis.device.type, enabled=False):
-        # Laid out by head: as one product with T, torch would rearrange the result.
-        by_head = basis.transpose(0, 1) if basis.dim() == 3 else basis.expand(len(columns), -1, -1)
-        return torch.bmm(by_head, columns).transpose(0, 1)
-
-
 def softmax_log_features(
     x: Tensor,
     projection: Tensor,
-    position_logits: Tensor | None = None,
+    at: PositionFeatures | None = None,
+    position_projection: Tensor | None = None,
     *,
+    key: bool = False,
     subtract_norm: bool = True,
 ) -> Tensor:
     """Logarithms of positive random features of exp(q·k/√D) [1].
 
     log φ_m(x) = w_m·x̂ − ‖x̂‖²/2 with x̂ = x D^{-1/4}, so the mean over m of φ_m(q) φ_m(k) has
-    expectation exp(q·k/√D). With `position_logits` the features are those of the concatenation
-    [Φ, x̂], up to the factor exp(−‖Φ‖²/2), which is the same for all rows of a head and cancels in
-    attention.
+    expectation exp(q·k/√D). With positions the features are those of [Φ, x̂], for keys [Ψ, x̂], up
+    to exp(−‖Φ‖²/2), which is the same for all rows of a head and cancels in attention.
+
+    Φ and Ψ, of the form T ∘ a + T⊥ ∘ c, are not formed: their weights go into W. T = [cos, sin] and
+    T⊥ = [sin, −cos], so with W = [W_c, W_s] the product is T·[a W_c − c W_s, c W_c + a W_s]ᵀ.
 
     Args:
         x: queries or keys (N, H, D).
-        projection: W (H, M, D), rows standard normal.
-        position_logits: (N, H, M) of `project_positions` or None.
+        projection: the columns of W (H, M, D) for x̂, rows standard normal.
+        at: Φ and Ψ of the rows, or None.
+        position_projection: the columns of W (H, M, 2R) for Φ and Ψ, or None.
+        key: whether rows are keys.
         subtract_norm: whether to subtract ‖x̂‖²/2. For queries it is a constant of the row, which
             cancels; for keys it does not.
 
@@ -134,13 +106,21 @@ def softmax_log_features(
     """
     scale = x.shape[-1] ** -0.25
     rows = x.to(torch.promote_types(x.dtype, torch.float32)).transpose(0, 1)
+    columns = (projection.to(rows.dtype) * scale).transpose(1, 2)
     with torch.autocast(rows.device.type, enabled=False):
-        columns = (projection.to(rows.dtype) * scale).transpose(1, 2)
-        if position_logits is None:
+        if at is None or position_projection is None:
             logits = torch.bmm(rows, columns)
         else:
-            at = position_logits.transpose(0, 1).to(rows.dtype)
-            logits = torch.baddbmm(at, rows, columns)
+            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
+            weighted = position_projection * weight[:, None, :]
+            if turn is not None:
+                cosines, sines = (position_projection * turn[:, None, :]).chunk(2, dim=-1)
+                weighted = weighted + torch.cat([-sines, cosines], dim=-1)
+            # Laid out by head: as one product with T, torch would rearrange the result.
+            basis = at.basis.to(rows.dtype)
+            basis = basis.transpose(0, 1) if basis.dim() == 3 else basis.expand(len(rows), -1, -1)
+            logits = torch.bmm(basis, weighted.to(rows.dtype).transpose(1, 2))
+            logits = logits.baddbmm_(rows, columns)
         if subtract_norm:
             logits.sub_(rows.square().sum(-1, keepdim=True) * (0.5 * scale**2))
     return logits.transpose(0, 1)
@@ -149,83 +129,64 @@ def softmax_log_features(
 def hyperbolic_log_features(
     x: Tensor,
     projection: Tensor,
-    position_logits: Tensor | None = None,
+    at: PositionFeatures | None = None,
+    position_projection: Tensor | None = None,
     *,
+    key: bool = False,
     subtract_norm: bool = True,
 ) -> Tensor:
     """Logarithms of positive random features in opposite pairs, w and −w [1, Lemma 1].
 
     log φ_{±m}(x) = ±w_m·x̂ − ‖x̂‖²/2: of the same expectation as `softmax_log_features` of as many
-    features, for half the products and of smaller variance. The factor 1/√(2M) cancels.
-
-    Args:
-        x: queries or keys (N, H, D).
-        projection: W (H, M, D), rows standard normal.
-        position_logits: (N, H, M) of `project_positions`, or None.
-        subtract_norm: see `softmax_log_features`.
-
-    Returns:
-        (N, H, 2M), at least float32 whatever the autocast dtype.
+    features, for half the products and of smaller variance. The factor 1/√(2M) cancels. Arguments
+    are those of `softmax_log_features`; the result is (N, H, 2M).
 
     References:
         [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
     """
-    logits = softmax_log_features(x, projection, position_logits, subtract_norm=False)
+    logits = softmax_log_features(
+        x, projection, at, position_projection, key=key, subtract_norm=False
+    )
     both = torch.cat([logits, -logits], dim=-1)
     if subtract_norm:
         both = both - at_least_float32(x).square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5)
     return both
 
 
-def relu_features(x: Tensor, projection: Tensor, position_logits: Tensor | None = None) -> Tensor:
+def relu_features(
+    x: Tensor,
+    projection: Tensor,
+    at: PositionFeatures | None = None,
+    position_projection: Tensor | None = None,
+    *,
+    key: bool = False,
+) -> Tensor:
     """ReLU(W [Φ, x̂]): the map of the paper's image model [1], an attention of its own kind.
 
     Positions act as further inputs here, no longer as the exponential of a mask. A row whose
-    features are all 0 has no attention: its output is 0.
-
-    Args:
-        x: queries or keys (N, H, D).
-        projection: W (H, M, D).
-        position_logits: (N, H, M) of `project_positions`, or None.
-
-    Returns:
-        (N, H, M), at least float32 whatever the autocast dtype.
+    features are all 0 has no attention: its output is 0. Arguments and result are those of
+    `softmax_log_features`.
 
     References:
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
         Encodings in Transformers", AISTATS 2024.
     """
-    logits = softmax_log_features(x, projection, position_logits, subtract_norm=False)
+    logits = softmax_log_features(
+        x, projection, at, position_projection, key=key, subtract_norm=False
+    )
     return logits.clamp(min=0.0)
 
 
-def softplus_log_features(
-    x: Tensor,
-    projection: Tensor,
-    bias: Tensor,
-    position_logits: Tensor | None = None,
-) -> Tensor:
-    """Log softplus(W [Φ, x̂] + b), for learned W and b: positive features of any size.
+def softplus_log_features(logits: Tensor) -> Tensor:
+    """Log softplus(z) of logits z of any size, for z = W [Φ, x̂] + b with learned W and b.
 
-    As logarithms they go through `stabilised_features`: softplus itself is 0 below −104 in
-    float32, and a query with such logits only would lose its attention and its gradient.
-
-    Args:
-        x: queries or keys (N, H, D).
-        projection: W (H, M, D).
-        bias: b (H, M).
-        position_logits: (N, H, M) of `project_positions`, or None.
-
-    Returns:
-        (N, H, M), at least float32 whatever the autocast dtype.
+    softplus itself is 0 below −104 in float32, and a query with such logits only would lose its
+    attention and its gradient; logarithms go through `stabilised_features`.
 
     Example:
-        >>> zero = torch.zeros(1, 1, 1)
-        >>> softplus_log_features(zero, zero, torch.tensor([[-1000.0]]))
-        tensor([[[-1000.]]])
+        >>> softplus_log_features(torch.tensor([-1000.0, 1000.0]))
+        tensor([-1000.0000,     6.9078])
     """
-    logits = softmax_log_features(x, projection, position_logits, subtract_norm=False)
-    logits = logits + bias.to(logits.dtype)
     # log(log(1 + e^z)) = z − e^z/2 + O(e^2z): exact to rounding, in float64 too, below −18.
     tail = logits.clamp(max=SOFTPLUS_TAIL)
     tail = tail - 0.5 * tail.exp()
@@ -290,44 +251,59 @@ def stabilised_features(
         >>> queries.flatten(), keys.flatten()
         (tensor([1.0000e+00, 8.7565e-27]), tensor([1., 1.]))
     """
-    key_ptr = ptr if key_ptr is None else key_ptr
     queries, keys = (x.transpose(0, 1) for x in settled(query_logits, key_logits))
-    queries, keys = _stabilised(queries, keys, ptr, key_ptr)
+    keys, level = stabilised_keys(keys, ptr if key_ptr is None else key_ptr)
+    queries = stabilised_queries(queries, level.detach(), ptr)
     return queries.transpose(0, 1), keys.transpose(0, 1)
 
 
-@operator("stabilised_features")
-def _stabilised(
-    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    outputs = queries.new_empty(queries.shape), keys.new_empty(keys.shape)
-    least = LEAST_EXPONENT[queries.dtype]
-    systems = systems_of(ptr, queries.shape[1])
-    key_systems = systems if key_ptr is ptr else systems_of(key_ptr, keys.shape[1], "key_ptr")
-    for rows, own in zip(systems, key_systems, strict=True):
-        peak = keys.new_zeros(())
-        if own.stop > own.start:
-            peak = keys[:, own].amax(1, keepdim=True)
-        torch.sub(keys[:, own], peak, out=outputs[1][:, own]).clamp_(min=least).exp_()
-        q = torch.add(queries[:, rows], peak, out=outputs[0][:, rows])
-        q.sub_(q.amax(-1, keepdim=True)).clamp_(min=least).exp_()
-    for out, used in zip(outputs, (ptr, key_ptr), strict=True):
-        out[:, int(used[-1]) :] = 0.0
-    return outputs
+@operator("stabilised_keys")
+def stabilised_keys(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(k − c) (H, K, M), and c (B, H, M), the largest k of each system; 0 without keys."""
+    out, least = x.new_empty(x.shape), LEAST_EXPONENT[x.dtype]
+    systems = systems_of(ptr, x.shape[1], "key_ptr")
+    level = x.new_zeros(len(systems), x.shape[0], x.shape[2])
+    for rows, peak in zip(systems, level, strict=True):
+        if rows.stop > rows.start:
+            torch.amax(x[:, rows], 1, out=peak)
+            torch.sub(x[:, rows], peak[:, None], out=out[:, rows]).clamp_(min=least).exp_()
+    out[:, int(ptr[-1]) :] = 0.0
+    return out, level
 
 
-@_stabilised.register_fake
-def _(queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor) -> tuple[Tensor, Tensor]:
-    return queries.new_empty(queries.shape), keys.new_empty(keys.shape)
+@operator("stabilised_queries")
+def stabilised_queries(x: Tensor, level: Tensor, ptr: Tensor) -> Tensor:
+    """exp(q + c − max_m (q + c)) (H, N, M), for the level c (B, H, M) of the keys."""
+    out, least = x.new_empty(x.shape), LEAST_EXPONENT[x.dtype]
+    for rows, peak in zip(systems_of(ptr, x.shape[1]), level, strict=True):
+        own = torch.add(x[:, rows], peak[:, None], out=out[:, rows])
+        own.sub_(own.amax(-1, keepdim=True)).clamp_(min=least).exp_()
+    out[:, int(ptr[-1]) :] = 0.0
+    return out
 
 
-def _save_outputs(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output)
+@stabilised_keys.register_fake
+def _(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2])
 
 
-def _backward(ctx: Any, grad_queries: Tensor, grad_keys: Tensor) -> tuple[Tensor | None, ...]:
-    queries, keys = ctx.saved_tensors
-    return grad_queries * queries, grad_keys * keys, None, None
+@stabilised_queries.register_fake
+def _(x: Tensor, level: Tensor, ptr: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
 
 
-_stabilised.register_autograd(_backward, setup_context=_save_outputs)
+def _save_keys(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[0])
+
+
+def _save_queries(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    (features,) = ctx.saved_tensors
+    return grad * features, *(None for _ in ctx.needs_input_grad[1:])
+
+
+stabilised_keys.register_autograd(_backward, setup_context=_save_keys)
+stabilised_queries.register_autograd(_backward, setup_context=_save_queries)

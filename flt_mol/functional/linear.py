@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import (
-    check_ptr,
-    operator,
-    settled,
-    systems_of,
-    without_autocast,
-)
+from flt_mol.functional.feature_maps import stabilised_keys, stabilised_queries
+from flt_mol.functional.groups import check_ptr, operator, settled, systems_of, without_autocast
 
 
 def linear_attention(
@@ -70,7 +67,7 @@ def linear_sums(
     """
     key_ptr = check_ptr(ptr, query_features.shape[0], key_ptr, value.shape[0])
     q, k, v = (x.transpose(0, 1) for x in settled(query_features, key_features, value))
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v):
         # A column of ones makes z one more column of S.
         sums = system_sums(k, with_ones(v), key_ptr)
         out: Tensor = read_sums(q, sums, ptr)
@@ -95,6 +92,84 @@ def normalised(sums: Tensor) -> Tensor:
 def with_ones(value: Tensor) -> Tensor:
     """(…, V) → (…, V + 1): a last column of ones, whose weighted sum is the normaliser."""
     return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], -1)
+
+
+class Chunk(NamedTuple):
+    """Some rows, the systems they are of, and where these begin among them."""
+
+    rows: slice
+    systems: slice
+    ptr: Tensor
+
+
+def chunks_of(ptr: Tensor, num_rows: int, size: int | None) -> list[Chunk]:
+    """At most `size` rows at a time, or all at once: systems may be cut."""
+    if size is None or num_rows <= size:
+        return [Chunk(slice(None), slice(None), ptr)]
+    offsets, chunks = ptr.tolist(), []
+    for start in range(0, num_rows, size):
+        stop = min(start + size, num_rows)
+        first, last = bisect_right(offsets, start) - 1, bisect_left(offsets, stop)
+        own = ptr[first : last + 1].clamp(start, stop) - start
+        chunks.append(Chunk(slice(start, stop), slice(first, last), own))
+    return chunks
+
+
+@dataclass
+class KeySums:
+    """Σ_j φ(k_j) [v_j, 1] of every system, of all keys at once or, without gradients, by chunks.
+
+    Attributes:
+        num_systems: B.
+        log: whether keys are log φ.
+        sums: (B, H, M, V + 1).
+        level: c (B, H, M), what was taken off log φ; None for features as they are.
+    """
+
+    num_systems: int
+    log: bool
+    sums: Tensor = field(init=False)
+    level: Tensor | None = None
+
+    def add(self, keys: Tensor, value: Tensor, chunk: Chunk) -> Tensor:
+        """Add a chunk's (K, H, M) and (K, H, V); returns φ(k), as it enters the sums."""
+        keys, value = (x.transpose(0, 1) for x in settled(keys, value))
+        level = None
+        if self.log:
+            keys, level = stabilised_keys(keys, chunk.ptr)
+            level = level.detach()
+        with torch.autocast(keys.device.type, enabled=False):
+            # A column of ones makes the normaliser one more column of the sums.
+            sums = system_sums(keys, with_ones(value), chunk.ptr)
+        if chunk.rows == slice(None):
+            self.sums, self.level = sums, level
+            return keys.transpose(0, 1)
+        if chunk.rows.start == 0:
+            self.sums = sums.new_zeros(self.num_systems, *sums.shape[1:])
+            if level is not None:
+                # exp(lowest − c) is 0, and lowest − lowest is no NaN.
+                lowest = torch.finfo(level.dtype).min / 4
+                self.level = level.new_full(self.sums.shape[:3], lowest)
+        own = self.sums[chunk.systems]
+        if level is not None and self.level is not None:
+            former = self.level[chunk.systems]
+            largest = torch.maximum(former, level)
+            own.mul_((former - largest).exp_()[..., None])
+            sums.mul_((level - largest).exp_()[..., None])
+            former.copy_(largest)
+        own.add_(sums)
+        return keys.transpose(0, 1)
+
+    def read(self, queries: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """φ(q) (N, H, M) and φ(q_i)·[S, z] (N, H, V + 1), the normaliser last."""
+        queries, sums = settled(queries, self.sums[chunk.systems])
+        queries = queries.transpose(0, 1)
+        if self.level is not None:
+            level = self.level[chunk.systems].to(queries.dtype)
+            queries = stabilised_queries(queries, level, chunk.ptr)
+        with torch.autocast(queries.device.type, enabled=False):
+            read: Tensor = read_sums(queries, sums, chunk.ptr)
+        return queries.transpose(0, 1), read.transpose(0, 1)
 
 
 @operator("system_sums")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
-from flt_mol.functional.feature_maps import stabilised_features
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import (
     at_least_float32,
@@ -19,7 +18,7 @@ from flt_mol.functional.groups import (
     system_index,
 )
 from flt_mol.functional.images import image_attention
-from flt_mol.functional.linear import linear_sums, normalised
+from flt_mol.functional.linear import Chunk, KeySums, chunks_of, normalised
 from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
@@ -31,6 +30,8 @@ from flt_mol.nn.streaming import Streaming
 MODES = ("linear", "exact", "auto")
 # Where exact and linear attention take the same time, in units of M/D^¼: see `exact_below`.
 CROSSOVER, CAUSAL_CROSSOVER = 6.5, 18.0
+# Features held at once where no gradient needs all of them: 32 MB.
+MAX_FEATURES = 2**23
 
 
 class AttentionInputs(TypedDict, total=False):
@@ -226,24 +227,42 @@ class Attention(nn.Module):
 
     def _linear(self, rows: AttentionRows) -> Tensor:
         """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
-        exponential = self.feature_map.exponential
-        queries = self.feature_map(rows.query, rows.query_at, key=False)
-        keys = self.feature_map(rows.key, rows.key_at, key=True)
-        expected = (*rows.key.shape[:2], self.feature_map.num_features)
-        if tuple(keys.shape) != expected:
-            raise ValueError(
-                f"{type(self.feature_map).__name__} gives features of shape {tuple(keys.shape)} "
-                f"for rows {tuple(rows.key.shape)}, expected {expected}"
-            )
+        log = self.feature_map.exponential
         if self.causal:
-            run = causal_log_attention if exponential else causal_attention
+            queries = self.feature_map(rows.query, rows.query_at, key=False)
+            keys = self.feature_map(rows.key, rows.key_at, key=True)
+            run = causal_log_attention if log else causal_attention
             return run(queries, keys, rows.value, rows.ptr)
-        if exponential:
-            queries, keys = stabilised_features(queries, keys, rows.ptr, rows.key_ptr)
-        sums = linear_sums(queries, keys, rows.value, rows.ptr, rows.key_ptr)
-        if rows.pairs is not None:
-            sums = sums + pair_sums(queries, keys, rows.value, rows.pairs.weight, *rows.pairs[:2])
-        return normalised(sums)
+        key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
+        size = None  # gradients, graphs and pairs need the features of all rows
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
+            size = max(1, MAX_FEATURES // (self.num_heads * self.feature_map.num_features))
+        own = chunks_of(rows.ptr, len(rows.query), size)
+        others = own if rows.key_ptr is None else chunks_of(key_ptr, len(rows.key), size)
+        sums, parts = KeySums(key_ptr.shape[0] - 1, log), []
+        for chunk in others:
+            keys = sums.add(self._features(rows, chunk, key=True), rows.value[chunk.rows], chunk)
+        for chunk in own:
+            queries, read = sums.read(self._features(rows, chunk, key=False), chunk)
+            if rows.pairs is not None:
+                i, j, weight = rows.pairs
+                read = read + pair_sums(queries, keys, rows.value, weight, i, j)
+            parts.append(normalised(read))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _features(self, rows: AttentionRows, chunk: Chunk, *, key: bool) -> Tensor:
+        x, at = (rows.key, rows.key_at) if key else (rows.query, rows.query_at)
+        x = x[chunk.rows]
+        if at is not None:
+            at = at._replace(basis=at.basis[chunk.rows])
+        features: Tensor = self.feature_map(x, at, key=key)
+        expected = (*x.shape[:2], self.feature_map.num_features)
+        if tuple(features.shape) != expected:
+            raise ValueError(
+                f"{type(self.feature_map).__name__} gives features of shape "
+                f"{tuple(features.shape)} for rows {tuple(x.shape)}, expected {expected}"
+            )
+        return features
 
     def _by_size(self, rows: AttentionRows) -> Tensor:
         """Each system by its own number of keys: exact below `exact_below`, linear from there."""

@@ -24,7 +24,6 @@ from flt_mol.functional.feature_maps import (
     gaussian_projection,
     hyperbolic_log_features,
     orthogonal_projection,
-    project_positions,
     relu_features,
     softmax_log_features,
     softplus_log_features,
@@ -149,13 +148,11 @@ class RandomFeatures(FeatureMap, Redrawn):
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
         if self.redraw_every is not None:
             self.begin_step()
-        logits = None
-        if self.position_projection is not None and at is not None:
-            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
-            logits = project_positions(at.basis, weight, self.position_projection, turn)
         # What is subtracted is a constant of the row, which cancels for queries.
         settings = {"subtract_norm": key} if self.exponential else {}
-        features = type(self).function(x, self.content_projection, logits, **settings)
+        features = type(self).function(
+            x, self.content_projection, at, self.position_projection, key=key, **settings
+        )
         if self.redraw_every is not None:
             self.watch(features)
         return features
@@ -233,11 +230,10 @@ class SoftplusFeatures(FeatureMap):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """Log φ of rows (N, H, D) → (N, H, M)."""
-        logits = None
-        if self.position_weight is not None and at is not None:
-            weight, turn = (at.key_weight, at.key_turn) if key else (at.query_weight, None)
-            logits = project_positions(at.basis, weight, self.position_weight, turn)
-        return softplus_log_features(x, self.weight, self.bias, logits)
+        logits = softmax_log_features(
+            x, self.weight, at, self.position_weight, key=key, subtract_norm=False
+        )
+        return softplus_log_features(logits + self.bias.to(logits.dtype))
 
 
 class ELUFeatures(FeatureMap):

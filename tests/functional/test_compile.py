@@ -7,10 +7,10 @@ from torch import nn
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
 from flt_mol.functional.feature_maps import (
-    project_positions,
     softmax_log_features,
     stabilised_features,
 )
+from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import offsets_of
 from flt_mol.functional.linear import linear_attention
 
@@ -40,7 +40,7 @@ def linear(q, k, v, ptr, key_ptr):
     one = torch.ones(1, 6, dtype=F64)
     logits, key_logits = (
         softmax_log_features(
-            x, w[..., :D], project_positions(at[: len(x)], one, w[..., D:]), subtract_norm=norm
+            x, w[..., :D], PositionFeatures(at[: len(x)], one, one), w[..., D:], subtract_norm=norm
         )
         for x, norm in ((q, False), (k, True))
     )
@@ -74,13 +74,22 @@ def test_attention_is_one_graph_forwards_and_backwards(form, dynamic):
 
 
 @pytest.mark.parametrize(
-    "name", ["exact_attention", "stabilised_features", "system_sums", "read_sums", "causal"]
+    "name",
+    [
+        "exact_attention",
+        "stabilised_keys",
+        "stabilised_queries",
+        "system_sums",
+        "read_sums",
+        "causal",
+    ],
 )
 def test_operators_keep_their_promises_to_torch(name):
     ptr, x, y = torch.tensor([0, 2, 4]), draw(H, 5, D), draw(H, 5, D, seed=1)
     given = {
         "exact_attention": (x, y, y, ptr, ptr.clone(), 0.5, False),
-        "stabilised_features": (x, y, ptr, ptr.clone()),
+        "stabilised_keys": (x, ptr),
+        "stabilised_queries": (x, draw(2, H, D).detach(), ptr),
         "system_sums": (x, y, ptr),
         "read_sums": (x, draw(2, H, D, 3), ptr),
         "causal": (draw(5, H, D), draw(5, H, D, seed=1), draw(5, H, 3), ptr, True),

@@ -12,13 +12,12 @@ from flt_mol.functional.feature_maps import (
     gaussian_projection,
     hyperbolic_log_features,
     orthogonal_projection,
-    project_positions,
     relu_features,
     softmax_log_features,
     softplus_log_features,
     stabilised_features,
 )
-from flt_mol.functional.fourier import fourier_basis, position_features
+from flt_mol.functional.fourier import PositionFeatures, fourier_basis, position_features
 from flt_mol.functional.linear import linear_attention, linear_sums
 from flt_mol.functional.reference import kernel_attention
 
@@ -82,17 +81,14 @@ def test_features_are_unbiased(log_features, orthogonal, with_positions):
     draw = orthogonal_projection if orthogonal else gaussian_projection
     w = torch.cat([draw(width, width, generator=generator) for _ in range(count)]).double()[None]
     expected = (q * k).sum() / math.sqrt(dim)
-    logits, norms = [None, None], 0.0
+    at, w_at, norms = [None, None], None, 0.0
     if with_positions:
-        at = [position_features(fourier_basis(r, xi), ratio) for r in positions]
-        logits = [
-            project_positions(at[0].basis, at[0].query_weight, w[..., dim:]),
-            project_positions(at[1].basis, at[1].key_weight, w[..., dim:]),
-        ]
+        at, w_at = [position_features(fourier_basis(r, xi), ratio) for r in positions], w[..., dim:]
         norms = at[0].query.square().sum() + at[1].key.square().sum()
         expected = expected + (at[0].query * at[1].key).sum()
-    log_q = log_features(q, w[..., :dim], logits[0]) - norms / 2  # the constant attention drops
-    log_k = log_features(k, w[..., :dim], logits[1])
+    # Norms of positions are the constant attention drops.
+    log_q = log_features(q, w[..., :dim], at[0], w_at) - norms / 2
+    log_k = log_features(k, w[..., :dim], at[1], w_at, key=True)
     # Features w come before features −w of the same draws.
     estimates = (log_q + log_k).exp().view(-1, count, width).mean((0, 2))
     error = estimates.std() / math.sqrt(count)
@@ -115,6 +111,14 @@ def test_opposite_pairs_vary_less_than_as_many_independent_features():
     squares = (estimates - 1).square()
     assert (squares.mean() - expected).abs() < 5 * squares.std() / math.sqrt(count)
     assert expected < 0.8 * 0.5 * size.expm1()
+
+
+def positions_alone(basis, weight, projection, turn=None):
+    at = PositionFeatures(basis, weight, weight, turn)
+    nothing = basis.new_zeros(len(basis), len(projection), 1)
+    return softmax_log_features(
+        nothing, nothing.new_zeros(*projection.shape[:2], 1), at, projection, key=True
+    )
 
 
 def explicit_log_features(x, at, w):
@@ -142,8 +146,8 @@ def test_added_projections_are_the_projection_of_the_concatenation(case, split):
     q, k, _, basis, ratio, w = case
     at = position_features(basis, ratio, split)
     w_positions, w_content = w[..., :10], w[..., 10:]
-    for x, phi, weight in ((q, at.query, at.query_weight), (k, at.key, at.key_weight)):
-        fused = softmax_log_features(x, w_content, project_positions(basis, weight, w_positions))
+    for x, phi, key in ((q, at.query, False), (k, at.key, True)):
+        fused = softmax_log_features(x, w_content, at, w_positions, key=key)
         dropped = phi.square().sum(-1, keepdim=True) / 2
         torch.testing.assert_close(
             fused - dropped, explicit_log_features(x, phi, w), rtol=0, atol=1e-12
@@ -167,7 +171,7 @@ def test_projections_of_positions_are_those_of_the_features_written_out(case, pe
     features = each * weight
     if turned:
         features = features + torch.cat([sines, -cosines], -1) * turn
-    found = project_positions(basis, weight, projection, turn if turned else None)
+    found = positions_alone(basis, weight, projection, turn if turned else None)
     expected = torch.einsum("nhf,hmf->nhm", features, projection)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -184,7 +188,7 @@ def test_a_turn_is_the_phase_of_a_complex_ratio(case):
     scale = frequencies**-0.5
     weight, turn = (scale * torch.cat([x, x], -1) for x in (rho.real, rho.imag))
     query = (scale * basis[0]).expand(heads, 1, -1)
-    found = project_positions(basis[1:], weight, query, turn)[0, :, 0]
+    found = positions_alone(basis[1:], weight, query, turn)[0, :, 0]
     waves = torch.exp(2j * math.pi * (xi @ (positions[0] - positions[1])))
     torch.testing.assert_close(found, (rho * waves).real.mean(-1), rtol=0, atol=1e-12)
 
@@ -195,10 +199,8 @@ def test_dropping_what_is_constant_changes_no_output(case, split):
     at, ptr = position_features(basis, ratio, split), torch.tensor([0, 4, 9])
     whole = [explicit_log_features(q, at.query, w), explicit_log_features(k, at.key, w)]
     fused = [
-        softmax_log_features(
-            x, w[..., 10:], project_positions(basis, weight, w[..., :10]), subtract_norm=norm
-        )
-        for x, weight, norm in ((q, at.query_weight, False), (k, at.key_weight, True))
+        softmax_log_features(x, w[..., 10:], at, w[..., :10], key=key, subtract_norm=key)
+        for x, key in ((q, False), (k, True))
     ]
     torch.testing.assert_close(
         linear_attention(*stabilised_features(*fused, ptr), v, ptr),
@@ -227,17 +229,16 @@ def test_other_maps_are_those_of_the_concatenation(case):
     q, k, _, basis, ratio, w = case
     at = position_features(basis, ratio)
     bias = torch.randn(w.shape[:2], generator=seeded(), dtype=F64)
-    for x, phi, weight in ((q, at.query, at.query_weight), (k, at.key, at.key_weight)):
+    for x, phi, key in ((q, at.query, False), (k, at.key, True)):
         joined = torch.cat([phi.expand(-1, 3, -1), x * x.shape[-1] ** -0.25], dim=-1)
         logits = torch.einsum("nhd,hmd->nhm", joined, w)
-        positions = project_positions(basis, weight, w[..., :10])
-        content = w[..., 10:]
+        given = x, w[..., 10:], at, w[..., :10]
+        softplus = softplus_log_features(
+            softmax_log_features(*given, key=key, subtract_norm=False) + bias
+        ).exp()
         for found, expected in (
-            (relu_features(x, content, positions), logits.relu()),
-            (
-                softplus_log_features(x, content, bias, positions).exp(),
-                (logits + bias).exp().log1p(),
-            ),
+            (relu_features(*given, key=key), logits.relu()),
+            (softplus, (logits + bias).exp().log1p()),
             (elu_features(x, phi), torch.nn.functional.elu(joined) + 1),
         ):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -247,8 +248,7 @@ def test_other_maps_are_those_of_the_concatenation(case):
 def test_the_logarithm_of_softplus_at_every_size(dtype, tolerance):
     z = torch.tensor([-1e4, -104.0, -40.0, -18.1, -17.9, -2.0, 0.0, 3.0, 20.0, 39.9, 40.1, 1e4])
     z = z.to(dtype).requires_grad_()
-    one = torch.ones(1, 1, 1, dtype=dtype)
-    found = softplus_log_features(z.reshape(-1, 1, 1), one, torch.zeros(1, 1, dtype=dtype))
+    found = softplus_log_features(z)
     truth = [
         math.log(math.log1p(math.exp(x))) if -700 < x < 700 else x if x < 0 else math.log(x)
         for x in z.tolist()
@@ -372,8 +372,11 @@ def test_rows_beyond_the_last_system_are_padding(poison):
     clean = log[:, :, :5].clone().requires_grad_()
     log[:, :, 5:] = poison
     log.requires_grad_()
-    expected = torch.ops.flt_mol.stabilised_features(*clean, ptr, ptr)
-    found = torch.ops.flt_mol.stabilised_features(*log, ptr, ptr)
+    expected, found = (
+        (torch.ops.flt_mol.stabilised_queries(x[0], level, ptr), keys)
+        for x in (clean, log)
+        for keys, level in [torch.ops.flt_mol.stabilised_keys(x[1], ptr)]
+    )
     for x, y in zip(found, expected, strict=True):
         assert torch.equal(x[:, :5], y)
         assert (x[:, 5:] == 0).all()
@@ -399,8 +402,7 @@ def test_autocast_and_half_precision_keep_exponents_in_float32(case):
     at = position_features(basis, ratio)
 
     def features():
-        logits = project_positions(at.basis, at.key_weight, w[..., :10])
-        return softmax_log_features(k, w[..., 10:], logits)
+        return softmax_log_features(k, w[..., 10:], at, w[..., :10], key=True)
 
     expected = features()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -495,3 +495,17 @@ def test_dropout_acts_on_attended_values_in_training_only(mode):
 def test_unknown_arguments_are_refused():
     with pytest.raises(TypeError, match="batch"):
         FLTAttention(C, H)(torch.randn(3, C), batch=torch.zeros(3))
+
+
+@pytest.mark.parametrize("feature_map", ["softmax", "relu"])
+def test_chunks_of_rows_give_the_same_attention(feature_map, monkeypatch):
+    layer = FLTAttention(8, 2, feature_map=feature_map, num_features=4).double()
+    x = 30 * torch.randn(23, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    context = x.flip(0)[:11]
+    ptr, key_ptr = torch.tensor([0, 0, 9, 10, 22, 23, 23]), torch.tensor([0, 2, 8, 8, 10, 11, 11])
+    given = {"ptr": ptr, "context": context, "context_ptr": key_ptr}
+    expected = layer(x, ptr=ptr), layer(x, **given)
+    monkeypatch.setattr("flt_mol.nn.attention.MAX_FEATURES", 3 * 8)
+    with torch.no_grad():
+        found = layer(x, ptr=ptr), layer(x, **given)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
