@@ -22,8 +22,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from flt_mol.data.recipes import recipe
-
 from accuracy.models import ROWS, build, count_weights, resolved
 from common.loop import (
     TARGETS,
@@ -37,6 +35,7 @@ from common.loop import (
 )
 from common.results import Results, markdown_table, mean_sd
 from common.timing import Timings, flushed_denormals, interleaved
+from flt_mol.data.recipes import recipe
 from flt_mol.structures import Structures
 
 SPLITS = ("val_id", "val_ood_ads", "val_ood_cat", "val_ood_both")

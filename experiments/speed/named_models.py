@@ -19,11 +19,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from flt_mol.data.recipes import recipe
-
 from common.results import markdown_table
 from common.timing import process_memory
 from flt_mol.data import open_dataset
+from flt_mol.data.recipes import recipe
 from flt_mol.models import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.config import load_run_config
