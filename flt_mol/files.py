@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["VERSION", "natural_key", "readable", "shipped_folder", "temporary_path"]
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of the package; stored in the files that it writes."""
 
 _PACKAGE = Path(__file__).resolve().parent

@@ -9,10 +9,10 @@ import ase.io
 import numpy as np
 import pytest
 import torch
-from helpers.systems import make_record, make_system, same, write_records
 
 from flt_mol.data import convert, from_trajectories, open_dataset
 from flt_mol.data.conversion import SUFFIXES, readable_batches, remove_leftovers
+from helpers.systems import make_record, make_system, same, write_records
 
 
 @pytest.fixture

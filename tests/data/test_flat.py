@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.systems import make_system, make_systems, same
 from safetensors.numpy import load_file, save_file
 
 from flt_mol.data import FlatDataset, make_loader, open_dataset
 from flt_mol.data.flat import write_flat
 from flt_mol.structures import Structures
+from helpers.systems import make_system, make_systems, same
 
 INFO = {"adsorbate": "CO", "slab": 7, "weight": 0.1, "index": [1, 2]}
 

@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from helpers.systems import make_record, make_system, write_records
 
 from flt_mol.data import convert, open_dataset
 from flt_mol.data.inspection import inspect, render
+from helpers.systems import make_record, make_system, write_records
 
 
 @pytest.fixture

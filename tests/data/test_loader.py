@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers.systems import make_record, make_system, make_systems, same, write_records
 from torch.utils.data import DataLoader
 
 from flt_mol.data import BatchSampler, collate, make_loader, open_dataset, target_statistics
 from flt_mol.data.loader import Chosen, Moments, trained_on
 from flt_mol.structures import Structures
+from helpers.systems import make_record, make_system, make_systems, same, write_records
 
 
 @pytest.fixture

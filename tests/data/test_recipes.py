@@ -2,7 +2,6 @@
 
 import pytest
 import yaml
-from helpers.systems import make_record, write_records
 
 from flt_mol.data import open_dataset
 from flt_mol.data.recipes import (
@@ -12,6 +11,7 @@ from flt_mol.data.recipes import (
     recipe,
     skipped_message,
 )
+from helpers.systems import make_record, write_records
 
 FILE = "set/data/all/val_id/data.lmdb"
 

@@ -9,11 +9,11 @@ import threading
 
 import pytest
 import yaml
-from helpers.flaky_server import FlakyServer, Reply, serving
-from helpers.systems import make_record, write_records
 
 from flt_mol.data.recipes import recipe
 from flt_mol.data.remote import download, verify
+from helpers.flaky_server import FlakyServer, Reply, serving
+from helpers.systems import make_record, write_records
 
 SPLITS = ("train", "val_id", "test_id")
 

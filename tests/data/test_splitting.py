@@ -6,12 +6,12 @@ import os
 import numpy as np
 import pytest
 import yaml
-from helpers.systems import make_record, make_system, same, write_records
 
 from flt_mol.data import open_dataset, split
 from flt_mol.data.recipes import recipe
 from flt_mol.data.splitting import _assign, _groups, _numbers
 from flt_mol.structures import Structures
+from helpers.systems import make_record, make_system, same, write_records
 
 
 @pytest.fixture

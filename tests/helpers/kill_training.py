@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from helpers.killing import moments, run
-from helpers.training import RANDOM, go, tiny_run
 
 from flt_mol.training.config import RunConfig
 from flt_mol.training.resume import RESUME
+from helpers.killing import moments, run
+from helpers.training import RANDOM, go, tiny_run
 
 CHECKPOINTS = ("best.ckpt", "last.ckpt")
 LOG = "logs/csv/metrics.csv"

@@ -4,10 +4,10 @@ import os
 import random
 
 import pytest
-from helpers.killing import run
-from helpers.systems import make_record, same, write_records
 
 from flt_mol.data import convert, open_dataset
+from helpers.killing import run
+from helpers.systems import make_record, same, write_records
 
 pytestmark = pytest.mark.slow
 KILLS = {".safetensors": 8, ".aselmdb": 6, ".extxyz": 6}

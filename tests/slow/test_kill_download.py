@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.flaky_server import FlakyServer, Reply, serving
-from helpers.killing import run
 
 from flt_mol.data.remote import download
+from helpers.flaky_server import FlakyServer, Reply, serving
+from helpers.killing import run
 
 pytestmark = pytest.mark.slow
 KILLS = 8

@@ -1,6 +1,7 @@
 """Trainings killed at random moments; `python -m helpers.kill_training` kills more."""
 
 import pytest
+
 from helpers.kill_training import disturbed_run, kill_trainings
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.training import ALL_OUTPUTS, SMALL, relaxations, tiny_run
 
 from flt_mol.training import data
 from flt_mol.training.data import (
@@ -15,6 +14,7 @@ from flt_mol.training.data import (
     split_loader,
 )
 from flt_mol.training.processes import World
+from helpers.training import ALL_OUTPUTS, SMALL, relaxations, tiny_run
 
 ALONE = World(1, 1, 0)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from helpers.training import SMALL, go, tiny_run
 from rich.console import Console
 from torch import nn
 
@@ -20,6 +19,7 @@ from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.data import load_splits, without_idle_outputs
 from flt_mol.training.finetune import freeze, start_from
 from flt_mol.training.run import closing_lines
+from helpers.training import SMALL, go, tiny_run
 
 NEW, SEEN = 47, (8, 29)  # Ag; O and Cu
 PAIRS = {"cutoff": 3.5, "num_basis": 8, "pair_types": True}

@@ -10,8 +10,6 @@ from contextlib import suppress
 
 import pytest
 import torch
-from helpers.kill_training import steps_done
-from helpers.training import RANDOM, tiny_run
 
 from flt_mol.training.config import run_yaml
 from flt_mol.training.processes import (
@@ -21,6 +19,8 @@ from flt_mol.training.processes import (
     shown_folder,
     world_of,
 )
+from helpers.kill_training import steps_done
+from helpers.training import RANDOM, tiny_run
 
 
 def test_alone(tmp_path, monkeypatch):

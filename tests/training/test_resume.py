@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.kill_training import differing, disturbed_run, steps_done
-from helpers.training import go, relaxations, tiny_run
 
 from flt_mol.models.checkpoint import load_model
 from flt_mol.training.callbacks import History
@@ -19,6 +17,8 @@ from flt_mol.training.resume import (
     resume_step,
 )
 from flt_mol.training.task import EnergyTask
+from helpers.kill_training import differing, disturbed_run, steps_done
+from helpers.training import go, relaxations, tiny_run
 
 STEPS_AN_EPOCH = 4  # 14 systems in 7 batches of 2, 2 of them for each step but the last
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 from ase.io import read, write
-from helpers.training import ALL_OUTPUTS, RANDOM, go, tiny_run
 from rich.console import Console
 
 from flt_mol.evaluation.splits import evaluate_model
@@ -18,6 +17,7 @@ from flt_mol.training.config import load_run_config
 from flt_mol.training.data import load_splits
 from flt_mol.training.run import build_model, closing_lines
 from flt_mol.training.task import EnergyTask
+from helpers.training import ALL_OUTPUTS, RANDOM, go, tiny_run
 
 
 def told(config, output=None):

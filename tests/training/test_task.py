@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from helpers.training import ALL_OUTPUTS, SMALL, relaxations
 
 from flt_mol import Structures
 from flt_mol.data import open_dataset
@@ -13,6 +12,7 @@ from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import relaxed_displacement
 from flt_mol.training.config import LossConfig, TrainingConfig
 from flt_mol.training.task import EnergyTask, learning_rate_factor
+from helpers.training import ALL_OUTPUTS, SMALL, relaxations
 
 
 def task(model=None, loss=None, settings=SMALL, **training):
