@@ -68,9 +68,7 @@ def fields_of(data: Any) -> Mapping[str, Any] | None:
     return state if any(state.get(name) is not None for name in _KNOWN_BY) else None
 
 
-def pyg_records(
-    data: Any, notes: dict[str, str] | None = None
-) -> list[Mapping[str, Any]]:
+def pyg_records(data: Any, notes: dict[str, str] | None = None) -> list[Mapping[str, Any]]:
     """The fields of each graph by name, without the edges.
 
     Raises:

@@ -103,7 +103,7 @@ class RPEConfig(Settings):
         default={"name": "gaussian"}
     )
     """A family of `nn.FREQUENCIES`, in the same way."""
-    split: Literal["one_sided", "symmetric"] = "one_sided"
+    split: Literal["one_sided", "symmetric", "balanced"] = "one_sided"
     """How ρ = g/p is given to Φ and Ψ."""
 
 
