@@ -43,9 +43,7 @@ _DTYPES = {  # uint8 is no mask: ~ of an int is none
 
 @dataclass(frozen=True, eq=False)
 class Structures:
-    """B atomic systems with N atoms in all, packed one after the other, without padding.
-
-    Atoms of system b are rows ``ptr[b]:ptr[b + 1]``. Systems without atoms are allowed.
+    """B atomic systems with N atoms in all: those of system b are rows ``ptr[b]:ptr[b + 1]``.
 
     Args:
         atomic_numbers: (N,) int64, 1 to 118.
@@ -56,8 +54,8 @@ class Structures:
         fixed: (N,) bool, held fixed while relaxing.
         ptr: (B + 1,) int64, first atom of each system, and N at the end.
         sid: B names, int or str, as stored.
-        energy: (B,) float64, eV, the target: adsorption energy after relaxation. None if unknown.
-        energy_initial: (B,) float64, eV, adsorption energy before relaxation. None if unknown.
+        energy: (B,) float64, eV, the target: adsorption energy after relaxation; or None.
+        energy_initial: (B,) float64, eV, adsorption energy before relaxation; or None.
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         info: further plain values by name, each a tuple of B entries, as stored.
         pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`. Whoever
@@ -116,8 +114,7 @@ class Structures:
         Missing `cell` is zeros, `tags` are 0, `fixed` is False.
 
         Raises:
-            ValueError: an atomic number that is not 1 to 118, a tag not 0 to 2, a shape that
-                does not fit, or a number that is not finite; naming `sid` and the field.
+            ValueError: shapes that do not fit, or invalid numbers, naming `sid` and the field.
         """
         n = torch.as_tensor(atomic_numbers).numel()
         periodic = torch.as_tensor(pbc).reshape(-1)
@@ -282,13 +279,6 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     Raises:
         ValueError: `positions_relaxed` are missing or not finite, or a cell is singular along its
             periodic axes; naming the sid.
-
-    Example:
-        >>> one = Structures.single(
-        ...     [1], [[0.5, 0.0, 0.0]], cell=4 * torch.eye(3), pbc=True,
-        ...     positions_relaxed=[[3.5, 0.0, 0.0]])
-        >>> relaxed_displacement(one)
-        tensor([[-1.,  0.,  0.]])
     """
     from flt_mol.functional import minimum_image
 

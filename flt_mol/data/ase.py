@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -46,7 +46,7 @@ def from_ase(
     sid: int | str | None = None,
     *,
     ignore_energy: bool = False,
-    notes: MutableMapping[str, str] | None = None,
+    notes: dict[str, str] | None = None,
 ) -> Structures:
     """ASE atoms as a batch of B = 1.
 

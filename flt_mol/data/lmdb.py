@@ -40,7 +40,10 @@ _MAGIC = struct.pack("<I", 0xBEEFC0DE)
 _META = struct.Struct("<16x 4s I Q Q I 92x Q Q")  # one of the two first pages of a file, see lmdb.h
 _DIGITS = 18  # of a key that still is an int64
 _ABOUT = (b"length", b"metadata", b"nextid", b"deleted_ids", b"schema", b"format", b"index")
-_CHUNK, _FIRST_MAP = 1000, 1 << 24  # records in one commit; bytes, doubled as needed
+_CHUNK, _LARGEST_FILE = (
+    1000,
+    1 << 40,
+)  # records in one commit; bytes, of which only those written count
 _OTHER_KINDS = {
     b"\x1f\x8b": "a gzip archive; unpack it first",
     b"PK\x03\x04": "a zip archive; unpack it first",
@@ -358,7 +361,7 @@ class _Json(Stored):
 def write_lmdb(path: str | Path, items: Iterable[tuple[bytes, bytes]]) -> None:
     """Write keys and values into one LMDB file, which has its name only when it is whole.
 
-    The same bytes for the same records; memory and file stay small.
+    The same bytes for the same records; memory stays small.
 
     Args:
         path: the file; overwritten at the end.
@@ -371,24 +374,12 @@ def write_lmdb(path: str | Path, items: Iterable[tuple[bytes, bytes]]) -> None:
         try:
             # Without a lock, no lock file is left beside; nobody else knows the file.
             with lmdb.open(
-                str(temporary), subdir=False, lock=False, map_size=_FIRST_MAP, map_async=True
+                str(temporary), subdir=False, lock=False, map_size=_LARGEST_FILE, map_async=True
             ) as environment:
                 rest = iter(items)
                 while chunk := list(islice(rest, _CHUNK)):
-                    _put(environment, chunk)
+                    with environment.begin(write=True) as transaction:
+                        transaction.cursor().putmulti(chunk)
                 environment.sync(True)
         except lmdb.Error as error:
             raise ValueError(f"{path} cannot be written: {error}") from error
-
-
-def _put(environment: lmdb.Environment, chunk: Sequence[tuple[bytes, bytes]]) -> None:
-    """Commit a chunk, in a larger map where it does not fit."""
-    while True:
-        try:
-            with environment.begin(write=True) as transaction:
-                for key, value in chunk:
-                    transaction.put(key, value)
-        except lmdb.MapFullError:
-            environment.set_mapsize(2 * environment.info()["map_size"])
-        else:
-            return

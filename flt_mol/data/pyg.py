@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def from_pyg(
     data: Any,
     *,
     options: ReadOptions | None = None,
-    notes: MutableMapping[str, str] | None = None,
+    notes: dict[str, str] | None = None,
 ) -> Structures:
     """A `Data`, or all graphs of a `Batch`, with OC20's names for their fields.
 
@@ -68,9 +68,7 @@ def fields_of(data: Any) -> Mapping[str, Any] | None:
     return state if any(state.get(name) is not None for name in _KNOWN_BY) else None
 
 
-def pyg_records(
-    data: Any, notes: MutableMapping[str, str] | None = None
-) -> list[Mapping[str, Any]]:
+def pyg_records(data: Any, notes: dict[str, str] | None = None) -> list[Mapping[str, Any]]:
     """The fields of each graph by name, without the edges.
 
     Raises:

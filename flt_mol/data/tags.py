@@ -41,11 +41,7 @@ _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
 _LAYER_GAP = 0.6  # Å between heights of neighbouring layers, at least
 _REACH = 10.0  # Å, of images around the cell; further ones bound no Voronoi cell in the slab
-_HINT = (
-    'name the atoms: adsorbate="CO" or adsorbate=[12, 13], or adsorbate="none" for none (in the '
-    "command: --adsorbate CO, 12,13 or none)"
-)
-_NO_SLAB = "is not a slab: give cell and pbc along its surface, or set tags with atoms.set_tags"
+_HINT = 'name the atoms: adsorbate="CO", [12, 13] or "none" (--adsorbate CO, 12,13 or none)'
 
 
 def tag_slab(
@@ -62,10 +58,10 @@ def tag_slab(
     trained with:
 
     - ``"oc20"``: as OC20's makers did it, atoms within 2 Å of the slab's highest atom, and atoms
-      of the upper half with fewer neighbours (by Voronoi cells) than in the bulk, for which the
-      middle of the slab stands. Of 20 systems of OC20's val_id all tags as stored in 16.
-    - ``"half"``: the upper half of the layers, rounded up, as in `emt_adsorption`. Layers are
-      gaps of 0.6 Å in height. Of its 4,851 systems all tags as stored in 4,844.
+      of the upper half with fewer neighbours (by Voronoi cells) than in the middle of the slab. Of
+      20 systems of OC20's val_id all tags as stored in 16.
+    - ``"half"``: the upper half of the layers (gaps of 0.6 Å in height), rounded up, as in
+      `emt_adsorption`. Of its 4,851 systems all tags as stored in 4,844.
     - a number: so many layers from the top.
 
     Args:
@@ -74,12 +70,12 @@ def tag_slab(
             of its elements; "none" for a clean slab; or None to guess: all H, C, N and O, where
             they lie on one surface only.
         surface: "oc20", "half" or a number of layers.
-        fix: whether atoms of tag 0 are held by `FixAtoms` in place of the constraints there are,
-            as in OC20.
+        fix: whether `FixAtoms` holds the atoms of tag 0, as in OC20, in place of the constraints
+            there are.
 
     Raises:
         ValueError: not a slab (no cell, no vacuum, or vacuum along several directions), an
-            adsorbate that is not there or could be several, too few layers; with a hint.
+            adsorbate that is not there or could be several, too few layers.
 
     Example:
         >>> from ase.build import add_adsorbate, fcc111
@@ -118,14 +114,21 @@ def tag_structures(
     Raises:
         ValueError: as :func:`tag_slab`, naming the sid.
     """
-    from flt_mol.data.ase import to_ase
+    from ase import Atoms
 
     tags, fixed = structures.tags.clone(), structures.fixed.clone()
     for b, (start, stop) in enumerate(pairwise(structures.ptr.tolist())):
         if start == stop or bool(tags[start:stop].any()):
             continue
+        one = structures[b].to("cpu")
+        atoms = Atoms(
+            one.atomic_numbers.numpy(),
+            one.positions.double().numpy(),
+            cell=one.cell[0].numpy(),
+            pbc=one.pbc[0],
+        )
         try:
-            found = tag_slab(to_ase(structures, b), adsorbate, surface=surface).get_tags()
+            found = tag_slab(atoms, adsorbate, surface=surface).get_tags()
         except ValueError as error:
             raise ValueError(f"{structures.sid[b]}: {error}") from error
         tags[start:stop] = torch.as_tensor(np.asarray(found), device=tags.device)
@@ -155,9 +158,9 @@ def parse_rule(value: Any, name: str) -> Surface:
 def tags_are_layers(record: Mapping[str, Any]) -> bool:
     """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
 
-    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. Of a
-    slab with an adsorbate and up to two layers OC20's tags would be in the opposite order, but
-    for an adsorbate that hangs below: that has elements of its own, and here they are of tag 0.
+    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. OC20's
+    tags are like that only of an adsorbate that hangs below a slab of up to two layers: then the
+    atoms of tag 2 have elements of their own, here those of tag 0.
     """
     try:
         tags, cell, pos, numbers = (
@@ -204,14 +207,17 @@ class _Frame:
 def _slab_frame(atoms: Atoms) -> _Frame:
     """The frame of a slab: its vacuum lies along an open direction, else the widest gap."""
     cell, pbc = np.asarray(atoms.cell.complete()), np.asarray(atoms.pbc)
-    periodic = pbc & np.asarray(atoms.cell).any(axis=1)
     fractions = np.linalg.solve(cell.T, atoms.positions.T).T
     distances = heights(cell)
-    gaps = [_gap(fractions[:, k], bool(pbc[k]), distances[k]) for k in range(3)]
-    axis = _vacuum_axis([width for width, _ in gaps], periodic)
+    width, end = np.full(3, np.inf), fractions.min(axis=0)
+    for k in np.flatnonzero(pbc):
+        places = np.sort(fractions[:, k] % 1.0)
+        gaps = np.diff(places, append=places[0] + 1.0)
+        width[k] = gaps.max() * distances[k]
+        end[k] = places[(gaps.argmax() + 1) % len(places)]
+    axis = _vacuum_axis(width, pbc & np.asarray(atoms.cell).any(axis=1))
     # Every atom in one cell that begins where the vacuum ends; open directions as they are.
-    origin = np.zeros(3)
-    origin[axis] = gaps[axis][1]
+    origin = np.where(np.arange(3) == axis, end, 0.0)
     steps = np.where(pbc, np.floor(fractions - origin + 1e-9), 0.0)
     return _Frame(
         atoms.positions - steps @ cell,
@@ -221,33 +227,16 @@ def _slab_frame(atoms: Atoms) -> _Frame:
     )
 
 
-def _gap(fractions: _Floats, periodic: bool, distance: float) -> tuple[float, float]:
-    """Width of the widest gap along an axis, Å, and the fraction of the cell where it ends."""
-    if not periodic:
-        return np.inf, float(fractions.min())
-    places = np.sort(fractions % 1.0)
-    gaps = np.diff(places, append=places[0] + 1.0)
-    widest = int(gaps.argmax())
-    return float(gaps[widest] * distance), float(places[(widest + 1) % len(places)])
-
-
-def _vacuum_axis(gaps: list[float], periodic: NDArray[np.bool_]) -> int:
-    if periodic.sum() < 2:
-        raise ValueError(_NO_SLAB)
-    if periodic.sum() == 2:
-        return int(np.flatnonzero(~periodic)[0])
-    empty = [k for k, gap in enumerate(gaps) if gap >= _VACUUM]
-    if len(empty) != 1:
+def _vacuum_axis(gaps: _Floats, periodic: NDArray[np.bool_]) -> int:
+    """The direction of the vacuum, of which the widest gaps, Å, are `gaps` (3,)."""
+    empty = np.flatnonzero(gaps >= _VACUUM if periodic.all() else ~periodic)
+    if periodic.sum() < 2 or len(empty) != 1:
         found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", gaps, strict=True))
         raise ValueError(
-            f"is not a slab: a slab has vacuum, {_VACUUM:g} Å at least, along one lattice vector; "
-            f"gaps found: {found}; or set tags with atoms.set_tags"
+            f"is not a slab: a slab has cell and pbc along its surface, and vacuum, {_VACUUM:g} Å "
+            f"at least, along one lattice vector; gaps found: {found}; or use atoms.set_tags"
         )
-    return empty[0]
-
-
-def _upside_down(frame: _Frame) -> _Frame:
-    return replace(frame, height=-frame.height)
+    return int(empty[0])
 
 
 def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple[_Rows, _Frame]:
@@ -269,28 +258,25 @@ def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple
             "has adsorbate atoms above and below its middle; one adsorbate on one face is "
             "expected, or set tags with atoms.set_tags"
         )
-    return rows, frame if above.all() else _upside_down(frame)
+    return rows, frame if above.all() else replace(frame, height=-frame.height)
 
 
 def _guessed(atoms: Atoms, frame: _Frame) -> tuple[_Rows, _Frame]:
-    symbols = np.array(atoms.get_chemical_symbols())
-    rows = np.flatnonzero(np.isin(symbols, _GUESSED))
-    if not 0 < len(rows) < len(symbols):
-        raise ValueError(
-            f"has {'only' if len(rows) else 'no'} atoms of {', '.join(_GUESSED)}, which the "
-            f"adsorbate is guessed by; {_HINT}"
-        )
+    guessed = np.isin(atoms.get_chemical_symbols(), _GUESSED)
     sides = [
         side
-        for side in (frame, _upside_down(frame))
-        if side.height[rows].min() > np.delete(side.height, rows).max() - _DEPTH
+        for side in (frame, replace(frame, height=-frame.height))
+        if 0 < guessed.sum() < len(guessed)
+        and side.height[guessed].min() > side.height[~guessed].max() - _DEPTH
     ]
     if len(sides) != 1:
+        where = "elsewhere than on one surface" if guessed.any() else "nowhere"
+        where = "only" if guessed.all() else where
         raise ValueError(
-            f"has atoms of {', '.join(_GUESSED)} elsewhere than on one surface, so that the "
-            f"adsorbate cannot be guessed; {_HINT}"
+            f"has atoms of {', '.join(_GUESSED)} {where}, so that the adsorbate cannot be guessed; "
+            f"{_HINT}"
         )
-    return rows, sides[0]
+    return np.flatnonzero(guessed), sides[0]
 
 
 def _of_indices(atoms: Atoms, indices: Any) -> _Rows:

@@ -8,10 +8,10 @@ from periodic import F64, batch, rotation, seeded
 from torch import nn
 
 from flt_mol.functional.neighbors import neighbor_pairs
+from flt_mol.nn import ImageKeys, LocalBasis, LocalFilter, PairCorrection
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.block import BlockGeometry, FLTBlock, FLTEncoder
 from flt_mol.nn.frequencies import GaussianFrequencies
-from flt_mol.nn import ImageKeys, LocalBasis, LocalFilter, PairCorrection
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import GaussianSpectrum
