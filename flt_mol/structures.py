@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,26 +17,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Structures", "relaxed_displacement"]
 
-_PER_ATOM = {
-    "atomic_numbers": (),
-    "positions": (3,),
-    "tags": (),
-    "fixed": (),
-    "positions_relaxed": (3,),
-}
-_PER_SYSTEM = {"cell": (3, 3), "pbc": (3,), "energy": (), "energy_initial": ()}
-_OPTIONAL = ("positions_relaxed", "energy", "energy_initial")
-_SHOWN = 5  # sids in a message
 _T = TypeVar("_T")
-_WHOLE = ("atomic_numbers", "tags", "ptr")  # int64, or int32
-_MASKS = ("fixed", "pbc")  # bool: uint8 is a mask to torch, ~ of an int is none
+# Field: whether its rows are atoms, systems, or their bounds; shape of a row; kind of its numbers.
+_FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
+    "ptr": ("bounds", (), "int64"),
+    "atomic_numbers": ("atoms", (), "int64"),
+    "positions": ("atoms", (3,), "a float"),
+    "tags": ("atoms", (), "int64"),
+    "fixed": ("atoms", (), "bool"),
+    "positions_relaxed": ("atoms", (3,), "a float"),
+    "cell": ("systems", (3, 3), "a float"),
+    "pbc": ("systems", (3,), "bool"),
+    "energy": ("systems", (), "a float"),
+    "energy_initial": ("systems", (), "a float"),
+}
+_OPTIONAL = ("positions_relaxed", "energy", "energy_initial")
+_BOUNDS = {"atomic_numbers": (1, 118), "tags": (0, 2), "fixed": (0, 1), "pbc": (0, 1)}
+_PACKED = [name for name in _FIELDS if name != "ptr"]
+_DTYPES = {  # uint8 is no mask: ~ of an int is none
+    "int64": (torch.int64, torch.int32),
+    "bool": (torch.bool,),
+    "a float": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Structures:
-    """B atomic systems with N atoms in all, packed one after the other, without padding.
-
-    Atoms of system b are rows ``ptr[b]:ptr[b + 1]``. Systems without atoms are allowed.
+    """B atomic systems with N atoms in all: those of system b are rows ``ptr[b]:ptr[b + 1]``.
 
     Args:
         atomic_numbers: (N,) int64, 1 to 118.
@@ -47,18 +54,17 @@ class Structures:
         fixed: (N,) bool, held fixed while relaxing.
         ptr: (B + 1,) int64, first atom of each system, and N at the end.
         sid: B names, int or str, as stored.
-        energy: (B,) float64, eV, the target: adsorption energy after relaxation. None if unknown.
-        energy_initial: (B,) float64, eV, adsorption energy before relaxation. None if unknown.
+        energy: (B,) float64, eV, the target: adsorption energy after relaxation; or None.
+        energy_initial: (B,) float64, eV, adsorption energy before relaxation; or None.
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         info: further plain values by name, each a tuple of B entries, as stored.
-        pairs: neighbour pairs of the initial positions, rows of this batch, sorted; see
-            :meth:`with_pairs`. They are not searched again when positions are replaced: whoever
-            moves atoms drops them or searches again.
+        pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`. Whoever
+            replaces positions drops them or searches again.
         cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:
         ValueError: dtypes of another kind (32 bits will do), or shapes that do not belong
-            together, naming the field. Models check the numbers.
+            together, naming the field.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -82,8 +88,7 @@ class Structures:
     cutoff: float | None = None
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        _check_shapes(self)
+        _check(self)
         if (self.pairs is None) != (self.cutoff is None):
             raise ValueError("Structures has pairs or cutoff alone: call with_pairs(cutoff)")
 
@@ -109,38 +114,31 @@ class Structures:
         Missing `cell` is zeros, `tags` are 0, `fixed` is False.
 
         Raises:
-            ValueError: an atomic number that is not 1 to 118, a tag not 0 to 2, a shape that
-                does not fit, or a number that is not finite; naming `sid` and the field.
+            ValueError: shapes that do not fit, or invalid numbers, naming `sid` and the field.
         """
-        numbers = _whole("atomic_numbers", atomic_numbers, None, 1, 118, sid)
-        n = len(numbers)
-        periodic = torch.as_tensor(pbc).bool().reshape(-1)
-        if periodic.numel() not in (1, 3):
-            raise ValueError(f"pbc of {sid} has {periodic.numel()} values, expected 1 or 3")
-
-        def floats(name: str, x: Any, *shape: int) -> Tensor:
-            value = _shaped(name, torch.as_tensor(x, dtype=dtype), shape, sid)
-            if not bool(value.isfinite().all()):
-                raise ValueError(f"{name} of {sid} holds a number that is not finite")
-            return value
-
-        def scalar(x: float | None) -> Tensor | None:
-            return None if x is None else torch.tensor([float(x)], dtype=torch.float64)
-
-        if positions_relaxed is not None:
-            positions_relaxed = floats("positions_relaxed", positions_relaxed, n, 3)
+        n = torch.as_tensor(atomic_numbers).numel()
+        periodic = torch.as_tensor(pbc).reshape(-1)
+        given = {
+            "atomic_numbers": atomic_numbers,
+            "positions": positions,
+            "cell": torch.zeros(3, 3) if cell is None else cell,
+            "pbc": periodic.expand(3) if len(periodic) == 1 else periodic,
+            "tags": [0] * n if tags is None else tags,
+            "fixed": [0] * n if fixed is None else fixed,
+            "positions_relaxed": positions_relaxed,
+        }
+        tensors: dict[str, Any] = {
+            name: _tensor(name, value, n, dtype, sid)
+            for name, value in given.items()
+            if value is not None
+        }
+        for name, value in (("energy", energy), ("energy_initial", energy_initial)):
+            if value is not None:
+                tensors[name] = torch.tensor([float(value)], dtype=torch.float64)
         return cls(
-            atomic_numbers=numbers,
-            positions=floats("positions", positions, n, 3),
-            cell=floats("cell", torch.zeros(3, 3) if cell is None else cell, 1, 3, 3),
-            pbc=periodic.expand(3).reshape(1, 3).clone(),
-            tags=_whole("tags", [0] * n if tags is None else tags, n, 0, 2, sid),
-            fixed=_whole("fixed", [0] * n if fixed is None else fixed, n, 0, 1, sid).bool(),
+            **tensors,
             ptr=torch.tensor([0, n], dtype=torch.int64),
             sid=(sid,),
-            energy=scalar(energy),
-            energy_initial=scalar(energy_initial),
-            positions_relaxed=positions_relaxed,
             info={name: (value,) for name, value in (info or {}).items()},
         )
 
@@ -176,22 +174,19 @@ class Structures:
         """The systems `rows`, in the order given, repeated where given twice, as a new batch."""
         systems = torch.as_tensor(rows, dtype=torch.int64, device=self.ptr.device)
         atoms, ptr = _ranges(self.ptr, systems)
-        changes: dict[str, Any] = {}
-        for name in (*_PER_ATOM, *_PER_SYSTEM):
-            value = getattr(self, name)
-            taken = atoms if name in _PER_ATOM else systems
-            changes[name] = None if value is None else value[taken]
+        fields: dict[str, Any] = {}
+        for name in _PACKED:
+            value, taken = getattr(self, name), atoms if _FIELDS[name][0] == "atoms" else systems
+            fields[name] = None if value is None else value[taken]
         chosen = systems.tolist()
         pairs = self.pairs
         if pairs is not None:
-            pair_ptr = torch.searchsorted(pairs.index_i, self.ptr)
-            found, ends = _ranges(pair_ptr, systems)
+            found, ends = _ranges(torch.searchsorted(pairs.index_i, self.ptr), systems)
             moved = torch.repeat_interleave(ptr[:-1] - self.ptr[systems], ends.diff())
-            pairs = type(pairs)(
-                pairs.index_i[found] + moved, pairs.index_j[found] + moved, pairs.shift[found]
-            )
+            i, j, shift = (x[found] for x in pairs)
+            pairs = type(pairs)(i + moved, j + moved, shift)
         return Structures(
-            **changes,
+            **fields,
             ptr=ptr,
             sid=tuple(self.sid[b] for b in chosen),
             info={name: tuple(values[b] for b in chosen) for name, values in self.info.items()},
@@ -215,22 +210,20 @@ class Structures:
         if not parts:
             raise ValueError("Structures.cat needs at least one batch")
         merged: dict[str, Any] = {}
-        for name in (*_PER_ATOM, *_PER_SYSTEM):
+        for name in _PACKED:
             values = [getattr(part, name) for part in parts]
             merged[name] = None if any(v is None for v in values) else torch.cat(values)
         natoms = torch.cat([part.natoms for part in parts])
         pairs, cutoff = _join_pairs(parts)
-        names = dict.fromkeys(name for part in parts for name in part.info)
+        info: dict[str, tuple[Any, ...]] = {}
+        for name in dict.fromkeys(name for part in parts for name in part.info):
+            each = (part.info.get(name, (None,) * len(part)) for part in parts)
+            info[name] = tuple(chain.from_iterable(each))
         return cls(
             **merged,
             ptr=torch.cat([natoms.new_zeros(1), natoms.cumsum(0)]),
-            sid=tuple(s for part in parts for s in part.sid),
-            info={
-                name: tuple(
-                    value for part in parts for value in part.info.get(name, (None,) * len(part))
-                )
-                for name in names
-            },
+            sid=tuple(chain.from_iterable(part.sid for part in parts)),
+            info=info,
             pairs=pairs,
             cutoff=cutoff,
         )
@@ -240,30 +233,25 @@ class Structures:
 
         Raises:
             ValueError: as :func:`flt_mol.functional.neighbor_pairs`, naming the sid.
-
-        Example:
-            >>> pair = Structures.single([1, 1], [[0, 0, 0], [0, 0, 2]]).with_pairs(3.0)
-            >>> pair.pairs.index_i.tolist(), pair.pairs.index_j.tolist()
-            ([0, 1], [1, 0])
         """
         from flt_mol.functional import neighbor_pairs  # only who needs pairs waits for it
 
         if not 0 < cutoff < math.inf:
             raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
 
-        pairs = _naming_sid(
-            lambda s: neighbor_pairs(s.positions, s.cell, s.pbc, s.ptr, cutoff), self
-        )
+        def search(some: Structures) -> NeighborPairs:
+            return neighbor_pairs(some.positions, some.cell, some.pbc, some.ptr, cutoff)
+
+        pairs = _naming_sid(search, self)
         return replace(self, pairs=pairs, cutoff=float(cutoff))
 
     def to(self, device: torch.device | str) -> Structures:
         """The same batch on `device`; float64 becomes float32 where the device has none (MPS)."""
-        target = torch.device(device)
+        single = torch.device(device).type == "mps"
 
         def move(value: Tensor) -> Tensor:
-            if target.type == "mps" and value.dtype == torch.float64:
-                value = value.to(torch.float32)
-            return value.to(target, non_blocking=True)
+            dtype = torch.float32 if single and value.dtype == torch.float64 else value.dtype
+            return value.to(device, dtype, non_blocking=True)
 
         return self._map(move)
 
@@ -271,12 +259,9 @@ class Structures:
         """The same batch in page-locked memory; called by DataLoader(pin_memory=True)."""
         return self._map(Tensor.pin_memory)
 
-    def _map(self, function: Any) -> Structures:
-        tensors = {
-            f.name: function(value)
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor)
-        }
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Structures:
+        held = {name: getattr(self, name) for name in _FIELDS}
+        tensors: Any = {name: function(x) for name, x in held.items() if x is not None}
         if self.pairs is not None:
             tensors["pairs"] = type(self.pairs)(*map(function, self.pairs))
         return replace(self, **tensors)
@@ -289,28 +274,18 @@ def relaxed_displacement(structures: Structures) -> Tensor:
         structures: with `positions_relaxed`, possibly wrapped into another cell.
 
     Returns:
-        (N, 3), Å, at least float32.
+        (N, 3), Å.
 
     Raises:
         ValueError: `positions_relaxed` are missing or not finite, or a cell is singular along its
             periodic axes; naming the sid.
-
-    Example:
-        >>> one = Structures.single(
-        ...     [1], [[0.5, 0.0, 0.0]], cell=4 * torch.eye(3), pbc=True,
-        ...     positions_relaxed=[[3.5, 0.0, 0.0]])
-        >>> relaxed_displacement(one)
-        tensor([[-1.,  0.,  0.]])
     """
     from flt_mol.functional import minimum_image
 
-    if structures.positions_relaxed is None:
-        some = "some of sids" if len(structures) > 1 else "sid"
-        shown = ", ".join(map(str, structures.sid[:_SHOWN])) + ", …" * (len(structures) > _SHOWN)
-        raise ValueError(f"displacements need positions_relaxed, missing for {some} {shown}")
-
     def shortest(some: Structures) -> Tensor:
-        vectors = cast(Tensor, some.positions_relaxed) - some.positions
+        if some.positions_relaxed is None:
+            raise ValueError("positions_relaxed are missing (of one system or more)")
+        vectors = some.positions_relaxed - some.positions
         return minimum_image(vectors, some.cell, some.pbc, some.ptr)
 
     return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
@@ -335,39 +310,30 @@ def _naming_sid(function: Callable[[Structures], _T], structures: Structures) ->
         raise ValueError(f"sid {structures.sid[0]}: {error}") from None
 
 
-def _check_kinds(structures: Structures) -> None:
-    for name in (*_PER_ATOM, *_PER_SYSTEM, "ptr"):
-        value = getattr(structures, name)
+def _check(batch: Structures) -> None:
+    """Raise unless all fields are tensors of their kinds, and their shapes belong together."""
+    for name, (_, _, kind) in _FIELDS.items():
+        value = getattr(batch, name)
         if value is None and name in _OPTIONAL:
             continue
         if not isinstance(value, Tensor):
+            found = type(value).__name__
             raise ValueError(
-                f"Structures.{name} is a {type(value).__name__}, expected a tensor; "
-                "Structures.single takes lists and arrays"
+                f"Structures.{name} is a {found}, expected a tensor; Structures.single takes lists"
             )
-        if name in _WHOLE:
-            good, kind = value.dtype in (torch.int64, torch.int32), "int64"
-        elif name in _MASKS:
-            good, kind = value.dtype == torch.bool, "bool"
-        else:
-            good, kind = value.is_floating_point(), "a float"
-        if not good:
+        if value.dtype not in _DTYPES[kind]:
             raise ValueError(f"Structures.{name} has dtype {value.dtype}, expected {kind}")
-
-
-def _check_shapes(structures: Structures) -> None:
-    n, b = structures.num_atoms, len(structures)
-    expected = {name: (n, *shape) for name, shape in _PER_ATOM.items()}
-    expected |= {name: (b, *shape) for name, shape in _PER_SYSTEM.items()}
-    for name, shape in expected.items():
-        value = getattr(structures, name)
-        if value is not None and tuple(value.shape) != shape:
+    n, b = batch.num_atoms, len(batch)
+    rows = {"atoms": n, "systems": b, "bounds": b + 1}
+    for name, (of, shape, _) in _FIELDS.items():
+        value = getattr(batch, name)
+        if value is not None and value.shape != (rows[of], *shape):
             raise ValueError(
-                f"Structures.{name} has shape {tuple(value.shape)}, expected {shape} "
+                f"Structures.{name} has shape {tuple(value.shape)}, expected {(rows[of], *shape)} "
                 f"for {b} systems and {n} atoms"
             )
-    if isinstance(structures.sid, str) or len(structures.sid) != b:
-        raise ValueError(f"Structures.sid is {structures.sid!r:.60}, expected {b} names")
+    if isinstance(batch.sid, str) or len(batch.sid) != b:
+        raise ValueError(f"Structures.sid is {batch.sid!r:.60}, expected {b} names")
 
 
 def _join_pairs(parts: Sequence[Structures]) -> tuple[NeighborPairs | None, float | None]:
@@ -380,21 +346,21 @@ def _join_pairs(parts: Sequence[Structures]) -> tuple[NeighborPairs | None, floa
     return type(each[0])(*map(torch.cat, zip(*moved, strict=True))), parts[0].cutoff
 
 
-def _shaped(name: str, value: Tensor, shape: tuple[int, ...], sid: int | str) -> Tensor:
-    """`value` in `shape`, from which it may differ by axes of length one."""
-    if value.numel() or 0 not in shape:
-        found, wanted = ([n for n in s if n != 1] for s in (value.shape, shape))
-        if found != wanted:
-            raise ValueError(f"{name} of {sid} has shape {tuple(value.shape)}, expected {shape}")
-    return value.reshape(shape)
-
-
-def _whole(name: str, x: Any, n: int | None, low: int, high: int, sid: int | str) -> Tensor:
-    """(n,) int64 out of whole numbers of any dtype; any n for None."""
-    given = torch.as_tensor(x)
-    value = given.to(torch.int64)
-    wrong = (value != given) | (value < low) | (value > high)
+def _tensor(name: str, x: Any, n: int, dtype: torch.dtype, sid: int | str) -> Tensor:
+    """`x` as a field of one system with n atoms; axes of length one do not matter."""
+    of, row, kind = _FIELDS[name]
+    if kind == "a float":
+        given, high = torch.as_tensor(x, dtype=dtype), torch.finfo(dtype).max
+        low: float = -high
+    else:
+        given, (low, high), dtype = torch.as_tensor(x), _BOUNDS[name], _DTYPES[kind][0]
+    shape = (n if of == "atoms" else 1, *row)
+    long, expected = ([k for k in sizes if k != 1] for sizes in (given.shape, shape))
+    if long != expected and (given.numel() or 0 not in shape):
+        raise ValueError(f"{name} of {sid} has shape {tuple(given.shape)}, expected {shape}")
+    value, given = given.to(dtype).reshape(shape), given.reshape(shape)
+    wrong = (value != given) | ~((given >= low) & (given <= high))
     if bool(wrong.any()):
-        first = given[wrong][0].item() if given.dim() else given.item()
-        raise ValueError(f"{name} of {sid} holds {first:.6g}, expected {low} to {high}")
-    return value.reshape(-1) if n is None else _shaped(name, value, (n,), sid)
+        wanted = "a finite number" if kind == "a float" else f"{low} to {high}"
+        raise ValueError(f"{name} of {sid} holds {given[wrong][0].item():.6g}, expected {wanted}")
+    return value.clone() if kind == "bool" else value

@@ -1,6 +1,6 @@
 """Energies of random charges: pairs alone, and with a global part beside. Train, and print.
 
-Charges are so thinly spread that a particle has about one neighbour within the cutoff of 4.5 Å.
+Charges are so dilute that a particle has about one neighbour within the cutoff of 4.5 Å.
 Each model that is done is a line in results.jsonl; all of it takes about nine minutes.
 """
 

@@ -9,22 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from flt_mol.cli.console import (
-    CHECKPOINT,
-    BatchSize,
-    Device,
-    SkipBad,
-    check_output,
-    progress_bars,
-    say,
-    say_files,
-    show_then,
-)
+from flt_mol.cli import console
 
 app = typer.Typer()
 
 
-Run = Annotated[str | None, typer.Argument(help=CHECKPOINT)]
+Run = Annotated[str | None, typer.Argument(help=console.CHECKPOINT)]
 Predictions = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv or .json of sid, energy."),
@@ -59,9 +49,9 @@ def evaluate(
     output: Output = None,
     as_json: Json = False,
     no_report: NoReport = False,
-    batch_size: BatchSize = 64,
-    device: Device = "cpu",
-    skip_bad: SkipBad = False,
+    batch_size: console.BatchSize = 64,
+    device: console.Device = "cpu",
+    skip_bad: console.SkipBad = False,
 ) -> None:
     """Errors of a checkpoint, or of predictions in a file, on each split.
 
@@ -76,8 +66,8 @@ def evaluate(
         from flt_mol.evaluation.checkpoint import evaluate_checkpoint, evaluation_folder
 
         output = output or evaluation_folder(checkpoint)
-        check_output(output, "--output FOLDER")
-        with progress_bars() as progress:
+        console.check_output(output, "--output FOLDER")
+        with console.progress_bars() as progress:
             summary, results = evaluate_checkpoint(
                 checkpoint,
                 data,
@@ -96,7 +86,7 @@ def evaluate(
         from flt_mol.evaluation.summary import constant_maes
 
         if output is not None:
-            check_output(output, "--output FOLDER")
+            console.check_output(output, "--output FOLDER")
         results = score_files(predictions, targets, split)
         named = {"predictions": str(predictions)}
         named |= {} if targets is None else {"targets": str(targets)}
@@ -116,7 +106,7 @@ def _show_and_write(
         if folder is None:
             return
         if (folder / "results.json").exists() and not as_json:
-            say(f"flt-mol: results in {folder} are replaced", sys.stderr)
+            console.say(f"flt-mol: results in {folder} are replaced", sys.stderr)
         files = [
             report.write_json(summary, folder / "results.json"),
             report.write_csv(results, folder / "predictions.csv"),
@@ -125,6 +115,6 @@ def _show_and_write(
         if page:
             files.append(report.write_html(summary, results, folder / "report.html"))
         if not as_json:
-            say_files(files)
+            console.say_files(files)
 
-    show_then(json.dumps(summary, indent=1) if as_json else text, write)
+    console.show_then(json.dumps(summary, indent=1) if as_json else text, write)

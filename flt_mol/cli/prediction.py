@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flt_mol.cli.console import (
-    BatchSize,
-    Checkpoint,
-    Device,
-    SkipBad,
-    Variadic,
-    check_output,
-    progress_bars,
-    say,
-    say_files,
-    show_then,
-)
+from flt_mol.cli import console
+from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
     from flt_mol.prediction.table import Prediction
@@ -60,25 +50,25 @@ Surface = Annotated[
 ]
 
 
-@app.command(cls=Variadic)
+@app.command(cls=console.Variadic)
 def predict(
-    checkpoint: Checkpoint,
+    checkpoint: console.Checkpoint,
     files: Files,
     output: Output = None,
     ensemble: Ensemble = None,
     tag_slab: TagSlab = False,
     adsorbate: Adsorbate = None,
     surface: Surface = None,
-    batch_size: BatchSize = 64,
-    device: Device = "cpu",
-    skip_bad: SkipBad = False,
+    batch_size: console.BatchSize = 64,
+    device: console.Device = "cpu",
+    skip_bad: console.SkipBad = False,
 ) -> None:
     """Energies (eV) of all structures in files."""
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
     if output is not None:
-        check_output(output, "-o FILE", table.SUFFIXES)
+        console.check_output(output, "-o FILE", table.SUFFIXES)
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
     several = [checkpoint, *(ensemble or ())]
@@ -91,7 +81,7 @@ def predict(
     opened = table.StructureFiles(
         files, skip_bad=skip_bad, prepare=tagger, check=members.check, layer_numbers=tag_slab
     )
-    with progress_bars() as bars:
+    with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
         predictions = table.predict_files(members, opened, batch_size, progress=progress)
     if tagger is not None:
@@ -107,9 +97,11 @@ def predict(
         except (OSError, ValueError):  # a full disk must not lose hours of work
             say(energies)
             raise
-        say_files([output])
+        console.say_files([output])
 
-    show_then(energies if output is None else "\n".join(_summary(predictions, shown)), write)
+    console.show_then(
+        energies if output is None else "\n".join(_summary(predictions, shown)), write
+    )
 
 
 class _Tagger:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,10 +12,10 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.data.aselmdb import merged
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record, layer_note
+from flt_mol.data.schema import ReadOptions, Record, Stored
+from flt_mol.data.tags import layer_note
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AseDataset",
     "atoms_record",
-    "fixed_atoms",
     "frames_of",
     "from_ase",
     "holds_structures",
+    "row_record",
     "to_ase",
 ]
 
@@ -38,6 +38,7 @@ _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under oth
 _OF_FOLDERS = {"traj", "extxyz", "xyz", "db", "cif", "vasp", "vasp-xdatcar", "vasp-out", "vasp-xml"}
 _OF_FOLDERS |= {"proteindatabank", "xsf", "gen", "res", "aims", "lammps-data", "lammps-dump-text"}
 _HEAD = 4096  # bytes
+_COLUMNS = {"pos": "positions", "atomic_numbers": "numbers", "cell": "cell", "tags": "tags"}
 
 
 def from_ase(
@@ -45,14 +46,13 @@ def from_ase(
     sid: int | str | None = None,
     *,
     ignore_energy: bool = False,
-    notes: MutableMapping[str, str] | None = None,
+    notes: dict[str, str] | None = None,
 ) -> Structures:
     """ASE atoms as a batch of B = 1.
 
-    Tags are those of the atoms (0 below the surface, 1 surface, 2 adsorbate); fixed are the atoms
-    that `FixAtoms`, or `FixCartesian` and `FixScaled` in all three directions, hold. The energy of
-    a calculator is never taken for the target: only `atoms.info["y_relaxed"]` (or
-    "energy_relaxed") is, an adsorption energy in eV; likewise "y_init". Relaxed positions are
+    Fixed are the atoms that `FixAtoms`, or `FixCartesian` and `FixScaled` in all three directions,
+    hold. The energy of a calculator is never taken for the target: only `atoms.info["y_relaxed"]`
+    (or "energy_relaxed") is, an adsorption energy in eV; likewise "y_init". Relaxed positions are
     those of `atoms.arrays["pos_relaxed"]`.
 
     Args:
@@ -120,7 +120,7 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
         for name, array in atoms.arrays.items()
         if name not in _OF_ATOMS and array.ndim == 2 and array.dtype.kind in "biuf"
     }
-    record |= merged(info.pop("key_value_pairs", {}), info.pop("data", {}))
+    record |= _merged(info.pop("key_value_pairs", {}), info.pop("data", {}))
     record |= {name: value for name, value in info.items() if isinstance(name, str)}
     record.pop("unique_id", None)
     record.pop("calculator", None)
@@ -138,7 +138,7 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
         "cell": np.asarray(atoms.get_cell()),
         "pbc": np.asarray(atoms.get_pbc()),
         "tags": np.asarray(atoms.get_tags()),
-        "fixed": fixed_atoms(atoms),
+        "fixed": _fixed_atoms(atoms),
         "natoms": len(atoms),
     }
 
@@ -152,12 +152,8 @@ def _results(atoms: Any) -> Mapping[str, Any]:
     return {name: value for name, value in results.items() if value is not None}
 
 
-def fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
-    """(N,), the atoms that constraints hold in all three directions.
-
-    Raises:
-        ValueError: a constraint of atoms that are not there.
-    """
+def _fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
+    """(N,), the atoms that constraints hold in all three directions."""
     from ase.constraints import FixAtoms, FixCartesian, FixScaled
 
     held = np.zeros((len(atoms), 3), dtype=bool)
@@ -165,10 +161,8 @@ def fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
         if isinstance(constraint, FixAtoms | FixCartesian | FixScaled):
             index = np.asarray(constraint.index).reshape(-1)
             if index.size and not -len(atoms) <= index.min() <= index.max() < len(atoms):
-                raise ValueError(
-                    f"a {type(constraint).__name__} holds atom {index.max()}, and there are "
-                    f"{len(atoms)}, counted from 0: set the constraint again"
-                )
+                kind = type(constraint).__name__
+                raise ValueError(f"a {kind} holds atom {index.max()}, and there are {len(atoms)}")
             held[index] |= True if isinstance(constraint, FixAtoms) else constraint.mask
     return np.asarray(held.all(axis=1))
 
@@ -223,9 +217,6 @@ class AseDataset(StructuresDataset):
     def _where(self, row: int) -> str:
         return str(self.path.parent / self._name(row))
 
-    def _may_be_relaxation(self) -> bool:
-        return len(self) > 1
-
 
 def frames_of(path: Path) -> Iterator[dict[str, Any]]:
     """All frames of a file by OC20's names, read one by one where the format allows it.
@@ -234,26 +225,22 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
         ValueError: an unknown format, or a file that ASE cannot read, or not to its end; naming
             file and reason.
     """
+    import ase.io
+
     kind = _format_of(path)
     count = 0
     try:
-        for atoms in _rows(path, kind) if kind in ("db", "json") else _images(path):
+        if kind in ("db", "json"):
+            frames = _rows(path, kind)
+        else:
+            frames = ase.io.iread(str(path), index=":", do_not_split_by_at_sign=True)
+        for atoms in frames:
             yield atoms_record(atoms)
             count += 1
-    except GeneratorExit:
-        raise
     # ASE's readers raise anything.
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        hint = "no element of that symbol; " if isinstance(error, KeyError) else ""
         before = f" beyond its first {count} frames" if count else ""
-        raise ValueError(f"ASE cannot read {path}{before} ({hint}{reason})") from error
-
-
-def _images(path: Path) -> Iterator[Any]:
-    import ase.io
-
-    yield from ase.io.iread(str(path), index=":", do_not_split_by_at_sign=True)
+        raise ValueError(f"ASE cannot read {path}{before} ({error!r})") from error
 
 
 def _rows(path: Path, kind: str) -> Iterator[Any]:
@@ -261,7 +248,7 @@ def _rows(path: Path, kind: str) -> Iterator[Any]:
     import ase.db
 
     if kind == "db":
-        # ase.db would write its tables into whatever is called .db.
+        # ase.db would write its tables into any file of that name.
         where = f"file:{quote(str(path.absolute()))}?mode=ro"
         with contextlib.closing(sqlite3.connect(where, uri=True)) as connection:
             tables = "SELECT name FROM sqlite_master WHERE name = 'systems'"
@@ -295,12 +282,73 @@ def _format_of(path: Path) -> str:
     except UnknownFileTypeError:
         kind = ""
     except Exception as error:
-        raise ValueError(f"ASE cannot read {path}: {error or type(error).__name__}") from error
+        raise ValueError(f"ASE cannot read {path}: {error!r}") from error
     if kind not in ioformats:
-        packed = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz"}
-        found = next((f" ({kind})" for start, kind in packed.items() if head.startswith(start)), "")
         raise ValueError(
-            f"{path} is of unknown format{found}; read are LMDB files, and what ASE reads (traj, "
-            "extxyz, cif, POSCAR, …) under its usual suffix"
+            f"{path} is of unknown format (it begins with {head[:8]!r}); read are LMDB files, and "
+            "what ASE reads (traj, extxyz, cif, POSCAR, …) under its usual suffix"
         )
     return kind
+
+
+class _Conflict(Stored):
+    """In place of a field of which a row holds two values."""
+
+    def __init__(self, of_data: Any, of_pairs: Any) -> None:
+        self.values = of_data, of_pairs
+
+    def numpy(self) -> NDArray[Any]:
+        """Refuse."""
+        of_data, of_pairs = self.values
+        raise ValueError(
+            f"of data is {of_data!r:.40}, of key_value_pairs {of_pairs!r:.40}: two values, keep one"
+        )
+
+
+def _merged(pairs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The further fields of a row: those of `data`, then those of `key_value_pairs`."""
+    if not isinstance(pairs, Mapping) or not isinstance(data, Mapping):
+        raise ValueError("data or key_value_pairs of the row are not names with values")
+    fields = {**pairs, **{name: value for name, value in data.items() if value is not None}}
+    for name in pairs.keys() & fields.keys():
+        both = fields[name], pairs[name]
+        if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
+            fields[name] = _Conflict(*both)
+    return fields
+
+
+def row_record(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of ASE's database, as it is stored in JSON, by OC20's names."""
+    fields = _merged(row.get("key_value_pairs") or {}, row.get("data") or {})
+    fields |= {name: row[column] for name, column in _COLUMNS.items() if column in row}
+    fields["pbc"] = row.get("pbc", [False] * 3)  # ASE leaves out what is False
+    if "forces" in row:
+        fields["forces"] = row["forces"]
+    if "energy" in row:
+        fields["calculator"] = row["energy"]
+    numbers = fields.get("atomic_numbers")
+    if numbers is not None:
+        n = numbers.numpy().size if isinstance(numbers, Stored) else np.size(numbers)
+        fields["natoms"] = n
+        fields["fixed"] = _fixed(row.get("constraints") or [], n)
+    return fields
+
+
+def _fixed(constraints: Any, n: int) -> NDArray[np.bool_]:
+    """(n,), the atoms that constraints hold in all three directions."""
+
+    def array(value: Any) -> NDArray[Any]:
+        return value.numpy() if isinstance(value, Stored) else np.asarray(value)
+
+    held = np.zeros((n, 3), dtype=bool)
+    try:
+        for constraint in constraints:
+            name, arguments = constraint["name"], constraint["kwargs"]
+            if name in ("FixAtoms", "FixCartesian", "FixScaled"):
+                rows = array(arguments["indices" if "indices" in arguments else "a"])
+                if rows.size:
+                    mask = True if name == "FixAtoms" else arguments.get("mask", True)
+                    held[np.atleast_1d(rows)] |= array(mask).astype(bool)
+    except (TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
+        raise ValueError(f"fixed: its constraints cannot be read ({error})") from error
+    return np.asarray(held.all(axis=1))

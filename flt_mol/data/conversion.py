@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +24,10 @@ from flt_mol.data.ase import to_ase
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
+from flt_mol.data.opening import open_dataset
 from flt_mol.data.schema import OnError
 from flt_mol.files import VERSION, temporary_path
 from flt_mol.structures import Structures
-
-if TYPE_CHECKING:
-    from ase import Atoms
 
 __all__ = [
     "SUFFIXES",
@@ -38,8 +36,6 @@ __all__ = [
     "convert",
     "readable_batches",
     "remove_leftovers",
-    "to_frame",
-    "write_frame",
 ]
 
 Progress = Callable[[int, int | None], None]
@@ -115,13 +111,19 @@ def convert(
     chosen = range(len(source)) if indices is None else indices
     skipped: list[str] = list(source.skipped)
     on_invalid = skipped.append if on_error == "skip" else None
-    done, kept = _Counter(progress, 2 * len(chosen)), list[int]()
+    done, kept = 0, list[int]()
+
+    def count(systems: int) -> None:
+        nonlocal done
+        done += systems
+        if progress is not None:
+            progress(done, 2 * len(chosen))
 
     def systems() -> Iterator[tuple[list[int], Structures]]:
         for rows, batch in readable_batches(source, chosen, on_invalid):
             kept.extend(rows)
             yield rows, batch
-            done.add(len(batch))
+            count(len(batch))
         if not kept:
             first = f"; the first: {skipped[0]}" if skipped else ""
             raise ValueError(f"{source.path}: no record of {len(chosen)} can be converted{first}")
@@ -129,7 +131,7 @@ def convert(
     remove_leftovers(output)
     with temporary_path(output, durable=True) as temporary:
         _WRITERS[output.suffix.lower()](source, systems(), temporary, forces)
-        _compare(source, kept, temporary, done)
+        _compare(source, kept, temporary, count)
         size = temporary.stat().st_size
     left_out = _left_out(source, kept[0], forces)
     seconds = time.perf_counter() - begun
@@ -141,14 +143,8 @@ def readable_batches(
 ) -> Iterator[tuple[list[int], Structures]]:
     """Systems in batches of which either all or none have each target, with their indices.
 
-    Args:
-        source: a data set.
-        indices: of its systems.
-        on_invalid: called with the message of each record that cannot be read, which is skipped;
-            None raises it.
-
-    Raises:
-        ValueError: the first invalid record.
+    `on_invalid` gets the message of each record that cannot be read, which is skipped; without it
+    the first raises its ValueError.
     """
     for start in range(0, len(indices), _AT_ONCE):
         rows = [int(index) for index in indices[start : start + _AT_ONCE]]
@@ -172,14 +168,12 @@ def readable_batches(
 def _check_output(output: Path, *, forces: bool, overwrite: bool) -> None:
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
-        hint = "; .lmdb is only read" if suffix == ".lmdb" else ""
-        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}{hint}")
+        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
     if forces and suffix == ".extxyz":
         raise ValueError(f"{output}: .extxyz does not hold forces; choose another kind of file")
-    if output.is_dir():
-        raise ValueError(f"{output} is a folder; choose another name")
-    if os.path.lexists(output) and not overwrite:
-        raise ValueError(f"{output} exists; choose another name, or overwrite it (--overwrite)")
+    if output.is_dir() or (os.path.lexists(output) and not overwrite):
+        kind = " and is a folder" if output.is_dir() else ""
+        raise ValueError(f"{output} exists{kind}: choose another name, or overwrite it")
 
 
 def remove_leftovers(output: Path) -> None:
@@ -196,18 +190,8 @@ def remove_leftovers(output: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        except OSError:
+        except OSError:  # of somebody else
             continue
-
-
-class _Counter:
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def add(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.done, self.total)
 
 
 Batches = Iterator[tuple[list[int], Structures]]
@@ -223,48 +207,27 @@ def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -
     """(N, 3), NaN where a record has none."""
     parts = []
     for row, count in zip(rows, batch.natoms.tolist(), strict=True):
-        found = _force_of(source, row)
-        parts.append(np.full((count, 3), np.nan) if found is None else found.reshape(count, 3))
+        record = source.record(row)
+        found = record.get("force", record.get("forces"))
+        found = np.full((count, 3), np.nan) if found is None else found
+        parts.append(np.reshape(found, (count, 3)))
     return np.concatenate(parts)
 
 
-def _force_of(source: StructuresDataset, row: int) -> NDArray[Any] | None:
-    record = source.record(row)
-    value = next((record[name] for name in ("force", "forces") if name in record), None)
-    return None if value is None else np.asarray(value)
-
-
 def _write_frames(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for _, batch in systems:
-            for system in batch:
-                write_frame(file, system)
-
-
-def write_frame(file: TextIO, system: Structures) -> None:
-    """Append one system to an extended XYZ file, in the form of :func:`to_frame`."""
+    """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
-    atoms: Any = to_frame(system)
-    further = [name for name in atoms.arrays if name not in ("numbers", "positions")]
-    write_extxyz(file, [atoms], columns=["symbols", "positions", *further, "move_mask"])
-
-
-def to_frame(system: Structures) -> Atoms:
-    """One system as ASE atoms with all that .extxyz keeps.
-
-    Besides what :func:`flt_mol.data.to_ase` gives: further values in `info`, relaxed positions, Å,
-    in `arrays["pos_relaxed"]`. Texts that ASE would read as numbers are in its JSON form.
-    """
-    atoms: Any = to_ase(system)
-    atoms.info |= {name: value for name, (value,) in system.info.items() if value is not None}
-    for name, value in atoms.info.items():
-        if isinstance(value, str):
-            atoms.info[name] = _kept_text(value)
-    if system.positions_relaxed is not None:
-        atoms.arrays["pos_relaxed"] = system.positions_relaxed.double().numpy()
-    frame: Atoms = atoms
-    return frame
+    with path.open("w", encoding="utf-8") as file:
+        for system in (system for _, batch in systems for system in batch):
+            atoms: Any = to_ase(system)
+            atoms.info |= {name: v for name, (v,) in system.info.items() if v is not None}
+            for name, value in atoms.info.items():
+                atoms.info[name] = _kept_text(value) if isinstance(value, str) else value
+            if system.positions_relaxed is not None:
+                atoms.arrays["pos_relaxed"] = system.positions_relaxed.double().numpy()
+            further = [name for name in atoms.arrays if name not in ("numbers", "positions")]
+            write_extxyz(file, [atoms], columns=["symbols", "positions", *further, "move_mask"])
 
 
 def _kept_text(text: str) -> str:
@@ -285,7 +248,7 @@ def _write_rows(source: StructuresDataset, systems: Batches, path: Path, forces:
         for rows, batch in systems:
             for row, system in zip(rows, batch, strict=True):
                 count += 1
-                text = encode(_row(system, _force_of(source, row) if forces else None))
+                text = encode(_row(system, _forces(source, [row], system) if forces else None))
                 yield str(count).encode(), zlib.compress(text.encode())
         yield b"nextid", zlib.compress(str(count + 1).encode())
 
@@ -316,18 +279,18 @@ def _row(system: Structures, force: NDArray[Any] | None) -> dict[str, Any]:
         # ASE's rows have a random name; here it is made of what the row holds.
         "unique_id": hashlib.sha256(repr(data).encode()).hexdigest()[:32],
     }
-    return row if force is None else {**row, "calculator": "unknown", "forces": force}
+    if force is not None and not np.isnan(force).all():
+        row |= {"calculator": "unknown", "forces": force}
+    return row
 
 
 _WRITERS = dict(zip(SUFFIXES, (_write_flat, _write_rows, _write_frames), strict=True))
 
 
 def _compare(
-    source: StructuresDataset, indices: Sequence[int], written: Path, done: _Counter
+    source: StructuresDataset, indices: Sequence[int], written: Path, count: Callable[[int], None]
 ) -> None:
     """Read the file and the source, and refuse what is not the same in both."""
-    from flt_mol.data.opening import open_dataset
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that the source took, too
         back = open_dataset(written)
@@ -342,29 +305,27 @@ def _compare(
             if name is not None:
                 raise ValueError(
                     f"{source.where(rows[0])} and following: {name} does not come back from "
-                    f"{written.suffix}; choose another kind of file, or remove the field"
+                    f"{written.suffix}; choose another kind of file"
                 )
             first += len(rows)
-            done.add(len(rows))
+            count(len(rows))
 
 
 def _difference(expected: Structures, found: Structures, tolerance: float) -> str | None:
     """The first field in which they differ."""
     for field in fields(Structures):
         a, b = getattr(expected, field.name), getattr(found, field.name)
+        same = repr(a) == repr(b)
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            same = a.dtype == b.dtype and a.shape == b.shape
             near = tolerance if field.name.startswith("positions") else 0.0
+            same = a.dtype == b.dtype and a.shape == b.shape
             same = same and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-        else:
-            same = repr(a) == repr(b)
         if not same:
             return field.name
     return None
 
 
 def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str, ...]:
-    """Names of the fields of a record that no place is kept for: the graph, arrays, forces."""
     record, options = source.record(index), source.options
     kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if forces else ())}
     if not options.ignore_energy:

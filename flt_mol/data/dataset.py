@@ -1,4 +1,4 @@
-"""What all data sets have in common; several as one; some systems of one."""
+"""What all data sets have in common, and several files as one data set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from flt_mol.structures import Structures
 __all__ = ["JoinedDataset", "Notes", "StructuresDataset"]
 
 _AT_ONCE = 64  # systems read together when a whole file is read
-_TRIED_FOR_TARGETS = 64
 
 
 class Notes:
@@ -85,10 +84,6 @@ class StructuresDataset(Dataset[Structures]):
             default_sid=lambda i: self._default_sid(rows[i]),
             notes=notes,
         )
-
-    def _may_be_relaxation(self) -> bool:
-        """Whether the systems may be frames of one relaxation."""
-        return False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -162,34 +157,28 @@ class StructuresDataset(Dataset[Structures]):
             None where one of them has a target, or none can be read.
         """
         numbers: dict[str, None] = {}
-        readable = 0
-        for row in self._rows[:_TRIED_FOR_TARGETS].tolist():
+        readable = False
+        for row in self._rows[:_AT_ONCE].tolist():
             try:
                 record = self._records([row])[0]
             except ValueError:
                 continue
             if record.get(self.options.energy) is not None:
                 return None
-            readable += 1
+            readable = True
             numbers.update(dict.fromkeys(n for n, value in record.items() if _is_energy(n, value)))
-        return self._no_targets(list(numbers)) if readable else None
-
-    def _no_targets(self, numbers: list[str]) -> str:
+        if not readable:
+            return None
         text = (
             f"this split has no targets (no record holds {self.options.energy}); train and "
-            "evaluate need them, predict does not"
+            f"evaluate need them, predict does not; stored are: {', '.join(numbers) or 'none'}"
         )
-        found = [name for name in numbers if name != "calculator"]
-        if found:
-            text += f"; stored are: {', '.join(found[:8])}: name one with energy=… or --energy"
         if "calculator" in numbers:
-            text += '; energy="calculator" takes the total energies that a calculator found'
-            if self._may_be_relaxation():
-                text += (
-                    "; of relaxations, a file each, from_trajectories(…, references=…) and flt-mol "
-                    "data convert --references make records with adsorption energies"
-                )
-        return text
+            text += (
+                '; energy="calculator" takes the total energies that a calculator found; of '
+                "relaxations, from_trajectories (--references) makes adsorption energies"
+            )
+        return f"{text}; name one with energy=… or --energy" if numbers else text
 
     def _rows_of(self, indices: Sequence[int]) -> list[int]:
         size = len(self._rows)
@@ -303,24 +292,17 @@ class JoinedDataset(StructuresDataset):
         return self.parts[part].where(inside)
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
-        located = [self._locate(row) for row in rows]
-        return [self.parts[part].record(inside) for part, inside in located]
+        return [self.parts[part].record(inside) for part, inside in map(self._locate, rows)]
 
     def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
-        places: dict[int, list[int]] = {}
-        for place, row in enumerate(rows):
-            places.setdefault(self._locate(row)[0], []).append(place)
-        batches = [
-            self.parts[part].batch([self._locate(rows[place])[1] for place in own])
-            for part, own in places.items()
-        ]
-        order = [place for own in places.values() for place in own]
+        places: dict[int, list[tuple[int, int]]] = {}
+        for place, (part, inside) in enumerate(map(self._locate, rows)):
+            places.setdefault(part, []).append((place, inside))
+        batches = [self.parts[p].batch([i for _, i in own]) for p, own in places.items()]
         joined = batches[0] if len(batches) == 1 else Structures.cat(batches)
+        order = [place for own in places.values() for place, _ in own]
         return joined if order == sorted(order) else joined.select(np.argsort(order).tolist())
 
     def natoms(self) -> NDArray[np.int64]:
         """Atoms of each system (len,)."""
         return np.concatenate([part.natoms() for part in self.parts])
-
-    def _may_be_relaxation(self) -> bool:
-        return any(part._may_be_relaxation() for part in self.parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,17 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.data.schema import (
-    GRAPH_FIELDS,
-    LARGEST_ENERGY,
-    Notes,
-    ReadOptions,
-    Record,
-    Stored,
-    heights,
-    tags_are_layers,
-    to_numpy,
-)
+from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, heights, to_numpy
+from flt_mol.data.tags import tags_are_layers
 from flt_mol.structures import Structures
 
 __all__ = ["decode"]
@@ -31,6 +23,7 @@ _OWN_NAMES = ("y_relaxed", "y_init", "pos_relaxed")
 _NOT_INFO = GRAPH_FIELDS | {"pos", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms"}
 _NOT_INFO |= {"sid", "force", "forces", "x", "y", "normal", "face", "calculator", *_OWN_NAMES}
 _LARGEST = float(np.finfo(np.float32).max)
+_LARGEST_ENERGY = 1e9  # eV; squares and sums of these are finite
 _SMALLEST_HEIGHT = 0.5  # Å, thinner than any crystal: no two atoms are closer than 0.7 Å
 _FAR = 100.0  # Å from the origin; beyond it float32 is coarser than 1e-5 Å
 _LARGEST_SID = 1 << 63
@@ -44,7 +37,7 @@ def decode(
     *,
     where: Callable[[int], str],
     default_sid: Callable[[int], int | str] = lambda i: i,
-    notes: Notes | None = None,
+    notes: dict[str, str] | None = None,
 ) -> Structures:
     """Records as one batch, all at once; one by one only to name the one that cannot be read.
 
@@ -54,9 +47,9 @@ def decode(
 
     Defaults: tags 0, fixed False, sid `default_sid`, no targets. Without `pbc`, a system repeats
     along every lattice vector that is not zero; without `cell`, along none. Further plain values
-    and up to 64 numbers (bulk_index, ads_index, …) go to `info`; the graph, forces and large
-    arrays do not. A system whose centre is more than 100 Å from the origin is moved there, since
-    float32 would blur its distances. A malformed y_init is a note, since nothing depends on it.
+    and up to 64 numbers (bulk_index, ads_index, …) go to `info`. A system whose centre is more than
+    100 Å from the origin is moved there, since float32 would blur its distances. A malformed y_init
+    is a note, since nothing depends on it.
 
     Args:
         records: B ≥ 1, values by name.
@@ -82,27 +75,28 @@ def decode(
         if len(records) == 1:
             raise ValueError(f"{where(0)}{_named(records[0])}: {error}") from error
         found = None
+    if found is not None:
+        return found
 
     def alone(i: int) -> Structures:
         here, sid = (lambda _: where(i)), (lambda _: default_sid(i))
         return decode([records[i]], options, where=here, default_sid=sid, notes=notes)
 
-    return Structures.cat([alone(i) for i in range(len(records))]) if found is None else found
+    return Structures.cat([alone(i) for i in range(len(records))])
 
 
 def _named(record: Record) -> str:
-    try:
-        sid = _sid(record, 0, lambda _: "", {})
-    except ValueError:
-        sid = ""
-    return f", sid {sid}" if sid != "" else ""
+    with suppress(ValueError):
+        if record.get("sid") is not None:
+            return f", sid {_sid(record, 0, lambda _: 0, {})}"
+    return ""
 
 
 def _decode(
     records: Sequence[Record],
     options: ReadOptions,
     default_sid: Callable[[int], int | str],
-    notes: Notes,
+    notes: dict[str, str],
 ) -> Structures | None:
     """None where some of several records have an optional field and others do not."""
     sid = tuple(_sid(record, i, default_sid, notes) for i, record in enumerate(records))
@@ -146,7 +140,9 @@ def _decode(
     )
 
 
-def _sid(record: Record, i: int, default: Callable[[int], int | str], notes: Notes) -> int | str:
+def _sid(
+    record: Record, i: int, default: Callable[[int], int | str], notes: dict[str, str]
+) -> int | str:
     value = record.get("sid")
     if value is None:
         notes["sid"] = "no sid (the key is used)"
@@ -176,7 +172,7 @@ def _array(value: Any, field: str) -> NDArray[Any]:
         raise ValueError(f"{field} {error}") from error
 
 
-def _count(record: Record, notes: Notes) -> int:
+def _count(record: Record, notes: dict[str, str]) -> int:
     """Atoms of a record; a stored natoms must agree, and batch or ptr of PyG be of one graph."""
     if not all(isinstance(name, str) for name in record):
         raise ValueError("names of fields are not all text (of several records give a list)")
@@ -195,21 +191,21 @@ def _count(record: Record, notes: Notes) -> int:
             raise ValueError(f"natoms is {stored.tolist()}, but there are {n} atomic numbers")
     for field in ("ptr", "batch"):
         value = record.get(field)
-        if value is not None and not isinstance(value, str) and _graphs(value, field, n) > 1:
+        if value is not None and _several(value, field, n):
             raise ValueError(f"{field} is of several graphs: store one system per record")
     return n
 
 
-def _graphs(value: Any, field: str, n: int) -> int:
+def _several(value: Any, field: str, n: int) -> bool:
     try:
         array = to_numpy(value).reshape(-1)
     except ValueError:  # something else of that name
-        return 1
+        return False
     if array.dtype.kind not in "iu" or not array.size:
-        return 1
+        return False
     if field == "batch":
-        return len(np.unique(array)) if array.size == n else 1
-    return len(array) - 1 if array[0] == 0 and array[-1] == n else 1
+        return array.size == n and bool((array != array[0]).any())
+    return array.size > 2 and array[0] == 0 and array[-1] == n
 
 
 def _whole(
@@ -239,7 +235,7 @@ def _whole(
 
 
 def _tags(
-    records: Sequence[Record], ptr: NDArray[np.int64], options: ReadOptions, notes: Notes
+    records: Sequence[Record], ptr: NDArray[np.int64], options: ReadOptions, notes: dict[str, str]
 ) -> NDArray[np.int64]:
     if options.layer_numbers:
         records = [{} if tags_are_layers(record) else record for record in records]
@@ -287,7 +283,7 @@ def _near_origin(
 
 
 def _cells(
-    records: Sequence[Record], notes: Notes
+    records: Sequence[Record], notes: dict[str, str]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Cells (B, 3, 3), Å, and pbc (B, 3), of which no periodic direction is singular."""
     cells = np.zeros((len(records), 3, 3))
@@ -317,8 +313,7 @@ def _cells(
         if distance.size and distance.min() < _SMALLEST_HEIGHT:
             raise ValueError(
                 f"cell is singular along a periodic direction: {distance.min():.2g} Å between "
-                f"images, at least {_SMALLEST_HEIGHT} Å expected; give a cell with a lattice "
-                "vector for each periodic direction, or set pbc False there"
+                f"images, at least {_SMALLEST_HEIGHT} Å expected; correct it or set pbc False"
             )
     return cells, pbc
 
@@ -326,24 +321,18 @@ def _cells(
 def _targets(records: Sequence[Record], options: ReadOptions) -> tuple[str, ...]:
     """The names of the targets; those asked for have to be fields of every record."""
     names = (options.energy, options.energy_initial, options.positions_relaxed)
-    for name in names:
-        for record in records if name not in _OWN_NAMES else ():
-            if name not in record:
-                raise ValueError(
-                    f"{name} was asked for, and is not stored; {_stored(record, name)}"
-                )
-    for record in records if options.require_energy else ():
-        if record.get(options.energy) is None:
+    for record in records:
+        missing = next((n for n in names if n not in _OWN_NAMES and n not in record), None)
+        if options.require_energy and record.get(options.energy) is None:
+            missing = options.energy
+        if missing is not None:
+            stored = [str(n) for n in record if record[n] is not None and n not in GRAPH_FIELDS]
+            near = get_close_matches(missing, stored, n=20, cutoff=0)
             raise ValueError(
-                f"{options.energy} is missing: the system has no target; "
-                f"{_stored(record, options.energy)} (the option energy names the target)"
+                f"{missing} is missing, the target that was asked for; stored are: "
+                f"{', '.join(near) or 'none'} (options energy, energy_initial, positions_relaxed)"
             )
     return names
-
-
-def _stored(record: Record, name: str) -> str:
-    names = [str(n) for n in record if record[n] is not None and n not in GRAPH_FIELDS]
-    return f"stored are: {', '.join(get_close_matches(name, names, n=20, cutoff=0)) or 'none'}"
 
 
 def _energies(records: Sequence[Record], field: str) -> Tensor | None:
@@ -359,8 +348,8 @@ def _energies(records: Sequence[Record], field: str) -> Tensor | None:
                 raise ValueError(f"{field} is {array.tolist()!r:.60}, expected one number in eV")
             value = array.item()
         energies[b] = value
-    if not np.abs(energies).max() <= LARGEST_ENERGY:
-        wrong = energies[~(np.abs(energies) <= LARGEST_ENERGY)][0]
+    if not np.abs(energies).max() <= _LARGEST_ENERGY:
+        wrong = energies[~(np.abs(energies) <= _LARGEST_ENERGY)][0]
         raise ValueError(f"{field} is {wrong:g}, expected a finite energy in eV")
     return torch.from_numpy(energies)
 
@@ -382,16 +371,15 @@ def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[
 
 def _plain(value: Any) -> Any:
     """Plain values and short lists as they are, short arrays as lists, None for anything else."""
-    if value is None or isinstance(value, str | bool | float):
+    if value is None or type(value) in (str, bool, float):
         return value
     if type(value) is int:
-        return value if -(1 << 63) <= value < 1 << 63 else None
+        return value if -_LARGEST_SID <= value < _LARGEST_SID else None
     if isinstance(value, list | tuple):
-        if len(value) > _INFO_SIZE or not all(type(v) in (str, bool, int, float) for v in value):
-            return None
-        return value
+        plain = all(type(v) in (str, bool, int, float) for v in value[: _INFO_SIZE + 1])
+        return value if plain and len(value) <= _INFO_SIZE else None
     try:
-        array = np.asarray(value) if isinstance(value, np.generic) else to_numpy(value)
+        array = np.asarray(value) if isinstance(value, np.generic | str) else to_numpy(value)
     except ValueError:
         return None
     if array.ndim > 1 or array.size > _INFO_SIZE:

@@ -30,17 +30,15 @@ safetensors opens such a file.
 from __future__ import annotations
 
 import json
-import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from flt_mol.data.dataset import Notes, StructuresDataset
@@ -51,26 +49,25 @@ from flt_mol.structures import Structures
 __all__ = ["FlatDataset", "write_flat"]
 
 _KEY, _VERSION = "flt_mol.flat", 1  # one key: safetensors writes several in any order
-_TYPES = {"I64": "<i8", "F64": "<f8", "F32": "<f4", "U8": "u1", "BOOL": "?"}
 _SYSTEM, _ATOM, _FENCE, _BYTE = "system", "atom", "fence", "byte"
 # Name → type, what its rows are, shape of a row.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
-    "ptr": ("I64", _FENCE, ()),
-    "sid": ("I64", _SYSTEM, ()),
-    "sid_ptr": ("I64", _FENCE, ()),
-    "info_ptr": ("I64", _FENCE, ()),
-    "energy": ("F64", _SYSTEM, ()),
-    "energy_initial": ("F64", _SYSTEM, ()),
-    "cell": ("F32", _SYSTEM, (3, 3)),
-    "positions": ("F32", _ATOM, (3,)),
-    "positions_relaxed": ("F32", _ATOM, (3,)),
-    "force": ("F32", _ATOM, (3,)),
-    "atomic_numbers": ("U8", _ATOM, ()),
-    "tags": ("U8", _ATOM, ()),
-    "fixed": ("BOOL", _ATOM, ()),
-    "pbc": ("BOOL", _SYSTEM, (3,)),
-    "sid_text": ("U8", _BYTE, ()),
-    "info": ("U8", _BYTE, ()),
+    "ptr": ("<i8", _FENCE, ()),
+    "sid": ("<i8", _SYSTEM, ()),
+    "sid_ptr": ("<i8", _FENCE, ()),
+    "info_ptr": ("<i8", _FENCE, ()),
+    "energy": ("<f8", _SYSTEM, ()),
+    "energy_initial": ("<f8", _SYSTEM, ()),
+    "cell": ("<f4", _SYSTEM, (3, 3)),
+    "positions": ("<f4", _ATOM, (3,)),
+    "positions_relaxed": ("<f4", _ATOM, (3,)),
+    "force": ("<f4", _ATOM, (3,)),
+    "atomic_numbers": ("u1", _ATOM, ()),
+    "tags": ("u1", _ATOM, ()),
+    "fixed": ("?", _ATOM, ()),
+    "pbc": ("?", _SYSTEM, (3,)),
+    "sid_text": ("u1", _BYTE, ()),
+    "info": ("u1", _BYTE, ()),
 }
 _PER_ATOM = frozenset(name for name, (_, rows, _) in _TENSORS.items() if rows == _ATOM)
 _REQUIRED = ("ptr", "atomic_numbers", "tags", "fixed", "positions", "cell", "pbc")
@@ -80,7 +77,6 @@ _OC20 = {"positions": "pos", "energy": "y_relaxed", "energy_initial": "y_init"}
 _OC20 |= {"positions_relaxed": "pos_relaxed"}
 _MEMORY = {"atomic_numbers": np.int64, "tags": np.int64}  # types of Structures
 _ELEMENTS, _TAGS = 118, 2  # largest of each
-_LARGEST_HEADER = 1 << 20  # bytes; of ours it has about 1,500
 
 
 def write_flat(
@@ -111,7 +107,7 @@ def write_flat(
             value = forces if name == "force" else getattr(batch, name)
             shape = (batch.num_atoms if name in _PER_ATOM else len(batch), *_TENSORS[name][2])
             found = np.broadcast_to(np.nan, shape) if value is None else np.asarray(value)
-            parts.append(found.astype(_TYPES[_TENSORS[name][0]]))
+            parts.append(found.astype(_TENSORS[name][0]))
         natoms += batch.natoms.tolist()
         sids += batch.sid
         infos += [_info_text(batch, b) for b in range(len(batch))]
@@ -167,20 +163,15 @@ class FlatDataset(StructuresDataset):
     ) -> None:
         super().__init__(path, options, notes=notes)
         self.kind = "flat file"
-        self.metadata, self._layout = _read_header(self.path)
-        self._finish(_checked_count(self.path, self._tensors))
+        self.metadata, self._tensors = _read(self.path)
+        self._finish(len(self._tensors["ptr"]) - 1)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_tensors"}
 
-    @cached_property
-    def _tensors(self) -> dict[str, NDArray[Any]]:
-        with readable(self.path):
-            content = np.memmap(self.path, np.uint8, "r")
-        return {
-            name: np.ndarray(shape, _TYPES[kind], content, start)
-            for name, (kind, shape, start) in self._layout.items()
-        }
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tensors = _read(self.path)[1]
 
     def natoms(self) -> NDArray[np.int64]:
         """Atoms of each system (len,)."""
@@ -193,10 +184,7 @@ class FlatDataset(StructuresDataset):
         return [self._record(row) for row in rows]
 
     def _record(self, row: int) -> dict[str, Any]:
-        try:
-            fields = self._gather([row])
-        except ValueError as error:
-            raise ValueError(f"{self._where(row)}: {error}") from None
+        fields = self._gather([row])
         del fields["ptr"]
         record = {name: values[0] for name, values in fields.pop("info").items()}
         record["natoms"] = len(fields["tags"])
@@ -265,78 +253,51 @@ class FlatDataset(StructuresDataset):
         return fields
 
     def _texts(self, name: str, fence: str, systems: NDArray[np.int64]) -> list[Any]:
-        starts, ends = self._tensors[fence][systems], self._tensors[fence][systems + 1]
-        pairs, texts = zip(starts.tolist(), ends.tolist(), strict=True), self._tensors[name]
-        try:
-            found = [json.loads(texts[start:end].tobytes()) for start, end in pairs]
-            if all(isinstance(v, dict if name == "info" else int | str) for v in found):
-                return found
-            reason = "of another kind"
-        except (ValueError, RecursionError) as error:
-            reason = str(error)
-        raise ValueError(
-            f"{name} is not the JSON that it should be ({reason}): the file is damaged"
-        )
+        found, texts, ends = [], self._tensors[name], self._tensors[fence]
+        for row in systems.tolist():
+            try:
+                found.append(json.loads(texts[ends[row] : ends[row + 1]].tobytes()))
+                if not isinstance(found[-1], dict if name == "info" else int | str):
+                    raise ValueError(f"{found[-1]!r:.20}")
+            except (ValueError, RecursionError) as error:
+                text = f"{name} is not the JSON that it should be: damaged ({error})"
+                raise ValueError(f"{self._where(row)}: {text}") from None
+        return found
 
 
-Layout = dict[str, tuple[str, tuple[int, ...], int]]
-"""Name → type, shape, and where its first byte is in the file."""
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], Layout]:
-    """Metadata and layout, checked against the size of the file."""
-    with readable(path), path.open("rb") as file:
-        size = path.stat().st_size
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            if size < 8 or length > min(size, _LARGEST_HEADER):
-                raise ValueError("its first bytes are not a header")
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", {})
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Metadata and tensors, memory-mapped, where all lengths belong together."""
+    try:
+        with readable(path), safe_open(path, "pt") as file:
+            metadata, names = file.metadata() or {}, file.keys()
             if _KEY not in metadata:
-                held = ", ".join(list(header)[:3])
+                held = ", ".join(list(names)[:3])
                 raise ValueError(f"it holds other tensors ({held}); is it a model's weights?")
             metadata = json.loads(metadata[_KEY])
             if metadata["version"] != _VERSION:
                 raise ValueError(f"version {metadata['version']} needs a newer flt_mol")
-            known = [name for name in header if name in _TENSORS]
-            layout = {name: _entry(name, header[name], length + 8, size) for name in known}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a flat file of structures: {error}") from None
-    return metadata, layout
+            tensors = {name: file.get_tensor(name).numpy() for name in names if name in _TENSORS}
+        _check(tensors)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a flat file of structures: {error}") from None
+    return metadata, tensors
 
 
-def _entry(
-    name: str, entry: Mapping[str, Any], offset: int, size: int
-) -> tuple[str, tuple[int, ...], int]:
-    kind, _, row = _TENSORS[name]
-    shape = tuple(map(operator.index, entry["shape"]))
-    start, end = map(operator.index, entry["data_offsets"])
-    if entry["dtype"] != kind or shape[1:] != row:
-        raise ValueError(f"{name} is {entry['dtype']} {shape}, expected {kind} (…, {row})")
-    if not 0 <= start <= end or end - start != np.dtype(_TYPES[kind]).itemsize * math.prod(shape):
-        raise ValueError(f"{name} of shape {shape} does not have {end - start} bytes")
-    if offset + end > size:
-        raise ValueError(f"{name} ends after byte {offset + end:,} of {size:,}: it is truncated")
-    return kind, shape, offset + start
-
-
-def _checked_count(path: Path, tensors: Mapping[str, NDArray[Any]]) -> int:
-    """Number of systems, where all lengths belong together."""
+def _check(tensors: Mapping[str, NDArray[Any]]) -> None:
     named = ("sid_text", "sid_ptr") if "sid_text" in tensors else ("sid",)
     for name in (*_REQUIRED, *named, *(("info_ptr",) if "info" in tensors else ())):
         if name not in tensors:
-            raise ValueError(f"{path} is not a flat file of structures: it has no {name}")
-    count = len(tensors["ptr"]) - 1
-    rows = {_SYSTEM: count, _FENCE: count + 1, _ATOM: len(tensors["atomic_numbers"])}
+            raise ValueError(f"it has no {name}")
+    fences = len(tensors["ptr"])
+    rows = {_SYSTEM: fences - 1, _FENCE: fences, _ATOM: len(tensors["atomic_numbers"])}
     for name, tensor in tensors.items():
-        expected = rows.get(_TENSORS[name][1], len(tensor))
-        if len(tensor) != expected:
-            raise ValueError(f"{path}: {name} has {len(tensor)} rows, expected {expected}")
+        kind, of, row = _TENSORS[name]
+        shape = (rows.get(of, len(tensor)), *row)
+        if tensor.dtype != kind or tensor.shape != shape:
+            found = f"{tensor.dtype} {tensor.shape}"
+            raise ValueError(f"{name} is {found}, expected {np.dtype(kind)} {shape}")
     for fence, name in (("ptr", "positions"), ("sid_ptr", "sid_text"), ("info_ptr", "info")):
-        if fence not in tensors or name not in tensors:
-            continue
-        ends = tensors[fence]
-        if ends[0] != 0 or ends[-1] != len(tensors[name]) or (np.diff(ends) < 1).any():
-            raise ValueError(f"{path}: {fence} does not divide {name} into systems: it is damaged")
-    return count
+        if fence in tensors and name in tensors:
+            ends = tensors[fence]
+            if ends[0] != 0 or ends[-1] != len(tensors[name]) or (np.diff(ends) < 1).any():
+                raise ValueError(f"{fence} does not divide {name} into systems: it is damaged")

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from ase.data import chemical_symbols
 
 from flt_mol.data.conversion import readable_batches
 from flt_mol.data.dataset import StructuresDataset
-from flt_mol.data.schema import ReadOptions
 from flt_mol.structures import Structures
 
 __all__ = ["inspect", "render"]
@@ -22,6 +20,7 @@ __all__ = ["inspect", "render"]
 _EXPECTED = ("sid", "natoms", "atomic_numbers", "pos", "cell", "tags", "fixed")
 _LARGEST_ENERGY = 10.0  # eV; OC20's makers dropped systems beyond it
 _KEPT = 1000  # messages, outliers and repeated sids that are given; all are counted
+_STATISTICS = ("min", "median", "mean", "max", "std")
 _SHOWN = 20  # of those in the text
 
 
@@ -29,7 +28,6 @@ class _Tally:
     """What has been counted so far; a few bytes for each record."""
 
     def __init__(self) -> None:
-        self.records = 0
         self.fields: Counter[str] = Counter()
         self.dtypes: dict[str, set[str]] = {}
         self.elements: Counter[int] = Counter()
@@ -43,7 +41,6 @@ class _Tally:
         self.fixed = 0
 
     def add_record(self, record: Mapping[str, Any]) -> None:
-        self.records += 1
         for name, value in record.items():
             if value is not None:
                 self.fields[name] += 1
@@ -65,14 +62,13 @@ class _Tally:
 
 
 def _kind_of_value(value: Any) -> str:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        kind = "tensor" if isinstance(value, torch.Tensor) else "array"
-        return f"{kind} {str(value.dtype).removeprefix('torch.')}, {value.ndim} axes"
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype}, {value.ndim} axes"
     return type(value).__name__
 
 
 def inspect(
-    dataset: Any,
+    dataset: StructuresDataset,
     *,
     limit: int | None = None,
     progress: Callable[[int, int | None], None] | None = None,
@@ -82,7 +78,7 @@ def inspect(
     Invalid records are listed, not raised.
 
     Args:
-        dataset: of :func:`flt_mol.data.open_dataset`.
+        dataset: the records.
         limit: how many records to look at, spread evenly; None looks at all.
         progress: called with how many of how many have been looked at.
 
@@ -108,7 +104,7 @@ def inspect(
     done = 0
     for rows, batch in readable_batches(dataset, chosen, tally.problems.append):
         tally.add(batch)
-        for row in rows if isinstance(dataset, StructuresDataset) else ():
+        for row in rows:
             tally.add_record(dataset.record(row))
         done += len(rows)
         if progress is not None:
@@ -116,33 +112,28 @@ def inspect(
     return _summary(dataset, tally, looked_at)
 
 
-def _summary(dataset: Any, tally: _Tally, looked_at: int) -> dict[str, Any]:
-    from ase.data import chemical_symbols
-
-    size, skipped = _disk_bytes(dataset), list(getattr(dataset, "skipped", []))
-    options = getattr(dataset, "options", ReadOptions())
+def _summary(dataset: StructuresDataset, tally: _Tally, looked_at: int) -> dict[str, Any]:
+    size, options, valid = _disk_bytes(dataset), dataset.options, len(tally.natoms)
     names = (options.energy, options.energy_initial, options.positions_relaxed)
-    expected = (*_EXPECTED, *(name for name in names if name != "calculator"))
+    lacking = {
+        name: valid - tally.fields[name] for name in (*_EXPECTED, *names) if name != "calculator"
+    }
     listed: dict[str, list[Any]] = {
         "outliers": tally.outliers,
         "repeated_sids": [sid for sid, count in tally.sids.items() if count > 1],
-        "skipped": skipped,
+        "skipped": dataset.skipped,
         "problems": tally.problems,
     }
     summary = {
-        "path": str(getattr(dataset, "path", type(dataset).__name__)),
-        "kind": str(getattr(dataset, "kind", type(dataset).__name__)),
+        "path": str(dataset.path),
+        "kind": dataset.kind,
         "bytes": size,
         "bytes_per_record": None if size is None else round(size / max(len(dataset), 1)),
         "count": len(dataset),
         "looked_at": looked_at,
         "fields": dict(sorted(tally.fields.items())),
         "dtypes": {name: sorted(kinds) for name, kinds in sorted(tally.dtypes.items())},
-        "missing": {
-            name: tally.records - tally.fields[name]
-            for name in expected
-            if tally.fields[name] < tally.records
-        },
+        "missing": {name: count for name, count in lacking.items() if count},
         "energy": _statistics(tally.energies),
         "elements": {chemical_symbols[z]: n for z, n in sorted(tally.elements.items())},
         "atoms": _statistics(tally.natoms),
@@ -164,30 +155,21 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _disk_bytes(dataset: Any) -> int | None:
+def _disk_bytes(dataset: StructuresDataset) -> int | None:
     """Bytes of the files of a data set, None where it is in memory or they are gone."""
-    total = 0
-    for part in getattr(dataset, "parts", None) or [dataset]:
-        path = Path(str(getattr(part, "file", None) or getattr(part, "path", "")))
-        if not path.is_file():
-            return None
-        total += path.stat().st_size
-    return total
+    parts = getattr(dataset, "parts", [dataset])
+    files = [Path(getattr(part, "file", part.path)) for part in parts]
+    present = all(file.is_file() for file in files)
+    return sum(file.stat().st_size for file in files) if present else None
 
 
 def _statistics(values: Sequence[float]) -> dict[str, float | int] | None:
     if not values:
         return None
-    array: NDArray[np.float64] = np.array(values, np.float64)
+    array = np.array(values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        return {
-            "count": len(array),
-            "min": float(array.min()),
-            "median": float(np.median(array)),
-            "mean": float(array.mean()),
-            "max": float(array.max()),
-            "std": float(array.std()),
-        }
+        found = {name: float(getattr(np, name)(array)) for name in _STATISTICS}
+    return {"count": len(array), **found}
 
 
 def render(summary: Mapping[str, Any]) -> str:
@@ -195,31 +177,31 @@ def render(summary: Mapping[str, Any]) -> str:
     lines = [f"{summary['path']}: {summary['count']} systems"]
     if summary["looked_at"] < summary["count"]:
         lines.append(f"looked at         {summary['looked_at']} of {summary['count']}")
-    size = summary["bytes"]
+    size, energy = summary["bytes"], summary["energy"]
     each = "" if size is None else f", {size:,} bytes ({summary['bytes_per_record']:,} a record)"
-    lines.append(f"kind              {summary['kind']}{each}")
-    if summary["atoms"]:
-        lines.append("atoms per system  " + _range(summary["atoms"], ".6g"))
-    if summary["energy"]:
-        lines.append("energy (eV)       " + _range(summary["energy"], ".4f"))
-    else:
-        lines.append("energy (eV)       no targets (y_relaxed)")
-    for title, name in (("elements", "elements"), ("tags (atoms)", "tags"), ("pbc", "pbc")):
-        counts = ", ".join(f"{key} {n}" for key, n in summary[name].items())
-        lines.append(f"{title:<18}{counts}")
-    lines.append(f"{'fixed':<18}{summary['fixed']:.1%} of the atoms")
+    rows = {
+        "kind": f"{summary['kind']}{each}",
+        "atoms per system": _range(summary["atoms"], ".6g") if summary["atoms"] else "",
+        "energy (eV)": _range(energy, ".4f") if energy else "no targets (y_relaxed)",
+        **{name: _counts(summary[name]) for name in ("elements", "tags", "pbc")},
+        "fixed": f"{summary['fixed']:.1%} of the atoms",
+    }
+    lines += [f"{title:<18}{text}" for title, text in rows.items()]
     for name, count in summary["fields"].items():
-        kinds = ", ".join(summary["dtypes"].get(name, []))
+        kinds = ", ".join(summary["dtypes"][name])
         lines.append(f"  field {name:<18} in {count} records  {kinds}")
     for name, count in summary["missing"].items():
         lines.append(f"  field {name:<18} missing in {count} records")
-    outliers = [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]]
-    far = f"energies beyond {_LARGEST_ENERGY:g} eV, total energies perhaps"
-    counts = summary["counts"]
-    lines += _listed("repeated sids", summary["repeated_sids"], counts["repeated_sids"])
-    lines += _listed(far, outliers, counts["outliers"])
-    lines += _listed("skipped records", summary["skipped"], counts["skipped"])
-    lines += _listed("invalid records", summary["problems"], counts["problems"])
+    far = [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]]
+    for title, name, items in (
+        ("repeated sids", "repeated_sids", summary["repeated_sids"]),
+        (f"energies beyond {_LARGEST_ENERGY:g} eV, total energies perhaps", "outliers", far),
+        ("skipped records", "skipped", summary["skipped"]),
+        ("invalid records", "problems", summary["problems"]),
+    ):
+        if count := summary["counts"][name]:
+            lines += [f"{count} {title}:", *(f"  {item}" for item in items[:_SHOWN])]
+            lines += [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
     return "\n".join(map(_printable, lines))
 
 
@@ -228,15 +210,12 @@ def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
+def _counts(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{key} {n}" for key, n in values.items())
+
+
 def _range(values: Mapping[str, float | None], form: str) -> str:
-    shown = ((name, values[name]) for name in ("min", "median", "mean", "max", "std"))
+    shown = {name: values[name] for name in _STATISTICS}
     return ", ".join(
-        f"{name} {'beyond float64' if v is None else f'{v:{form}}'}" for name, v in shown
+        f"{name} {'beyond float64' if v is None else f'{v:{form}}'}" for name, v in shown.items()
     )
-
-
-def _listed(title: str, items: list[Any], count: int) -> list[str]:
-    if not items:
-        return []
-    more = [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
-    return [f"{count} {title}:", *(f"  {item}" for item in items[:_SHOWN]), *more]

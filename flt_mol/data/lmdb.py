@@ -1,11 +1,14 @@
-"""LMDB files of records: checked before they are opened, shared by all readers of a process."""
+"""LMDB files of records, pickles or rows of ASE: checked before they are opened, and shared."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import stat
 import struct
 import weakref
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -14,30 +17,43 @@ from typing import Any
 
 import lmdb
 import numpy as np
+from numpy.typing import NDArray
 
+from flt_mol.data.ase import row_record
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.pyg import fields_of
-from flt_mol.data.schema import ReadOptions, Record
+from flt_mol.data.schema import ReadOptions, Record, Stored
 from flt_mol.data.unpickle import unpickle
 from flt_mol.files import readable, temporary_path
 
-__all__ = ["LmdbDataset", "data_file", "first_value", "is_lmdb", "write_lmdb"]
+__all__ = [
+    "AseLmdbDataset",
+    "LmdbDataset",
+    "data_file",
+    "first_value",
+    "is_lmdb",
+    "is_row",
+    "write_lmdb",
+]
 
 _MAGIC = struct.pack("<I", 0xBEEFC0DE)
 _META = struct.Struct("<16x 4s I Q Q I 92x Q Q")  # one of the two first pages of a file, see lmdb.h
 _DIGITS = 18  # of a key that still is an int64
 _ABOUT = (b"length", b"metadata", b"nextid", b"deleted_ids", b"schema", b"format", b"index")
-_CHUNK, _FIRST_MAP = 1000, 1 << 24  # records in one commit; bytes, doubled as needed
+_CHUNK, _LARGEST_FILE = (
+    1000,
+    1 << 40,
+)  # records in one commit; bytes, of which only those written count
 _OTHER_KINDS = {
     b"\x1f\x8b": "a gzip archive; unpack it first",
     b"PK\x03\x04": "a zip archive; unpack it first",
-    b"BZh": "a bzip2 archive; unpack it first",
-    b"\xfd7zXZ": "an xz archive; unpack it first",
-    b"\x28\xb5\x2f\xfd": "a zstd archive; unpack it first",
     b"version https://git-lfs": "a git-lfs pointer; run `git lfs pull` to get the data",
     b"<": "a web page or XML; the download went wrong",
-    b"SQLite format 3": "an SQLite database",
+    b"\0" * 16: "zeros: an interrupted download",
 }
+_MARKERS = {"__ndarray__", "__complex__", "__ase_objtype__"}
+_LARGEST_ROW = 1 << 26  # bytes of one decompressed row; parsed, it takes up to twenty times as many
+_HELD_BY: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {float, int}}  # in JSON
 
 _Stamp = tuple[int, int, int, int]
 
@@ -64,7 +80,9 @@ def _check_size(path: Path) -> None:
             raise ValueError(f"{path} is empty (0 bytes); download or write it again")
         head = file.read(_META.size)
         if head[16:20] != _MAGIC:
-            raise ValueError(f"{path} is not an LMDB file; it looks like {_kind(head)}")
+            other = f"something else, beginning with {head[:20]!r}"
+            kind = next((k for start, k in _OTHER_KINDS.items() if head.startswith(start)), other)
+            raise ValueError(f"{path} is not an LMDB file; it looks like {kind}")
         needed = 8192
         if len(head) == _META.size:
             page_size, last = _META.unpack(head)[4:6]
@@ -78,15 +96,6 @@ def _check_size(path: Path) -> None:
                 f"{path} is truncated: {status.st_size} bytes of at least {needed}; "
                 "download or write it again"
             )
-
-
-def _kind(head: bytes) -> str:
-    for magic, kind in _OTHER_KINDS.items():
-        if head.startswith(magic):
-            return kind
-    if not head.strip(b"\0"):
-        return "zeros: an interrupted download"
-    return f"something else, beginning with {head[:20]!r}"
 
 
 def _stamp(path: Path) -> _Stamp:
@@ -129,11 +138,7 @@ _OPEN: weakref.WeakValueDictionary[Path, _Environment] = weakref.WeakValueDictio
 
 
 def _opened(path: Path) -> _Environment:
-    """The environment of a file, shared by everyone in this process who reads it.
-
-    Raises:
-        ValueError: no LMDB file, or a truncated one; naming it.
-    """
+    """The environment of a file, shared by everyone in this process who reads it."""
     environment = _OPEN.get(path)
     if environment is not None:
         here = environment.pid == os.getpid() and environment.close.alive
@@ -177,6 +182,8 @@ class LmdbDataset(StructuresDataset):
             for missing fields; each once.
     """
 
+    content = "pickles"
+
     def __init__(
         self,
         path: str | Path,
@@ -191,7 +198,7 @@ class LmdbDataset(StructuresDataset):
         self._environment: _Environment | None = None
         self._stamp = _stamp(self.file)
         self._keys = np.array(self._read_keys(), dtype=np.bytes_)
-        self.kind = f"LMDB of {self._content()}"
+        self.kind = f"LMDB of {self.content}"
         self._finish(len(self._keys))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,12 +250,10 @@ class LmdbDataset(StructuresDataset):
             if not keys:
                 keys = [k for k in every if k not in _ABOUT]
                 if not (keys and transaction.get(keys[0]).startswith((b"\x80", b"x"))):
-                    shown = ", ".join(repr(k.decode(errors="replace")) for k in every[:3]) or "none"
                     raise ValueError(
-                        f"no records in {self.path}: their keys are whole numbers; found: {shown}"
+                        f"no records in {self.path}: keys are whole numbers; found: {every[:3]}"
                     )
-        announced = self._announced(about)
-        count, kinds = len(keys), {}
+        announced, count, kinds = self._announced(about), len(keys), {}
         if announced not in (None, count):
             kinds[f"length {self.file}"] = (
                 f"{self.file.name} says that it holds {announced} records, {count} are stored "
@@ -261,29 +266,102 @@ class LmdbDataset(StructuresDataset):
         self.notes.add(kinds)
         return keys
 
-    def _content(self) -> str:
-        value = first_value(self.file)
-        if b"torch_geometric" in value:
-            return f"PyG {'2' if b'GlobalStorage' in value else '1'}.x pickles"
-        return "zlib-compressed pickles" if value[:1] == b"x" else "pickles"
-
     def _announced(self, about: dict[bytes, bytes | None]) -> int | str | None:
         """What `length` says: a pickled int, or digits."""
         data = about[b"length"]
         if data is None:
             return None
-        if data.strip().isdigit():
-            return int(data[:_DIGITS])
         try:
-            return int(unpickle(data))
+            return int(data[:_DIGITS] if data.strip().isdigit() else unpickle(data))
         except (ValueError, TypeError):
             return "an unreadable number of"
+
+
+class AseLmdbDataset(LmdbDataset):
+    """Rows of one `.aselmdb` file: ASE's database in an LMDB, as records of the OC20 schema.
+
+    Keys are ``1``, ``2``, …; values JSON, plain or compressed by zlib, in which arrays are
+    ``{"__ndarray__": [shape, dtype, flat list]}``. ``nextid`` holds the next key, ``deleted_ids``
+    those that are gone. Fixed are the atoms that constraints hold; sid, y_relaxed, y_init,
+    pos_relaxed and whatever else are looked up in the row's `data`, then in its `key_value_pairs`;
+    a field of which the two hold different values cannot be read. The calculator's energy and
+    forces are there as "calculator" and "forces".
+    """
+
+    content = "ASE rows (aselmdb)"
+
+    def _record(self, data: bytes) -> Record:
+        row = _load(data)
+        if not isinstance(row, dict):
+            raise ValueError(f"the row is a {type(row).__name__}, expected a JSON object")
+        if isinstance(row.get("constraints"), str):
+            row["constraints"] = json.loads(row["constraints"], object_hook=_marked)
+        return row_record(row)
+
+    def _announced(self, about: dict[bytes, bytes | None]) -> int | str | None:
+        """Rows that there are by `nextid` and `deleted_ids`."""
+        following, deleted = about[b"nextid"], about[b"deleted_ids"]
+        if following is None:
+            return super()._announced(about)
+        try:
+            return int(_load(following)) - 1 - len(set(_load(deleted) if deleted else ()))
+        except (ValueError, TypeError):
+            return "an unreadable number of"
+
+
+def is_row(data: bytes) -> bool:
+    """Whether a stored value is JSON, plain or compressed."""
+    try:
+        head = zlib.decompressobj().decompress(data, 16) if data[:1] == b"x" else data[:16]
+    except zlib.error:
+        return False
+    return head.lstrip()[:1] == b"{"
+
+
+def _load(data: bytes) -> Any:
+    """JSON with arrays and objects left as :class:`Stored`."""
+    try:
+        if data[:1] == b"x":
+            stream = zlib.decompressobj()
+            data = stream.decompress(data, _LARGEST_ROW)
+            if stream.unconsumed_tail or not stream.eof:
+                raise ValueError(f"truncated, or more than {_LARGEST_ROW} bytes")
+        return json.loads(data.decode(), object_hook=_marked)
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise ValueError(f"damaged row of {len(data)} bytes ({error})") from error
+
+
+def _marked(content: dict[str, Any]) -> Any:
+    if content.get("__ase_objtype__") == "cell":  # an array under another name
+        return content.get("array")
+    return _Json(content) if _MARKERS & content.keys() else content
+
+
+class _Json(Stored):
+    """An array or object in a JSON row."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+
+    def numpy(self) -> NDArray[Any]:
+        """The array; sizes and values are checked against what is announced."""
+        try:
+            shape, name, flat = self.content["__ndarray__"]
+            dtype = np.dtype(name)
+            kinds = _HELD_BY[dtype.kind]
+            good = dtype.itemsize <= 8 and all(type(n) is int and n >= 0 for n in shape)
+            if not good or math.prod(shape) != len(flat) or not set(map(type, flat)) <= kinds:
+                raise ValueError(f"is an array of {name} {shape} with {len(flat)} values")
+            with np.errstate(over="ignore"):  # beyond float32 is inf, refused by whoever uses it
+                return np.array(flat, dtype).reshape(shape)
+        except (KeyError, TypeError, OverflowError) as error:
+            raise ValueError("is neither an array of numbers nor a plain value") from error
 
 
 def write_lmdb(path: str | Path, items: Iterable[tuple[bytes, bytes]]) -> None:
     """Write keys and values into one LMDB file, which has its name only when it is whole.
 
-    The same bytes for the same records; memory and file stay small.
+    The same bytes for the same records; memory stays small.
 
     Args:
         path: the file; overwritten at the end.
@@ -296,24 +374,12 @@ def write_lmdb(path: str | Path, items: Iterable[tuple[bytes, bytes]]) -> None:
         try:
             # Without a lock, no lock file is left beside; nobody else knows the file.
             with lmdb.open(
-                str(temporary), subdir=False, lock=False, map_size=_FIRST_MAP, map_async=True
+                str(temporary), subdir=False, lock=False, map_size=_LARGEST_FILE, map_async=True
             ) as environment:
                 rest = iter(items)
                 while chunk := list(islice(rest, _CHUNK)):
-                    _put(environment, chunk)
+                    with environment.begin(write=True) as transaction:
+                        transaction.cursor().putmulti(chunk)
                 environment.sync(True)
         except lmdb.Error as error:
             raise ValueError(f"{path} cannot be written: {error}") from error
-
-
-def _put(environment: lmdb.Environment, chunk: Sequence[tuple[bytes, bytes]]) -> None:
-    """Commit a chunk, in a larger map where it does not fit."""
-    while True:
-        try:
-            with environment.begin(write=True) as transaction:
-                for key, value in chunk:
-                    transaction.put(key, value)
-        except lmdb.MapFullError:
-            environment.set_mapsize(2 * environment.info()["map_size"])
-        else:
-            return

@@ -1,18 +1,16 @@
 """Batches for training: which systems, in which order, with their neighbour pairs.
 
-Orders come from seeded generators of their own on the CPU: they are the same on every machine and
-rank, and the global random state is neither used nor changed.
+Orders are drawn from the seed and the epoch: the same on every rank, whatever else is drawn.
 """
 
 from __future__ import annotations
 
 import heapq
-import traceback
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +37,6 @@ Systems = Dataset[Structures] | Sequence[Structures]
 Integers = NDArray[np.int64]
 
 _AT_ONCE = 256  # systems read together for statistics
-_TARGETS = {"energy": "y_relaxed", "energy_initial": "y_init"}
 
 
 def collate(parts: Structures | Sequence[Structures]) -> Structures:
@@ -60,8 +57,8 @@ class BatchSampler(Sampler[list[int]]):
 
     Every epoch holds each system once, over all ranks together, and has the same number of batches,
     the same on every rank. Shuffled systems of different sizes are dealt, the largest first, each
-    to the batch that is the smallest so far; otherwise batches are consecutive. Iterating again
-    goes to the next epoch, whether or not the last one was finished.
+    to the smallest batch so far (Graham, SIAM J. Appl. Math. 17, 416 (1969)); else batches are
+    consecutive. Iterating again goes to the next epoch, whether or not the last was finished.
 
     Args:
         sizes: (n,) size of each system; ones for batches of `limit` systems.
@@ -72,16 +69,8 @@ class BatchSampler(Sampler[list[int]]):
         world_size: processes that share the epoch.
         name: how errors call system i.
 
-    Attributes:
-        epoch: the next one.
-        position: batches of it that are left out at its beginning.
-
     Raises:
-        ValueError: fewer systems than ranks, one that is larger than `limit` (by name), a limit
-            below 1.
-
-    References:
-        Graham, SIAM J. Appl. Math. 17, 416 (1969).
+        ValueError: fewer systems than ranks, one larger than `limit` (by name), a limit below 1.
 
     Example:
         >>> sampler = BatchSampler(np.array([4, 3, 2, 1]), limit=5)
@@ -106,7 +95,7 @@ class BatchSampler(Sampler[list[int]]):
         self._check(name)
         self._dealt = self.shuffle and self.sizes.min() != self.sizes.max()
         self._count = self._count_dealt() if self._dealt else len(self.plan(0))
-        self.epoch, self.position = 0, 0
+        self.epoch, self.position = 0, 0  # the next one, and how many of its batches are done
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch, the same in each."""
@@ -136,11 +125,12 @@ class BatchSampler(Sampler[list[int]]):
         """All batches of an epoch, of all ranks; those of a rank are every `world_size`-th."""
         if not self.shuffle:
             return self._even(self._consecutive(np.arange(len(self.sizes))))
-        generator, order = _shuffled(len(self.sizes), self.seed, epoch)
+        generator = np.random.default_rng((self.seed % 2**64, epoch))
+        order = generator.permutation(len(self.sizes))
         if not self._dealt:
             return self._even(self._consecutive(order))
         batches = self._deal(order, self._count)
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        return [batches[i] for i in generator.permutation(len(batches))]
 
     def _consecutive(self, order: Integers) -> list[list[int]]:
         """In the given order, each batch as large as it may be."""
@@ -156,15 +146,12 @@ class BatchSampler(Sampler[list[int]]):
             i = max(range(len(batches)), key=lambda i: len(batches[i]))
             half = (len(batches[i]) + 1) // 2
             if half == len(batches[i]):
-                raise ValueError(
-                    f"{len(self.sizes)} systems, each a batch, cannot be dealt to "
-                    f"{self.world_size} ranks, each as many: allow larger batches or fewer ranks"
-                )
+                raise ValueError(self._uneven())
             batches[i : i + 1] = [batches[i][:half], batches[i][half:]]
         return batches
 
     def _deal(self, order: Integers, count: int) -> list[list[int]]:
-        """`count` batches; how full they are does not depend on the order, only which system."""
+        """`count` batches, which the order does not change in how full they are."""
         heap = [(0, i) for i in range(count)]
         batches: list[list[int]] = [[] for _ in range(count)]
         for system in order[np.argsort(-self.sizes[order], kind="stable")].tolist():
@@ -175,56 +162,43 @@ class BatchSampler(Sampler[list[int]]):
 
     def _count_dealt(self) -> int:
         """The fewest batches, or nearly, that hold all, and are as many for each rank."""
-        n, ranks, order = len(self.sizes), self.world_size, np.arange(len(self.sizes))
+        ranks, order = self.world_size, np.arange(len(self.sizes))
+        most = len(order) // ranks * ranks
         count = -(-int(self.sizes.sum()) // self.limit)
-        while True:
-            count = min(-(-count // ranks) * ranks, n // ranks * ranks)
-            fullest = max(int(self.sizes[batch].sum()) for batch in self._deal(order, count))
-            if fullest <= self.limit:
+        while count <= most:
+            count = -(-count // ranks) * ranks
+            batches = self._deal(order, count)
+            if max(int(self.sizes[batch].sum()) for batch in batches) <= self.limit:
                 return count
-            if count == n // ranks * ranks:
-                raise ValueError(
-                    f"{n} systems cannot be dealt to {ranks} ranks in batches up to {self.limit}, "
-                    "each as many: allow larger batches or fewer ranks"
-                )
-            count += 1 + count // 200
+            count += max(1, min(count // 200, most - count))
+        raise ValueError(self._uneven())
+
+    def _uneven(self) -> str:
+        return (
+            f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks in batches up "
+            f"to {self.limit}, each as many: allow larger batches or fewer ranks"
+        )
 
     def _check(self, name: Callable[[int], str]) -> None:
+        n, worst = len(self.sizes), int(self.sizes.argmax())
         if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
             raise ValueError(f"a batch may hold {self.limit!r}, expected a whole number from 1")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank is {self.rank} of {self.world_size}, expected 0 to world_size")
-        if len(self.sizes) < self.world_size:
+        if not 0 <= self.rank < self.world_size <= n:
             raise ValueError(
-                f"{len(self.sizes)} systems cannot be shared by {self.world_size} ranks"
+                f"rank {self.rank} of {self.world_size} ranks cannot share {n} systems"
             )
-        worst = int(self.sizes.argmax())
         if self.sizes[worst] > self.limit:
             raise ValueError(
-                f"{name(worst)} has {self.sizes[worst]} atoms, more than a batch may hold, "
-                f"{self.limit}: allow at least {self.sizes[worst]}, or leave it out"
+                f"{name(worst)} has {self.sizes[worst]} atoms, more than a batch may hold "
+                f"({self.limit}): allow more, or leave it out"
             )
-
-
-def _shuffled(count: int, seed: int, epoch: int) -> tuple[torch.Generator, Integers]:
-    """The order of an epoch, that of torch's RandomSampler, and the generator for other draws.
-
-    Before each epoch torch draws a seed for workers, and after it an order that nobody sees.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for draws in (*[2] * epoch, 1):
-        torch.empty((), dtype=torch.int64).random_(generator=generator)
-        for _ in range(draws):
-            order = torch.randperm(count, generator=generator)
-    return generator, order.numpy()
 
 
 class Loader(DataLoader[Structures]):
     """What :func:`make_loader` gives: torch's DataLoader, which knows where in which epoch it is.
 
     Each iteration is an epoch: the next one after the last, finished or not, or the one that
-    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs. A ValueError
-    of a worker arrives as it was raised there, with the worker's traceback as its cause.
+    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -240,8 +214,8 @@ class Loader(DataLoader[Structures]):
         # Before workers are started: they ask for batches immediately.
         epoch, position = self.batch_sampler.epoch, self.batch_sampler.position
         for batch in super().__iter__():
-            if isinstance(batch, _Failure):
-                raise batch.error from RuntimeError(f"in a worker:\n{batch.traceback}")
+            if isinstance(batch, ValueError):
+                raise batch
             position += 1
             self._next = (epoch, position) if position < len(self) else (epoch + 1, 0)
             yield batch
@@ -289,8 +263,8 @@ def make_loader(
     """Batches by count or by a budget of atoms, each system once in every epoch.
 
     Args:
-        dataset: of single systems, or a list of them (:func:`flt_mol.data.open_dataset` makes one
-            of a list of ASE Atoms or PyG Data).
+        dataset: of single systems, or a list of them (of ASE Atoms or PyG Data,
+            :func:`flt_mol.data.open_dataset` makes one).
         batch_size: systems per batch; either this or `max_atoms`.
         shuffle: a new order in each epoch, drawn from `seed`.
         seed: of the orders.
@@ -298,25 +272,23 @@ def make_loader(
             ``persistent_workers=False`` for an epoch.
         max_atoms: atoms per batch at most.
         cutoff: Å; batches come with their pairs (:meth:`Structures.with_pairs`).
-        rank: which of the processes that train together this one is; see :class:`BatchSampler`.
+        rank: which of the processes that train together this one is.
         world_size: how many there are: every system goes to one of them, and all make as many
             steps. Lightning's Trainer needs ``use_distributed_sampler=False`` then.
         options: further arguments of `torch.utils.data.DataLoader`, such as pin_memory,
             prefetch_factor or multiprocessing_context.
 
     Raises:
-        ValueError: none or both of the two sizes; an empty data set, or one with fewer systems than
-            ranks; a system larger than the budget, by name; a list of anything but
-            :class:`Structures`.
+        ValueError: none or both of the two sizes; fewer systems than ranks; a system larger than
+            the budget, by name; a list of anything but :class:`Structures`.
     """
     if (batch_size is None) == (max_atoms is None):
-        raise ValueError(f"batch_size is {batch_size} and max_atoms {max_atoms}: give one of them")
-    if isinstance(dataset, str | Path) or not hasattr(dataset, "__getitem__"):
-        _checked([dataset])
+        raise ValueError(f"batch_size is {batch_size}, max_atoms {max_atoms}: give one of them")
     if isinstance(dataset, list | tuple):
         _checked(dataset)
-    count = len(dataset)  # type: ignore[arg-type]
-    if count == 0:
+    elif isinstance(dataset, str) or not hasattr(dataset, "__getitem__"):
+        _checked([dataset])
+    if not (count := len(dataset)):  # type: ignore[arg-type]
         raise ValueError("the data set has no systems to make batches of")
     sampler = BatchSampler(
         np.ones(count, np.int64) if max_atoms is None else _atoms_of_each(dataset),
@@ -341,79 +313,61 @@ def _same(batch: Any) -> Any:
     return batch
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An error on its way from a worker: torch would bury its message in one of its own."""
-
-    error: ValueError
-    traceback: str
-
-
 class _Source(Dataset[Structures]):
     """A data set that is asked for batches, and adds their pairs."""
 
     def __init__(self, systems: Systems, cutoff: float | None) -> None:
         self.systems, self.cutoff = systems, cutoff
 
-    def __getitems__(self, indices: list[int]) -> Structures | _Failure:
+    def __getitems__(self, indices: list[int]) -> Structures | ValueError:
+        fetch = getattr(self.systems, "__getitems__", None)
         try:
-            return self._batch(indices)
+            batch = collate(fetch(indices) if fetch else [self.systems[i] for i in indices])
+            return batch if self.cutoff is None else batch.with_pairs(self.cutoff)
         except ValueError as error:
             if get_worker_info() is None:
                 raise
-            return _Failure(error, traceback.format_exc())
-
-    def _batch(self, indices: list[int]) -> Structures:
-        fetch = getattr(self.systems, "__getitems__", None)
-        batch = collate(fetch(indices) if fetch else [self.systems[i] for i in indices])
-        return batch if self.cutoff is None else batch.with_pairs(self.cutoff)
+            return error  # as a value: torch would bury its message in one of its own
 
 
 def _checked(systems: Sequence[Any]) -> Sequence[Structures]:
     for place, system in enumerate(systems):
         if not isinstance(system, Structures):
+            kind = type(system).__name__
             raise ValueError(
-                f"batches are made of Structures, and system {place} is a "
-                f"{type(system).__name__}; open_dataset makes them of paths, ASE Atoms and PyG Data"
+                f"system {place} is a {kind}, expected Structures: see flt_mol.data.open_dataset"
             )
     return systems
 
 
-def _atoms_of_each(dataset: Systems) -> Integers:
-    known = getattr(dataset, "natoms", None)
-    if known is not None:
-        return np.asarray(known() if callable(known) else known, np.int64)
-    count = len(dataset)  # type: ignore[arg-type]
-    return np.array([_checked([dataset[i]])[0].num_atoms for i in range(count)], np.int64)
+def _atoms_of_each(dataset: Any) -> Integers:
+    if hasattr(dataset, "natoms"):
+        return np.asarray(dataset.natoms(), np.int64)
+    return np.array([_checked([dataset[i]])[0].num_atoms for i in range(len(dataset))], np.int64)
 
 
-def _shown_system(dataset: Systems, index: int) -> str:
-    where = getattr(dataset, "where", None)
-    place = f" ({where(index)})" if where is not None else ""
+def _shown_system(dataset: Any, index: int) -> str:
+    place = f" ({dataset.where(index)})" if hasattr(dataset, "where") else ""
     return f"the system of sid {dataset[index].sid[0]}{place}"
 
 
 class Chosen(Subset[Structures]):
-    """Some systems of a data set, as a data set.
+    """Some systems of a data set of :func:`flt_mol.data.open_dataset`, as a data set.
 
     Args:
-        dataset: of :func:`flt_mol.data.open_dataset`.
+        dataset: the whole.
         indices: of its systems, in the order wanted.
-        lacking: one message for each of the others that was skipped; kept in `skipped`.
     """
 
-    def __init__(self, dataset: Any, indices: Sequence[int], lacking: Sequence[str] = ()) -> None:
-        super().__init__(dataset, indices)
-        self.path: Path = dataset.path
-        self.skipped: list[str] = [*dataset.skipped, *lacking]
+    dataset: Any
 
     def where(self, index: int) -> str:
         """File and key of system `index`, for errors."""
-        return str(cast(Any, self.dataset).where(self.indices[index]))
+        return str(self.dataset.where(self.indices[index]))
 
     def natoms(self) -> Integers:
         """Atoms of each system (len,)."""
-        return np.asarray(cast(Any, self.dataset).natoms()[self.indices], np.int64)
+        return np.asarray(self.dataset.natoms()[self.indices], np.int64)
 
 
 @dataclass(frozen=True)
@@ -427,12 +381,10 @@ class Moments:
 
 @dataclass(frozen=True)
 class TargetStatistics:
-    """Of the targets of a data set.
+    """Of a data set.
 
     Attributes:
         energies: count, mean and population standard deviation, eV.
-        lowest: eV.
-        highest: eV.
         median: eV; of an even number of targets, between the two in the middle.
         most_atoms: of the largest system.
         elements: atomic numbers that occur, ascending.
@@ -440,8 +392,6 @@ class TargetStatistics:
     """
 
     energies: Moments
-    lowest: float
-    highest: float
     median: float
     most_atoms: int
     elements: tuple[int, ...]
@@ -451,7 +401,6 @@ class TargetStatistics:
 def target_statistics(
     dataset: Systems,
     num_workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
     *,
     initial: bool = False,
 ) -> TargetStatistics:
@@ -460,41 +409,34 @@ def target_statistics(
     Args:
         dataset: of single systems, or a list of them.
         num_workers: processes that read.
-        progress: called with the systems seen so far and their number.
         initial: whether energies before relaxation are targets as well.
 
     Raises:
-        ValueError: no systems, a record that cannot be read, or a system without a target or
-            with one that is not finite, by its sid.
+        ValueError: no systems, or one that cannot be read, or whose target is missing or not
+            finite, by its sid.
 
     Example:
         >>> atoms = [Structures.single([z], [[0, 0, 0]], energy=float(z)) for z in (1, 8)]
         >>> target_statistics(atoms)
-        TargetStatistics(energies=Moments(count=2, mean=4.5, std=3.5), lowest=1.0, highest=8.0,
-        median=4.5, most_atoms=1, elements=(1, 8), energies_initial=None)
+        TargetStatistics(energies=Moments(count=2, mean=4.5, std=3.5), median=4.5, most_atoms=1,
+        elements=(1, 8), energies_initial=None)
     """
-    targets: dict[str, list[NDArray[np.float64]]] = {"energy": []}
-    if initial:
-        targets["energy_initial"] = []
+    fields = ("energy", "energy_initial")[: 2 if initial else 1]
+    targets: dict[str, list[NDArray[np.float64]]] = {field: [] for field in fields}
     most_atoms, elements, seen = 0, set[int](), 0
     for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
-        rows = range(seen, seen + len(batch))
         for field, values in targets.items():
-            values.append(_finite_targets(batch, field, dataset, rows))
+            values.append(_finite_targets(batch, field, dataset, range(seen, seen + len(batch))))
         most_atoms = max(most_atoms, int(batch.natoms.max()))
         elements.update(batch.atomic_numbers.unique().tolist())
         seen += len(batch)
-        if progress is not None:
-            progress(seen, len(dataset))  # type: ignore[arg-type]
     energy = np.concatenate(targets["energy"])
     return TargetStatistics(
-        _moments(energy),
-        float(energy.min()),
-        float(energy.max()),
-        float(np.median(energy)),
-        most_atoms,
-        tuple(sorted(elements)),
-        _moments(np.concatenate(targets["energy_initial"])) if initial else None,
+        energies=_moments(energy),
+        median=float(np.median(energy)),
+        most_atoms=most_atoms,
+        elements=tuple(sorted(elements)),
+        energies_initial=_moments(np.concatenate(targets[fields[1]])) if initial else None,
     )
 
 
@@ -508,26 +450,19 @@ def _finite_targets(
     batch: Structures, field: str, dataset: Any, rows: range
 ) -> NDArray[np.float64]:
     energy = getattr(batch, field)
-    if energy is None:
-        # Where one system of a batch lacks its target, the batch has none.
-        lacking = [dataset[i].sid[0] for i in rows if getattr(dataset[i], field) is None]
-        raise ValueError(f"sid {lacking[0]} has no {field} ({_TARGETS[field]}): give it or skip it")
-    if not bool(energy.isfinite().all()):
-        at = int((~energy.isfinite()).nonzero()[0])
-        raise ValueError(f"sid {batch.sid[at]}: {field} is {energy[at].item()} eV: skip it")
-    values: NDArray[np.float64] = energy.cpu().double().numpy()
-    return values
+    if energy is None:  # as soon as one system of the batch lacks its target
+        lacking = next(system for i in rows if getattr(system := dataset[i], field) is None)
+        raise ValueError(f"sid {lacking.sid[0]} has no {field}: give it or skip it")
+    for sid, value in zip(batch.sid, energy.tolist(), strict=True):
+        if not math.isfinite(value):
+            raise ValueError(f"sid {sid}: {field} is {value} eV: skip it")
+    return np.asarray(energy.cpu(), np.float64)
 
 
 def trained_on(
     statistics: TargetStatistics, before: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """What a model remembers of the systems that it was trained on: plain numbers by name.
-
-    Args:
-        statistics: of them.
-        before: what it remembers of an earlier training, whose largest system counts, too.
-    """
+    """What a model remembers of its training systems, and of those `before`: numbers by name."""
     return {
         "systems": statistics.energies.count,
         "energy_median": statistics.median,

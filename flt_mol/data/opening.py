@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flt_mol.data.ase import AseDataset, atoms_record, holds_structures
-from flt_mol.data.aselmdb import AseLmdbDataset, is_row
 from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
-from flt_mol.data.lmdb import LmdbDataset, data_file, first_value, is_lmdb
+from flt_mol.data.flat import FlatDataset
+from flt_mol.data.lmdb import (
+    AseLmdbDataset,
+    LmdbDataset,
+    data_file,
+    first_value,
+    is_lmdb,
+    is_row,
+)
 from flt_mol.data.pyg import is_pyg, pyg_records
-from flt_mol.data.schema import OnError, ReadOptions, Record, Stored, decoded, layer_note
+from flt_mol.data.schema import OnError, ReadOptions, Record, decoded
+from flt_mol.data.tags import layer_note
 from flt_mol.data.unpickle import read_saved
-from flt_mol.files import natural_key, readable
+from flt_mol.files import natural_key, readable, shipped_folder
 from flt_mol.structures import Structures
 
-__all__ = ["MemoryDataset", "is_object", "open_dataset"]
+__all__ = ["MemoryDataset", "open_dataset"]
 
 _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
 _SAVED = (".pt", ".pth", ".pkl", ".pickle")
@@ -89,14 +98,29 @@ def open_dataset(
         raise ValueError("the path is empty; give that of a file or folder (. for this one)")
     path = Path(name)
     with readable(path):
-        if not path.exists():
-            raise ValueError(
-                f"{path} does not exist (looked in {path.absolute().parent}){_known(name)}"
-            )
         _refuse_splits(path)
+        if not path.exists():
+            raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
         if path.is_dir() and data_file(path).name != "data.mdb":
             return _open_folder(path, options)
         return _open_file(path, options, Notes(name))
+
+
+def _refuse_splits(path: Path) -> None:
+    """Refuse the folder, name or `dataset.yaml` of a data set, whose splits would be mixed."""
+    named = shipped_folder("datasets") / path.name.replace("-", "_")
+    folder = path.parent if path.name == "dataset.yaml" else path
+    folder = folder if path.exists() or len(path.parts) != 1 else named
+    try:
+        content = yaml.safe_load((folder / "dataset.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):  # none, or somebody else's
+        return
+    splits = content.get("splits") if isinstance(content, dict) else None
+    if isinstance(splits, dict):
+        raise ValueError(
+            f"{path} is a data set with the splits {', '.join(map(str, splits))}: open the file of "
+            f'one, flt_mol.data.recipes.recipe("{path}").open(…); in commands: --split …'
+        )
 
 
 def _open_file(
@@ -108,8 +132,6 @@ def _open_file(
         if not file.is_file():
             raise ValueError(f"{path} is not a regular file; copy its contents into one")
         if suffix == ".safetensors":
-            from flt_mol.data.flat import FlatDataset
-
             return FlatDataset(path, options, notes=notes)
         if suffix in _LMDB_SUFFIXES or is_lmdb(file):
             rows = is_row(first_value(file)) or suffix == ".aselmdb"
@@ -118,41 +140,6 @@ def _open_file(
         if suffix in _SAVED:
             return MemoryDataset(read_saved(path), options, notes=notes, name=str(path))
         return AseDataset(path, options, notes=notes)
-
-
-def _known(name: str) -> str:
-    """How to open the data set that has this name."""
-    from flt_mol.data.recipes import known_name, recipe
-
-    with suppress(OSError):  # the shipped recipes are missing
-        if known_name(name) is not None:
-            splits = recipe(name).splits
-            split = "val_id" if "val_id" in splits else next(iter(splits))
-            return (
-                f"; it is the name of a data set: open a split of it by "
-                f'flt_mol.data.recipes.recipe("{name}").open("{split}"); its splits are: '
-                f"{', '.join(splits)}"
-            )
-    return ""
-
-
-def _refuse_splits(path: Path) -> None:
-    """A data set's folder, whose splits would be mixed, or its `dataset.yaml`."""
-    folder = path.parent if path.name == "dataset.yaml" else path
-    if not (folder / "dataset.yaml").is_file():
-        return
-    from flt_mol.data.recipes import recipe
-
-    try:
-        found = recipe(folder)
-    except ValueError:  # somebody else's dataset.yaml
-        return
-    split = next(iter(found.splits))
-    raise ValueError(
-        f"{path} is a data set with the splits {', '.join(found.splits)}; open one of them: "
-        f'flt_mol.data.recipes.recipe("{folder}").open("{split}"), or the file of one, '
-        f"{found.splits[split]}; in commands: --split {split}"
-    )
 
 
 def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
@@ -166,15 +153,13 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
     if not files:
         files = [entry for entry in entries if entry.is_file() and holds_structures(entry)]
         kind = "files of structures"
-    others = [entry.name for entry in entries if entry not in files]
+    others = sorted(entry.name for entry in entries if entry not in files)
+    shown = ", ".join(others[:_SHOWN]) + ", …" * (len(others) > _SHOWN)
     if not files:
-        inside = sorted({found.parent.name for found in path.glob("*/*.lmdb")})
-        hint = f"it holds {_names(others)}" if others else "the folder is empty"
-        hint = f"folders inside that have some: {_names(inside)}" if inside else hint
-        raise ValueError(f"no *.lmdb was found in {path}; {hint}")
+        raise ValueError(f"no *.lmdb was found in {path}, which holds {shown or 'nothing: empty'}")
     notes = Notes(str(path))
     if others:
-        notes.add({"others": f"passed over, as they are not {kind}: {_names(others)}"})
+        notes.add({"others": f"passed over, as they are not {kind}: {shown}"})
 
     def open_part(file: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:
         return _open_file(file, options, notes, f"{file.stem}:" if len(files) > 1 else "")
@@ -189,19 +174,12 @@ def _is_shard(entry: Path) -> bool:
     return file.is_file() and is_lmdb(file)
 
 
-def _names(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(sorted(names)[:_SHOWN]) + more
-
-
 class MemoryDataset(StructuresDataset):
-    """Systems out of objects in memory.
+    """Systems out of objects in memory; of which kinds, :func:`open_dataset` says.
 
-    Objects are one of, or a sequence of: `ase.Atoms`, torch_geometric's `Data` and `Batch`,
-    :class:`Structures`, mappings with OC20's names. Of a list all are looked at when the data set
-    is made, and those of several systems taken apart; of anything else that has a length and
-    places, such as a data set of torch_geometric, each is fetched when it is asked for, and holds
-    one system.
+    Of a list all objects are looked at when the data set is made, and those of several systems
+    taken apart; of anything else that has a length and places, such as a data set of
+    torch_geometric, each is fetched when it is asked for, and holds one system.
 
     Args:
         source: the objects.
@@ -224,7 +202,7 @@ class MemoryDataset(StructuresDataset):
         name = _name(source) if name is None else name
         super().__init__(name, options, notes=Notes(name) if notes is None else notes)
         self.kind = "in memory"
-        lazy = not is_object(source) and not isinstance(source, list | tuple)
+        lazy = not _is_object(source) and not isinstance(source, list | tuple)
         self._lazy = lazy and hasattr(source, "__len__") and hasattr(source, "__getitem__")
         self._items: Any = source if self._lazy else self._taken_apart(source)
         if not len(self._items):
@@ -242,20 +220,16 @@ class MemoryDataset(StructuresDataset):
         several = self._split(self._items[row], row)
         if len(several) != 1:
             raise ValueError(
-                f"{self._where(row)}: it holds {len(several)} systems, expected one; give a list, "
-                "of which those are taken apart"
+                f"{self._where(row)}: {len(several)} systems, expected one; give lists"
             )
         return several[0]
 
     def _taken_apart(self, source: Any) -> list[Record]:
         """A record for each system of all objects."""
-        if not is_object(source) and not isinstance(source, Iterable):
-            raise ValueError(
-                f"{self.path}: a {type(source).__name__} holds no structures, expected a path, "
-                f"or {_EXPECTED}"
-            )
+        if not _is_object(source) and not isinstance(source, Iterable):
+            raise ValueError(f"{self.path} holds no structures, expected a path, or {_EXPECTED}")
         items: list[Record] = []
-        for place, obj in enumerate([source] if is_object(source) else source):
+        for place, obj in enumerate([source] if _is_object(source) else source):
             try:
                 items += self._split(obj, place)
             except ValueError as error:
@@ -269,29 +243,22 @@ class MemoryDataset(StructuresDataset):
         try:
             if isinstance(obj, Structures):
                 return [_of_structures(system) for system in obj]
-            if isinstance(obj, Mapping):
-                return [_decoded(obj)]
             if _is_atoms(obj):
-                record = atoms_record(obj)
-                self.notes.add({} if self.options.layer_numbers else layer_note(record))
-                return [record]
-            records = [_decoded(record) for record in pyg_records(obj, kinds)]
+                records = [atoms_record(obj)]
+                kinds = {} if self.options.layer_numbers else layer_note(records[0])
+            else:
+                found = [obj] if isinstance(obj, Mapping) else pyg_records(obj, kinds)
+                # As arrays: values out of a saved file cannot be pickled as they are.
+                records = [{name: decoded(v) for name, v in record.items()} for record in found]
         except ValueError as error:
             raise ValueError(f"{self.path}, place {place}: {error} (or {_EXPECTED})") from error
         self.notes.add(kinds)
         return records
 
 
-def is_object(value: Any) -> bool:
+def _is_object(value: Any) -> bool:
     """Whether it holds structures by itself."""
     return isinstance(value, Structures | Mapping) or _is_atoms(value) or is_pyg(value)
-
-
-def _decoded(record: Record) -> Record:
-    """Values out of a saved file as arrays: they cannot be pickled as they are."""
-    if not any(isinstance(value, Stored) for value in record.values()):
-        return record
-    return {name: decoded(value) for name, value in record.items()}
 
 
 def _is_atoms(value: Any) -> bool:
@@ -300,7 +267,7 @@ def _is_atoms(value: Any) -> bool:
 
 def _name(source: Any) -> str:
     kind = type(source).__name__
-    if is_object(source) or not isinstance(source, list | tuple) or not source:
+    if _is_object(source) or not isinstance(source, list | tuple) or not source:
         return f"{kind} in memory"
     return f"{kind} of {len(source)} {type(source[0]).__name__}"
 

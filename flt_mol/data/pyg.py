@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,13 @@ def from_pyg(
     data: Any,
     *,
     options: ReadOptions | None = None,
-    notes: MutableMapping[str, str] | None = None,
+    notes: dict[str, str] | None = None,
 ) -> Structures:
     """A `Data`, or all graphs of a `Batch`, with OC20's names for their fields.
 
     Objects of torch_geometric 1.x that were unpickled under 2.x are read too. Fields whose name
-    contains "index" come out as they were before batching: torch_geometric adds running counts of
-    nodes to them, which are taken off here. `atomic_numbers` may be called `z`.
+    contains "index" come out as they were before batching, which adds running counts of nodes.
+    `atomic_numbers` may be called `z`.
 
     Args:
         data: `Data` or `Batch`, on any device.
@@ -68,9 +68,7 @@ def fields_of(data: Any) -> Mapping[str, Any] | None:
     return state if any(state.get(name) is not None for name in _KNOWN_BY) else None
 
 
-def pyg_records(
-    data: Any, notes: MutableMapping[str, str] | None = None
-) -> list[Mapping[str, Any]]:
+def pyg_records(data: Any, notes: dict[str, str] | None = None) -> list[Mapping[str, Any]]:
     """The fields of each graph by name, without the edges.
 
     Raises:
@@ -133,10 +131,9 @@ def _graph(
         elif isinstance(value, Tensor | np.ndarray | Stored):
             array = to_numpy(value)
             rows = _rows(name, array, slices.get(name), ptr, b)
-            if rows is not None and name in added and array.dtype.kind != "b":
-                rows = rows - to_numpy(added[name])[b]
             if rows is not None:
-                found[name] = rows
+                moved = name in added and array.dtype.kind != "b"
+                found[name] = rows - to_numpy(added[name])[b] if moved else rows
         elif isinstance(value, str | bool | int | float):
             found[name] = value
     return found

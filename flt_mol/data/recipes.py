@@ -10,7 +10,6 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from typing import Any
 import yaml
 
 from flt_mol.data.dataset import StructuresDataset
+from flt_mol.data.opening import open_dataset
 from flt_mol.files import shipped_folder
 
 __all__ = [
     "Recipe",
     "data_folders",
     "find_recipe",
-    "known_name",
     "names",
     "open_source",
     "recipe",
@@ -66,18 +65,14 @@ class Recipe:
             ValueError: an unknown split, with the known ones; a file that does not exist, with the
                 places and the command that gets it.
         """
-        found = self.find(split)
-        if found is None:
-            text = f"{self.relative(split)} does not exist, split {split} of data set {self.name}"
+        if (found := self.find(split)) is None:
+            file = self.relative(split)
+            text = f"{file} does not exist, split {split} of data set {self.name}"
             raise ValueError(f"{text}; {self.how_to_get([split])}")
         return found
 
     def find(self, split: str, folder: Path | None = None) -> Path | None:
-        """As :meth:`path`, but None for a split that does not exist.
-
-        Args:
-            split: its name.
-            folder: look for it there only.
+        """As :meth:`path`, or only in `folder`; None for a split that does not exist.
 
         Raises:
             ValueError: an unknown split, with the known ones.
@@ -93,7 +88,7 @@ class Recipe:
             if own:
                 yield place / _FLAT / f"{split}.safetensors"
             elif len(relative.parts) < _DISTINCT:
-                continue  # in a folder for all data sets only what cannot be of another one
+                continue  # may be of another data set
             for cut in range(max(len(relative.parts) - _DISTINCT, 0) + 1):
                 yield place.joinpath(*relative.parts[cut:])
 
@@ -107,22 +102,14 @@ class Recipe:
         return places
 
     def relative(self, split: str) -> Path:
-        """Path of a split's file in the folder of its data set, as `dataset.yaml` gives it.
-
-        Raises:
-            ValueError: an unknown split, with the known ones.
-        """
+        """Path of a split's file in its data set's folder; ValueError for an unknown split."""
         if split not in self.splits:
             raise ValueError(f"data set {self.name} has no split {_unknown(split, self.splits)}")
         file = self.splits[split]
         return file.relative_to(self.folder) if file.is_relative_to(self.folder) else file
 
     def expected(self, split: str) -> Mapping[str, Any]:
-        """What `dataset.yaml` states of a split: count, bytes, md5 or sha256.
-
-        Raises:
-            ValueError: an unknown split, with the known ones.
-        """
+        """What `dataset.yaml` states of a split: count, bytes, md5 or sha256."""
         self.relative(split)
         entry = self.metadata["splits"][split]
         return entry if isinstance(entry, dict) else {}
@@ -140,83 +127,49 @@ class Recipe:
         Warns:
             UserWarning: as :meth:`check_count`.
         """
-        from flt_mol.data.opening import open_dataset
-
         dataset = open_dataset(self.path(split), **options)
         self.check_count(split, dataset, stacklevel=3)
         return dataset
 
     def check_count(self, split: str, dataset: StructuresDataset, stacklevel: int = 2) -> None:
-        """Warn of a part of a split, or another one, that is taken for the whole.
-
-        Args:
-            split: its name.
-            dataset: its file, opened in full; records that were skipped count.
-            stacklevel: as of :func:`warnings.warn`.
-
-        Warns:
-            UserWarning: the recipe gives another number of systems.
-        """
+        """Warn where a split that was opened is not of the size that the recipe states."""
         found, count = len(dataset) + len(dataset.skipped), self.expected(split).get("count")
         if isinstance(count, int) and found != count:
             warnings.warn(
-                f"{split} of {self.name}: {dataset.path} holds {found:,} systems, the recipe "
-                f"states {count:,}: results cannot be compared with those of others",
+                f"{split} of {self.name}: {dataset.path} holds {found:,} systems, expected "
+                f"{count:,}: results cannot be compared with those of others",
                 UserWarning,
                 stacklevel=stacklevel,
             )
 
     def how_to_get(self, splits: Sequence[str]) -> str:
         """For splits that do not exist: where they were searched, and what gets them."""
-        searched = ", ".join(map(str, self._places()))
-        text = f"searched in {searched}"
-        own = os.environ.get(_VARIABLE)
-        if own and not Path(own).expanduser().is_dir():
-            text = f"{_VARIABLE} is {own}, which is not a folder; {text}"
+        text = f"searched in {', '.join(map(str, self._places()))}"
         if command := self.command(splits):
-            sizes = [self.expected(split).get("bytes", 0) for split in splits]
-            text += (
-                f"; get {'it' if len(splits) == 1 else 'them'} with: {command} "
-                f"({self.metadata['archive'].get('bytes', 0):,} bytes to fetch, {sum(sizes):,} on "
-                f"disk); or set {_VARIABLE} to the folder where the data are unpacked"
-            )
+            size = sum(self.expected(split).get("bytes", 0) for split in splits)
+            text += f"; get them with: {command} ({size:,} bytes), or set {_VARIABLE} to a folder"
         return text
 
     def command(self, splits: Sequence[str]) -> str:
         """The command that fetches splits; empty for a data set without an archive."""
         if not isinstance(self.metadata.get("archive"), dict):
             return ""
-        every = set(splits) == set(self.splits)
-        chosen = "" if every else "".join(f" --split {split}" for split in splits)
-        return f"flt-mol data download {self.name.replace('_', '-')}{chosen}"
+        chosen = [] if set(splits) == set(self.splits) else [f"--split {x}" for x in splits]
+        return " ".join(["flt-mol data download", self.name.replace("_", "-"), *chosen])
 
 
 def data_folders() -> list[Path]:
     """Folders of large data sets, the first of which is written to; they need not exist."""
-    folders = []
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folders = [Path(os.path.expanduser(cache)) / "flt_mol" / "data"]
     if own := os.environ.get(_VARIABLE):
-        folders.append(Path(own).expanduser().absolute())
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    with suppress(RuntimeError):  # no home
-        cache = cache if cache.is_absolute() else Path("~/.cache").expanduser()
-        folders.append(cache / "flt_mol" / "data")
+        folders.insert(0, Path(own).expanduser().absolute())
     return folders
 
 
 def names() -> list[str]:
     """Names of the data sets that have a recipe."""
     return sorted(path.parent.name for path in shipped_folder("datasets").glob(f"*/{_FILE}"))
-
-
-def known_name(name: str) -> str | None:
-    """The data set of that name, dashes and underscores being the same; None if there is none.
-
-    Example:
-        >>> known_name("oc20-is2re"), known_name("oc21")
-        ('oc20_is2re', None)
-    """
-    plain = name.replace("-", "_")
-    return next((known for known in names() if known.replace("-", "_") == plain), None)
 
 
 def recipe(name_or_folder: str | Path) -> Recipe:
@@ -229,17 +182,16 @@ def recipe(name_or_folder: str | Path) -> Recipe:
         ValueError: neither a known name nor a folder with `dataset.yaml`; a file that is not such a
             description.
     """
-    name = str(name_or_folder)
-    known = known_name(name) if isinstance(name_or_folder, str) else None
-    if known is not None:
-        return _read(shipped_folder("datasets") / known / _FILE)
+    name, known = str(name_or_folder).replace("-", "_"), names()
+    if isinstance(name_or_folder, str) and name in known:
+        return _read(shipped_folder("datasets") / name / _FILE)
     path = Path(name_or_folder)
-    for candidate in (path, path / _FILE):
-        if candidate.name == _FILE and candidate.is_file():
-            return _read(candidate)
+    file = path if path.name == _FILE else path / _FILE
+    if file.is_file():
+        return _read(file)
     if path.exists():
         raise ValueError(f"{path} is not a data set: it has no {_FILE}")
-    raise ValueError(f"no data set {_unknown(name, names())}, and no such folder")
+    raise ValueError(f"no data set {_unknown(str(path), known)}, and no such folder")
 
 
 def _read(file: Path) -> Recipe:
@@ -250,8 +202,7 @@ def _read(file: Path) -> Recipe:
     splits = metadata.get("splits") if isinstance(metadata, dict) else None
     if not isinstance(splits, dict) or not splits:
         raise ValueError(f"{file} has no mapping `splits:` of split to file")
-    # So that `splits: {1: …}` has names, too.
-    metadata["splits"] = splits = {str(split): entry for split, entry in splits.items()}
+    metadata["splits"] = splits = {str(split): entry for split, entry in splits.items()}  # not 1
     folder = file.parent.resolve()
     files: dict[str, Path] = {}
     for split, entry in splits.items():
@@ -293,8 +244,6 @@ def open_source(
     Raises:
         ValueError: no such data set, or one whose `split` was not named.
     """
-    from flt_mol.data.opening import open_dataset
-
     found = find_recipe(name_or_path)
     if found is None:
         if split is not None:

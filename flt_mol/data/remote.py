@@ -16,11 +16,11 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
 from flt_mol.data.conversion import remove_leftovers
+from flt_mol.data.opening import open_dataset
 from flt_mol.data.recipes import Recipe, data_folders, recipe
 from flt_mol.files import VERSION, temporary_path
 
@@ -41,20 +41,14 @@ class DownloadResult:
     """What a download has done.
 
     Args:
-        name: of the data set.
-        folder: where it is.
-        archive: where the archive is, None if it is not there (any more).
+        folder: where the data set is.
         received: bytes that came over the network.
-        present: splits that were there before.
-        unpacked: splits that are new.
+        unpacked: splits that are new; the others were there before.
         files: split → file, of all that were asked for.
     """
 
-    name: str
     folder: Path
-    archive: Path | None
     received: int
-    present: tuple[str, ...]
     unpacked: tuple[str, ...]
     files: dict[str, Path]
 
@@ -92,198 +86,153 @@ def download(
         OSError: a folder that cannot be written.
     """
     found = recipe_or_name if isinstance(recipe_or_name, Recipe) else recipe(recipe_or_name)
-    source = _archive(found, base_url)
-    folder = _default_folder() / found.name if to is None else Path(to).expanduser().absolute()
+    folder = Path(to or data_folders()[0] / found.name).expanduser().absolute()
+    url, archive = _archive(found, folder, base_url)
     chosen = list(dict.fromkeys(found.splits if splits is None else splits))
     rows = verify(found, chosen, folder=None if to is None else folder, progress=progress)
-    files = {row.split: row.file if row.ok else None for row in rows}
-    absent = {split: _member(found, split, folder) for split in chosen if files[split] is None}
-    received, tarball = 0, folder / source.name
+    files = {row.split: row.file for row in rows if row.ok and row.file}
+    absent = {split: _member(found, split, folder) for split in chosen if split not in files}
+    received = 0
     if absent:  # else nothing is written: the data may be where one can only read
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(folder / ".download.lock", blocking=False):
-                _check_room(source, tarball, list(absent.values()))
-                if not tarball.is_file():
-                    received = _fetch(source, tarball, wait, attempts, progress)
-                _extract(tarball, absent, progress)
+                _check_room(archive, list(absent.values()))
+                if not archive.target.is_file():
+                    received = _fetch(url, archive, wait, attempts, progress)
+                _extract(archive.target, list(absent.values()), progress)
         except Timeout:
             raise ValueError(f"another download into {folder} is running; wait for it") from None
         (folder / ".download.lock").unlink(missing_ok=True)
     if not keep_archive:
-        tarball.unlink(missing_ok=True)
-    return DownloadResult(
-        found.name,
-        folder,
-        tarball if tarball.is_file() else None,
-        received,
-        tuple(split for split in chosen if split not in absent),
-        tuple(absent),
-        {split: files[split] or absent[split].target for split in chosen},
-    )
+        archive.target.unlink(missing_ok=True)
+    files |= {split: member.target for split, member in absent.items()}
+    return DownloadResult(folder, received, tuple(absent), {x: files[x] for x in chosen})
 
 
-class _Archive(NamedTuple):
-    url: str
-    name: str
-    size: int
-    md5: str
-
-
-class _Member(NamedTuple):
-    """A file in the archive: its name there, what it is to become, and what to expect."""
+class _Expected(NamedTuple):
+    """A file: its name on the server or in the archive, and what is to come where."""
 
     name: str
     target: Path
     size: int
     md5: str
 
+    @property
+    def part(self) -> Path:
+        return self.target.with_name(f"{self.target.name}.part")
 
-def _archive(found: Recipe, base_url: str | None) -> _Archive:
+
+def _archive(found: Recipe, folder: Path, base_url: str | None) -> tuple[str, _Expected]:
     entry = found.metadata.get("archive")
     if not isinstance(entry, dict):
         raise ValueError(f"data set {found.name} has no archive to download: see {found.folder}")
-    try:
-        url, size, md5 = str(entry["url"]), int(entry["bytes"]), str(entry["md5"])
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"{found.folder / 'dataset.yaml'}: archive lacks {error}") from None
+    url = str(entry["url"])
     name = url.rsplit("/", 1)[-1]
     url = f"{base_url.rstrip('/')}/{name}" if base_url else url
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is not an http:// or https:// address")
-    return _Archive(url, name, size, md5)
+    return url, _Expected(name, folder / name, int(entry["bytes"]), str(entry["md5"]))
 
 
-def _default_folder() -> Path:
-    folders = data_folders()
-    if not folders:
-        raise ValueError("there is no home folder to put data in: set FLT_MOL_DATA to a folder")
-    return folders[0]
-
-
-def _member(found: Recipe, split: str, folder: Path) -> _Member:
+def _member(found: Recipe, split: str, folder: Path) -> _Expected:
     name, expected = PurePosixPath(found.relative(split).as_posix()), found.expected(split)
     if name.is_absolute() or ".." in name.parts:
         raise ValueError(f"split {split}: {name} is outside of the data set's folder")
     if "bytes" not in expected or "md5" not in expected:
         raise ValueError(f"split {split}: {found.folder / 'dataset.yaml'} lacks bytes or md5")
-    return _Member(str(name), folder / name, int(expected["bytes"]), str(expected["md5"]))
+    return _Expected(str(name), folder / name, int(expected["bytes"]), str(expected["md5"]))
 
 
-def _check_room(source: _Archive, tarball: Path, absent: Sequence[_Member]) -> None:
-    part = tarball.with_name(f"{tarball.name}.part")
-    there = next((p.stat().st_size for p in (tarball, part) if p.is_file()), 0)
-    needed = max(source.size - there, 0) + sum(member.size for member in absent)
-    free = shutil.disk_usage(tarball.parent).free
+def _check_room(archive: _Expected, absent: Sequence[_Expected]) -> None:
+    present = [p.stat().st_size for p in (archive.target, archive.part) if p.is_file()]
+    needed = max(archive.size - max(present, default=0), 0) + sum(x.size for x in absent)
+    free = shutil.disk_usage(archive.target.parent).free
     if needed > free:
         raise ValueError(
-            f"{tarball.parent} has {free:,} bytes free, {needed:,} are needed; choose another "
-            "place with --to FOLDER or FLT_MOL_DATA, or fewer splits"
+            f"{archive.target.parent} has {free:,} bytes free, {needed:,} are needed: choose "
+            "another place (--to, FLT_MOL_DATA) or fewer splits"
         )
 
 
 def _fetch(
-    source: _Archive, target: Path, wait: float, attempts: int, progress: Progress | None
+    url: str, archive: _Expected, wait: float, attempts: int, progress: Progress | None
 ) -> int:
-    """Download to `target` by way of ``target.part``, which later runs resume; bytes received."""
-    part = target.with_name(f"{target.name}.part")
+    """Download by way of `archive.part`, which later runs resume; bytes received."""
     received = 0
     for _ in range(2):  # a second time where what an earlier run left was of another file
-        received += _complete(source, part, wait, attempts, progress)
-        found = _digest(part, "md5", f"check {target.name}", progress)
-        if found == source.md5:
-            part.replace(target)
+        received += _complete(url, archive, wait, attempts, progress)
+        found = _digest(archive.part, "md5", f"check {archive.name}", progress)
+        if found == archive.md5:
+            archive.part.replace(archive.target)
             return received
-        part.unlink()
-    raise ValueError(
-        f"{source.url} is not the file that was expected: md5 {found}, expected {source.md5}, in "
-        f"two downloads. By hand: put it at {target}, and run the same command again"
-    )
+        archive.part.unlink()
+    raise ValueError(f"{url} has md5 {found}, expected {archive.md5}: put it at {archive.target}")
 
 
 def _complete(
-    source: _Archive, part: Path, wait: float, attempts: int, progress: Progress | None
+    url: str, archive: _Expected, wait: float, attempts: int, progress: Progress | None
 ) -> int:
     """Attempt until all bytes are there, or several attempts in a row brought nothing new."""
     received, failures = 0, 0
-    with part.open("ab") as file:
+    with archive.part.open("ab") as file:
         furthest = file.tell()
-        while file.tell() != source.size:
+        while file.tell() != archive.size:
+            reason = "the connection was closed early"
             try:
-                received += _attempt(source, file, progress)
-                reason = "the connection was closed early"
+                received += _attempt(url, archive, file, progress)
             except HTTPError as error:
                 error.close()
                 reason = f"the server answered {error.code} {error.reason}"
-                if error.code == 416:
-                    _restart(file)
+                if error.code == 416:  # no such range: there are more bytes here than there
+                    file.truncate(0)
+                    file.seek(0)
                 elif error.code not in _TEMPORARY:
                     failures = attempts
             except (OSError, HTTPException) as error:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
-            if file.tell() == source.size:
+            if file.tell() == archive.size:
                 break
             failures = 0 if file.tell() > furthest else failures + 1
             furthest = max(furthest, file.tell())
             if failures >= attempts:
                 raise ValueError(
-                    f"cannot fetch {source.url}: {reason} ({file.tell():,} of {source.size:,} "
-                    f"bytes are kept). By hand: put it at {part.with_suffix('')}, and run the same "
-                    "command again"
+                    f"cannot fetch {url}: {reason}, {file.tell():,} of {archive.size:,} bytes are "
+                    f"kept: run the command again, or put the file at {archive.target}"
                 )
             time.sleep(min(wait * 2 ** max(failures - 1, 0), _LONGEST_WAIT))
     return received
 
 
-def _attempt(source: _Archive, file: IO[bytes], progress: Progress | None) -> int:
+def _attempt(url: str, archive: _Expected, file: IO[bytes], progress: Progress | None) -> int:
     """One request, and all that comes of it."""
     headers = {"User-Agent": f"flt_mol/{VERSION}", "Accept-Encoding": "identity"}
     begin, received = file.tell(), 0
     if begin:
         headers["Range"] = f"bytes={begin}-"
-    request = urllib.request.Request(source.url, headers=headers)
-    with _opener().open(request, timeout=_TIMEOUT) as response:
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         place = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers["Content-Range"] or "")
         total = response.headers["Content-Length"] if place is None else place[2]
-        if total not in (None, "*", str(source.size)):
-            raise OSError(f"it has {total} bytes there, {source.size} are expected")
+        if total not in (None, "*", str(archive.size)):
+            raise OSError(f"it has {total} bytes there, expected {archive.size}")
         if place is None or int(place[1]) != begin:
-            _restart(file)  # the whole file is being sent, or another part
+            file.truncate(0)  # the whole file is being sent, or another part
+            file.seek(0)
             if place is not None:
                 raise OSError("it sent another part of the file than was asked for")
         # read1 hands over what has come, so that a lost connection loses nothing.
-        while chunk := response.read1(min(_CHUNK, source.size - file.tell())):
+        while chunk := response.read1(min(_CHUNK, archive.size - file.tell())):
             file.write(chunk)
             received += len(chunk)
             if progress is not None:
-                progress(f"fetch {source.name}", file.tell(), source.size)
+                progress(f"fetch {archive.name}", file.tell(), archive.size)
     return received
 
 
-def _restart(file: IO[bytes]) -> None:
-    file.seek(0)
-    file.truncate()
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """Follows links to http and https only: without urllib's handlers of file: and ftp:."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    return opener
-
-
-def _extract(archive: Path, members: Mapping[str, _Member], progress: Progress | None) -> None:
+def _extract(archive: Path, members: Sequence[_Expected], progress: Progress | None) -> None:
     """Write `members`, and nothing else that the archive holds, each when it is whole and right."""
-    wanted = {str(PurePosixPath(member.name)): member for member in members.values()}
+    wanted = {member.name: member for member in members}
     try:
         # gzip inside, as tarfile's own decompression of streams reads one gzip member only.
         with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -298,22 +247,20 @@ def _extract(archive: Path, members: Mapping[str, _Member], progress: Progress |
 
 
 def _extract_one(
-    tar: tarfile.TarFile, item: tarfile.TarInfo, to: _Member, progress: Progress | None
+    tar: tarfile.TarFile, item: tarfile.TarInfo, to: _Expected, progress: Progress | None
 ) -> None:
     source = tar.extractfile(item) if item.isreg() else None
     if source is None or item.size != to.size:
-        raise tarfile.TarError(f"{item.name} has {item.size:,} bytes, expected are {to.size:,}")
-    md5 = hashlib.md5(usedforsecurity=False)
+        raise tarfile.TarError(f"{item.name} has {item.size:,} bytes, expected {to.size:,}")
     remove_leftovers(to.target)
     with temporary_path(to.target, durable=True) as temporary:
         with temporary.open("wb") as file:
             while chunk := source.read(_CHUNK):
-                md5.update(chunk)
                 file.write(chunk)
                 if progress is not None:
                     progress(f"unpack {to.name}", file.tell(), to.size)
-        if md5.hexdigest() != to.md5:
-            raise tarfile.TarError(f"{item.name} has md5 {md5.hexdigest()}, expected {to.md5}")
+        if (found := _digest(temporary, "md5", f"check {to.name}", progress)) != to.md5:
+            raise tarfile.TarError(f"{item.name} has md5 {found}, expected {to.md5}")
 
 
 @dataclass(frozen=True)
@@ -323,10 +270,9 @@ class Verified:
     Args:
         split: its name.
         file: file or folder, None where there is none.
-        status: "ok", "missing", "wrong bytes", "wrong md5", "wrong sha256", "wrong count" or
-            "cannot be opened".
+        status: "ok", "missing", "cannot be opened", or "wrong …": bytes, md5, sha256 or count.
         expected: by the recipe: bytes, md5 or sha256, count.
-        found: the same, as far as it was looked at; the first that is wrong ends it.
+        found: the same, up to the first that is wrong.
         message: what is wrong; empty for "ok".
     """
 
@@ -388,16 +334,14 @@ def _verify_one(
         except (ValueError, OSError) as error:
             return Verified(split, file, "cannot be opened", expected, found, str(error))
         if found[key] != expected.get(key, found[key]):
-            text = f"{file} has {key} {found[key]}, expected is {expected[key]}"
+            text = f"{file} has {key} {found[key]}, expected {expected[key]}"
             if command := recipe.command([split]):
-                text += f"; get the right one with {command} --to FOLDER"
+                text += f"; get it with {command} --to FOLDER"
             return Verified(split, file, f"wrong {key}", expected, found, text)
     return Verified(split, file, "ok", expected, found)
 
 
 def _measured(file: Path, key: str, split: str, progress: Progress | None) -> Any:
-    from flt_mol.data.opening import open_dataset
-
     if key == "bytes":
         return file.stat().st_size
     if key == "count":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,8 +15,6 @@ from flt_mol.structures import Structures
 
 __all__ = [
     "GRAPH_FIELDS",
-    "LARGEST_ENERGY",
-    "Notes",
     "OnError",
     "ReadOptions",
     "Record",
@@ -25,16 +23,12 @@ __all__ = [
     "far_off",
     "far_off_message",
     "heights",
-    "layer_note",
-    "tags_are_layers",
     "to_numpy",
 ]
 
 Record = Mapping[str, Any]
 OnError = Literal["raise", "skip"]
-Notes = MutableMapping[str, str]
 
-LARGEST_ENERGY = 1e9  # eV; squares and sums of these are finite
 GRAPH_FIELDS = frozenset(
     ("edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr")
 )
@@ -120,11 +114,9 @@ def decoded(value: Any) -> Any:
 
 def _of_tensor(tensor: Tensor) -> NDArray[Any]:
     try:
-        tensor = tensor.detach()
-        if tensor.layout != torch.strided:
-            tensor = tensor.to_dense()
-        tensor = tensor.cpu().resolve_conj().resolve_neg()
-        array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        array: NDArray[Any] = tensor.numpy(force=True)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ValueError(
             f"is a tensor of {tensor.dtype} ({tensor.layout}, {tensor.device}) that numpy cannot "
@@ -152,67 +144,17 @@ def _of_plain(value: Any) -> NDArray[Any]:
 def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Distance (…, n), Å, between lattice planes, for each of n ≤ 3 lattice vectors (…, n, 3).
 
-    hᵢ = |det| / |aⱼ × aₖ|, and likewise for two and one vectors; 0 where vectors are in line.
+    hᵢ² = det G / det Gᵢ, where G = A Aᵀ, and Gᵢ is G without row and column i; 0 where vectors are
+    in line.
     """
-    lengths = np.sqrt((vectors * vectors).sum(-1))
-    n = vectors.shape[-2]
-    if n < 2:
-        return np.asarray(lengths)
-    if n == 2:
-        volume = _length_of_cross(vectors[..., 0, :], vectors[..., 1, :])
-        others = lengths[..., ::-1]
-    else:
-        volume = np.abs(np.linalg.det(vectors))
-        others = _length_of_cross(vectors[..., [1, 2, 0], :], vectors[..., [2, 0, 1], :])
-    result = np.zeros_like(lengths)
-    np.divide(volume[..., None], others, out=result, where=others > 0)
-    return np.asarray(result)
-
-
-def _length_of_cross(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    following, last = [1, 2, 0], [2, 0, 1]
-    cross = a[..., following] * b[..., last] - a[..., last] * b[..., following]
-    return np.asarray(np.sqrt((cross * cross).sum(-1)))
-
-
-def tags_are_layers(record: Mapping[str, Any]) -> bool:
-    """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
-
-    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. Of a
-    slab with an adsorbate and up to two layers OC20's tags would be in the opposite order, but
-    for an adsorbate that hangs below: that has elements of its own, and here they are of tag 0.
-    """
-    try:
-        tags, cell, pos, numbers = (
-            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
-        )
-        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
-        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
-    except (KeyError, ValueError):  # missing, or refused later
-        return False
-    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
-    if len(tags) != len(numbers) or not tags.any() or not normal.any():
-        return False
-    height = pos @ normal
-    there = np.unique(tags)
-    layers = there[there > 0]
-    if not np.array_equal(layers, np.arange(1, len(layers) + 1)) or there[0] < 0:
-        return False
-    if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
-        return False  # a slab that hangs or wraps; without atoms of tag 0, a thin one
-    means = [height[tags == tag].mean() for tag in there]
-    return bool((np.diff(means) < 0).all())
-
-
-def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
-    """A warning where the tags of a record are layers' numbers."""
-    if not tags_are_layers(record):
-        return {}
-    return {
-        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
-        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
-        "predict sets them"
-    }
+    gram = vectors @ np.swapaxes(vectors, -1, -2)
+    volume = np.maximum(np.linalg.det(gram), 0.0)
+    result = np.zeros(vectors.shape[:-1])
+    for i in range(vectors.shape[-2]):
+        others = np.delete(np.delete(gram, i, -1), i, -2)
+        area = np.asarray(np.linalg.det(others))
+        np.divide(volume, area, out=result[..., i], where=area > 0)
+    return np.sqrt(result)
 
 
 def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -6,17 +6,17 @@ import hashlib
 import math
 import re
 import shutil
-import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+from ase.data import chemical_symbols
 
 from flt_mol.data.conversion import (
     ConvertResult,
@@ -27,6 +27,7 @@ from flt_mol.data.conversion import (
 )
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import FlatDataset
+from flt_mol.data.recipes import recipe
 from flt_mol.data.schema import OnError
 from flt_mol.files import temporary_path
 
@@ -37,9 +38,9 @@ Share = float | int | None
 
 _COMPUTED = ("composition", "adsorbate", "slab")
 _ADSORBATE = 2  # the tag
-_DIGITS = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _OFF = 0.5  # of a share: more than that is warned of
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,11 @@ class SplitResult:
         folder: with the files and `dataset.yaml`.
         splits: what was written of each.
         skipped: one message for each record that was skipped.
-        seconds: that it took.
     """
 
     folder: Path
     splits: Mapping[str, ConvertResult]
     skipped: tuple[str, ...]
-    seconds: float
 
 
 def split(
@@ -66,7 +65,6 @@ def split(
     *,
     seed: int = 0,
     group_by: str | None = None,
-    name: str | None = None,
     on_error: OnError = "raise",
     forces: bool = False,
     progress: Progress | None = None,
@@ -88,7 +86,6 @@ def split(
         group_by: a stored field, or one of "composition", "adsorbate" and "slab", which are
             computed from elements and tags where they are not stored; systems of the same value
             stay together. The numbers are then met as well as whole groups can.
-        name: of the data set; that of the folder if None.
         on_error: "raise", or "skip": invalid records are skipped before the shares are drawn.
         forces: keep forces.
         progress: called with records done and all.
@@ -98,7 +95,7 @@ def split(
             record without the field `group_by`, a folder that is not empty; and all that
             :func:`flt_mol.data.conversion.convert` raises.
     """
-    begun, output = time.perf_counter(), Path(output)
+    output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists; choose a new or empty folder")
     skipped: list[str] = list(source.skipped)
@@ -107,40 +104,29 @@ def split(
         valid = [i for rows, _ in readable_batches(source, valid, skipped.append) for i in rows]
     wanted = _numbers(fractions, len(valid))
     groups = _groups(source, group_by, valid)
-    places = {
-        key: [valid[place] for place in members]
-        for key, members in _assign(groups, wanted, seed).items()
-    }
     results: dict[str, ConvertResult] = {}
-    done, total = 0, 2 * len(valid)
+    done = 0
+
+    def report(converted: int, total: int | None) -> None:
+        if progress is not None:
+            progress(done + converted, 2 * len(valid))
+
     remove_leftovers(output)
     with temporary_path(output) as folder:
         folder.mkdir()
         try:
-            for key, indices in places.items():
-                results[key] = convert(
-                    source,
-                    folder / f"{key}.safetensors",
-                    indices=indices,
-                    forces=forces,
-                    progress=_after(progress, done, total),
-                )
-                done += 2 * len(indices)
+            for key, members in _assign(groups, wanted, seed).items():
+                rows, file = [valid[i] for i in members], folder / f"{key}.safetensors"
+                results[key] = convert(source, file, indices=rows, forces=forces, progress=report)
+                done += 2 * len(rows)
             about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
-            text = _recipe_text(name or output.name, source, results, about)
+            text = _recipe_text(output.name, source, results, about)
             (folder / "dataset.yaml").write_text(text, encoding="utf-8")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    results = {
-        key: ConvertResult(**{**vars(result), "output": output / result.output.name})
-        for key, result in results.items()
-    }
-    return SplitResult(output, results, tuple(skipped), time.perf_counter() - begun)
-
-
-def _after(progress: Progress | None, before: int, total: int) -> Progress | None:
-    return None if progress is None else lambda done, _: progress(before + done, total)
+    moved = {key: replace(one, output=output / one.output.name) for key, one in results.items()}
+    return SplitResult(output, moved, tuple(skipped))
 
 
 def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
@@ -155,23 +141,18 @@ def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
         if share is not None and (isinstance(share, bool) or not 0 < share < math.inf):
             raise ValueError(f"split {name} has share {share!r}, expected a positive number")
     given = [share for share in fractions.values() if share is not None]
-    if len(given) < len(fractions) - 1 or not fractions or len({type(s) for s in given}) > 1:
+    whole = 1.0 if given and isinstance(given[0], float) else count
+    rest = whole - math.fsum(given)
+    lacking = len(fractions) - len(given)
+    fits = abs(rest) < _ROUNDING or (rest > 0 and lacking)
+    if not fits or lacking > 1 or len({type(share) for share in given}) > 1:
         raise ValueError(
-            f"shares are {dict(fractions)}: give fractions or counts, not both, and one rest"
+            f"shares are {dict(fractions)}: give fractions (together 1) or counts (together "
+            f"{count}); one may be the rest, as in train=rest"
         )
-    whole = 1 if given and isinstance(given[0], float) else count
-    exact = {n: None if s is None else Fraction(str(s)) for n, s in fractions.items()}
-    rest = whole - sum((s for s in exact.values() if s is not None), Fraction(0))
-    if abs(rest) > Fraction(1, 10**9) and (rest < 0 or None not in exact.values()):
-        raise ValueError(
-            f"shares are {dict(fractions)}: they sum to {float(whole - rest):g}, not to {whole}; "
-            "let one take the rest, as in train=rest"
-        )
-    ends, result = Fraction(0), {}
-    for name, part in exact.items():
-        start, ends = ends, ends + (rest if part is None else part) * Fraction(count, whole)
-        result[name] = round(ends) - round(start)
-    return result
+    parts = [rest if share is None else share for share in fractions.values()]
+    ends = np.rint(np.cumsum([0, *parts]) / whole * count).astype(int)
+    return dict(zip(fractions, np.diff(ends).tolist(), strict=True))
 
 
 def _assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict[str, list[int]]:
@@ -193,11 +174,9 @@ def _assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict
         result[name] += members[group]
     for name, indices in result.items():
         if not indices:
-            largest = max(map(len, members.values()))
             raise ValueError(
-                f"split {name} gets none of {len(groups)} systems in {len(members)} groups, up to "
-                f"{largest} in one, which stays whole: take other shares, fewer splits, another "
-                "seed, or group by what has more values"
+                f"split {name} gets none of {len(groups)} systems in {len(members)} groups: take "
+                "other shares, another seed, or group by what has more values"
             )
     off = [f"{n} {len(result[n])} (asked for: {c})" for n, c in counts.items()
            if abs(len(result[n]) - c) > _OFF * c]  # fmt: skip
@@ -211,56 +190,30 @@ def _groups(source: StructuresDataset, field: str | None, indices: Sequence[int]
     """A name for the group of each system: itself alone, the value of a field, or what it is of."""
     if field is None:
         return [str(index) for index in indices]
-    groups, computed = list[str](), set[bool]()
+    groups, stored = list[str](), set[bool]()
     for index in indices:
         record = source.record(index)
         value = record.get(field)
-        computed.add(value is None)
-        if len(computed) > 1 or (value is None and field not in _COMPUTED):
+        stored.add(value is not None)
+        if len(stored) > 1 or (value is None and field not in _COMPUTED):
             raise ValueError(
-                f"{source.where(index)}: no field {field} to group by, in this record or in those "
-                f"before it; stored: {', '.join(record)}. Without a stored field, group by "
-                f"{', '.join(_COMPUTED)}"
+                f"{source.where(index)}: no field {field} to group by, here or in earlier records; "
+                f"stored: {', '.join(record)}; computed: {', '.join(_COMPUTED)}"
             )
         if value is None:
             groups.append(_of_atoms(record, field, source.where(index)))
-        else:
-            value = _canonical(value)
-            groups.append(f"{type(value).__name__} {value!r}")
+        else:  # what is stored as 7, [7] and "7" is one group
+            groups.append(str(np.asarray(value).squeeze().tolist()))
     return groups
-
-
-def _canonical(value: Any) -> Any:
-    """One form for what means the same: a group that is met in two forms must stay one group.
-
-    >>> _canonical([np.float32(1), "1", True]), _canonical(np.array([[7]])), _canonical("007")
-    ((1, 1, 1), 7, '007')
-    """
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        items = tuple(map(_canonical, value))
-        return items[0] if len(items) == 1 else items
-    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
-        return int(value)
-    if isinstance(value, str):
-        text = value.strip()
-        return int(text) if _DIGITS.fullmatch(text) else text
-    return value
 
 
 def _of_atoms(record: Mapping[str, Any], field: str, where: str) -> str:
     """As in C1O1Pt12: all atoms, the adsorbate's, or the slab's."""
-    from ase.data import chemical_symbols
-
     numbers = np.asarray(record["atomic_numbers"]).reshape(-1).astype(np.int64)
     if field != "composition":
         tags = np.asarray(0 if (stored := record.get("tags")) is None else stored).reshape(-1)
         if not tags.any():
-            raise ValueError(
-                f"{where}: no field {field} and no tags to group by; tag the slabs with "
-                "flt_mol.data.tag_slab, or group by composition"
-            )
+            raise ValueError(f"{where}: no tags to group by {field}: see flt_mol.data.tag_slab")
         numbers = numbers[(tags == _ADSORBATE) == (field == "adsorbate")]
     counts = Counter(chemical_symbols[z] for z in numbers.tolist())
     return "".join(f"{symbol}{count}" for symbol, count in sorted(counts.items()))
@@ -273,9 +226,6 @@ def _recipe_text(
     about: Mapping[str, Any],
 ) -> str:
     """The text of `dataset.yaml`."""
-    import yaml
-    from ase.data import chemical_symbols
-
     elements, energies = set[int](), list[float]()
     for key, result in results.items():
         dataset = FlatDataset(result.output)
@@ -299,21 +249,11 @@ def _recipe_text(
             for key, result in results.items()
         },
     }
-    if (rule := _tag_rule(source.path)) is not None:
-        content["tag_rule"] = rule
+    for folder in source.path.resolve().parents[:3] if source.path.exists() else ():
+        with suppress(ValueError):  # no data set there, or one that does not state it
+            if rule := recipe(folder).metadata.get("tag_rule"):
+                content["tag_rule"] = rule
+                break
     if energies:
-        mean = math.fsum(energies) / len(energies)
-        variance = math.fsum((e - mean) ** 2 for e in energies) / len(energies)
-        content["normalizer"] = {"mean": mean, "std": math.sqrt(variance)}
+        content["normalizer"] = {"mean": float(np.mean(energies)), "std": float(np.std(energies))}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
-
-
-def _tag_rule(path: Path) -> Any:
-    """How the source's atoms are tagged, where the data set that it is a file of states that."""
-    from flt_mol.data.recipes import recipe
-
-    with suppress(ValueError):
-        for folder in path.resolve().parents[:3] if path.exists() else ():
-            if (folder / "dataset.yaml").is_file():
-                return recipe(folder).metadata.get("tag_rule")
-    return None

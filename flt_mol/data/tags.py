@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flt_mol.data.schema import heights
+from flt_mol.data.schema import heights, to_numpy
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Adsorbate",
     "Surface",
+    "layer_note",
     "parse_rule",
     "tag_slab",
     "tag_structures",
+    "tags_are_layers",
 ]
 
 Adsorbate = str | Iterable[int] | None
@@ -35,16 +37,11 @@ _Rows = NDArray[np.int64]
 _VACUUM = 4.0  # Å; atoms of a solid leave no gap as wide, a slab without one is a bulk crystal
 _GUESSED = ("H", "C", "N", "O")
 _DEPTH = 2.0  # Å below the highest atom of the slab
-_GAP = 0.5  # Å that atoms of the adsorbate are above those of its elements in the slab
 _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
 _LAYER_GAP = 0.6  # Å between heights of neighbouring layers, at least
 _REACH = 10.0  # Å, of images around the cell; further ones bound no Voronoi cell in the slab
-_HINT = (
-    'name the atoms: adsorbate="CO" or adsorbate=[12, 13], or adsorbate="none" for none (in the '
-    "command: --adsorbate CO, 12,13 or none)"
-)
-_NO_SLAB = "is not a slab: give cell and pbc along its surface, or set tags with atoms.set_tags"
+_HINT = 'name the atoms: adsorbate="CO", [12, 13] or "none" (--adsorbate CO, 12,13 or none)'
 
 
 def tag_slab(
@@ -53,7 +50,6 @@ def tag_slab(
     *,
     surface: Surface = "oc20",
     fix: bool = False,
-    axis: int | None = None,
 ) -> Atoms:
     """A copy of a slab with its tags: 0 below the surface, 1 surface, 2 adsorbate.
 
@@ -62,24 +58,24 @@ def tag_slab(
     trained with:
 
     - ``"oc20"``: as OC20's makers did it, atoms within 2 Å of the slab's highest atom, and atoms
-      of the upper half with fewer neighbours (by Voronoi cells) than in the bulk, for which the
-      middle of the slab stands. Of 20 systems of OC20's val_id all tags as stored in 16.
-    - ``"half"``: the upper half of the layers, rounded up, as in `emt_adsorption`. Layers are
-      gaps of 0.6 Å in height. Of its 4,851 systems all tags as stored in 4,844.
+      of the upper half with fewer neighbours (by Voronoi cells) than in the middle of the slab. Of
+      20 systems of OC20's val_id all tags as stored in 16.
+    - ``"half"``: the upper half of the layers (gaps of 0.6 Å in height), rounded up, as in
+      `emt_adsorption`. Of its 4,851 systems all tags as stored in 4,844.
     - a number: so many layers from the top.
 
     Args:
         atoms: the slab with its adsorbate; left as it is.
-        adsorbate: rows of the adsorbate's atoms; its formula, such as "CO"; "none" for a clean
-            slab; or None to guess: all H, C, N and O, where they lie on one surface only.
+        adsorbate: rows of the adsorbate's atoms; its formula, such as "CO", where the slab has none
+            of its elements; "none" for a clean slab; or None to guess: all H, C, N and O, where
+            they lie on one surface only.
         surface: "oc20", "half" or a number of layers.
-        fix: whether atoms of tag 0 are held by `FixAtoms` in place of the constraints there are,
-            as in OC20.
-        axis: 0, 1 or 2 for the lattice vector that leads out of the surface; None finds it.
+        fix: whether `FixAtoms` holds the atoms of tag 0, as in OC20, in place of the constraints
+            there are.
 
     Raises:
         ValueError: not a slab (no cell, no vacuum, or vacuum along several directions), an
-            adsorbate that is not there or could be several, too few layers; with a hint.
+            adsorbate that is not there or could be several, too few layers.
 
     Example:
         >>> from ase.build import add_adsorbate, fcc111
@@ -91,7 +87,7 @@ def tag_slab(
     if not len(atoms):
         raise ValueError("slab has no atoms")
     try:
-        rows, frame = _adsorbate_atoms(atoms, adsorbate, _slab_frame(atoms, axis))
+        rows, frame = _adsorbate_atoms(atoms, adsorbate, _slab_frame(atoms))
         slab = np.setdiff1d(np.arange(len(atoms)), rows)
         at_surface = _surface_atoms(frame, atoms.numbers, slab, surface)
     except ValueError as error:
@@ -118,14 +114,21 @@ def tag_structures(
     Raises:
         ValueError: as :func:`tag_slab`, naming the sid.
     """
-    from flt_mol.data.ase import to_ase
+    from ase import Atoms
 
     tags, fixed = structures.tags.clone(), structures.fixed.clone()
     for b, (start, stop) in enumerate(pairwise(structures.ptr.tolist())):
         if start == stop or bool(tags[start:stop].any()):
             continue
+        one = structures[b].to("cpu")
+        atoms = Atoms(
+            one.atomic_numbers.numpy(),
+            one.positions.double().numpy(),
+            cell=one.cell[0].numpy(),
+            pbc=one.pbc[0],
+        )
         try:
-            found = tag_slab(to_ase(structures, b), adsorbate, surface=surface).get_tags()
+            found = tag_slab(atoms, adsorbate, surface=surface).get_tags()
         except ValueError as error:
             raise ValueError(f"{structures.sid[b]}: {error}") from error
         tags[start:stop] = torch.as_tensor(np.asarray(found), device=tags.device)
@@ -152,6 +155,45 @@ def parse_rule(value: Any, name: str) -> Surface:
     raise ValueError(f"{name} is {value!r}, expected oc20, half or a number of layers")
 
 
+def tags_are_layers(record: Mapping[str, Any]) -> bool:
+    """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
+
+    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. OC20's
+    tags are like that only of an adsorbate that hangs below a slab of up to two layers: then the
+    atoms of tag 2 have elements of their own, here those of tag 0.
+    """
+    try:
+        tags, cell, pos, numbers = (
+            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
+        )
+        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
+        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
+    except (KeyError, ValueError):  # missing, or refused later
+        return False
+    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+    there = np.unique(tags)
+    layers = there[there > 0]
+    if len(tags) != len(numbers) or not len(layers) or not normal.any() or there[0] < 0:
+        return False
+    if not np.array_equal(layers, np.arange(1, len(layers) + 1)):
+        return False
+    if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
+        return False  # a slab that hangs or wraps; without atoms of tag 0, a thin one
+    means = [(pos[tags == tag] @ normal).mean() for tag in there]
+    return bool((np.diff(means) < 0).all())
+
+
+def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
+    """A warning where the tags of a record are layers' numbers."""
+    if not tags_are_layers(record):
+        return {}
+    return {
+        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
+        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
+        "predict sets them"
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class _Frame:
     """A slab in one piece, with its vacuum above."""
@@ -162,74 +204,53 @@ class _Frame:
     slant: float  # distance of the cell's planes over the length of the vector that leads on
 
 
-def _slab_frame(atoms: Atoms, axis: int | None) -> _Frame:
+def _slab_frame(atoms: Atoms) -> _Frame:
     """The frame of a slab: its vacuum lies along an open direction, else the widest gap."""
     cell, pbc = np.asarray(atoms.cell.complete()), np.asarray(atoms.pbc)
-    periodic = pbc & np.asarray(atoms.cell).any(axis=1)
     fractions = np.linalg.solve(cell.T, atoms.positions.T).T
-    gaps = [_gap(fractions[:, k], bool(pbc[k]), heights(cell)[k]) for k in range(3)]
-    if axis is None:
-        axis = _vacuum_axis([width for width, _ in gaps], periodic)
-    elif type(axis) is bool or axis not in (0, 1, 2):
-        raise ValueError(f"axis is {axis!r}, expected 0, 1 or 2")
-    if not np.delete(periodic, axis).all():
-        raise ValueError(_NO_SLAB)
+    distances = heights(cell)
+    width, end = np.full(3, np.inf), fractions.min(axis=0)
+    for k in np.flatnonzero(pbc):
+        places = np.sort(fractions[:, k] % 1.0)
+        gaps = np.diff(places, append=places[0] + 1.0)
+        width[k] = gaps.max() * distances[k]
+        end[k] = places[(gaps.argmax() + 1) % len(places)]
+    axis = _vacuum_axis(width, pbc & np.asarray(atoms.cell).any(axis=1))
     # Every atom in one cell that begins where the vacuum ends; open directions as they are.
-    origin = np.zeros(3)
-    origin[axis] = gaps[axis][1]
+    origin = np.where(np.arange(3) == axis, end, 0.0)
     steps = np.where(pbc, np.floor(fractions - origin + 1e-9), 0.0)
-    lateral, out = np.delete(cell, axis, axis=0), cell[axis]
-    distance = heights(cell)[axis]
     return _Frame(
         atoms.positions - steps @ cell,
-        (fractions - steps)[:, axis] * distance,
-        lateral,
-        float(distance / np.linalg.norm(out)),
+        (fractions - steps)[:, axis] * distances[axis],
+        np.delete(cell, axis, axis=0),
+        float(distances[axis] / np.linalg.norm(cell[axis])),
     )
 
 
-def _gap(fractions: _Floats, periodic: bool, distance: float) -> tuple[float, float]:
-    """Width of the widest gap along an axis, Å, and the fraction of the cell where it ends."""
-    if not periodic:
-        return np.inf, float(fractions.min())
-    places = np.sort(fractions % 1.0)
-    gaps = np.diff(places, append=places[0] + 1.0)
-    widest = int(gaps.argmax())
-    return float(gaps[widest] * distance), float(places[(widest + 1) % len(places)])
-
-
-def _vacuum_axis(gaps: list[float], periodic: NDArray[np.bool_]) -> int:
-    if periodic.sum() < 2:
-        raise ValueError(_NO_SLAB)
-    if periodic.sum() == 2:
-        return int(np.flatnonzero(~periodic)[0])
-    empty = [k for k, gap in enumerate(gaps) if gap >= _VACUUM]
-    if len(empty) != 1:
+def _vacuum_axis(gaps: _Floats, periodic: NDArray[np.bool_]) -> int:
+    """The direction of the vacuum, of which the widest gaps, Å, are `gaps` (3,)."""
+    empty = np.flatnonzero(gaps >= _VACUUM if periodic.all() else ~periodic)
+    if periodic.sum() < 2 or len(empty) != 1:
         found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", gaps, strict=True))
         raise ValueError(
-            f"is not a slab: a slab has vacuum, {_VACUUM:g} Å at least, along one lattice vector; "
-            f"gaps found: {found}. Name the one that leads out of the surface with axis=0, 1 or "
-            "2 (in Python), or set tags with atoms.set_tags"
+            f"is not a slab: a slab has cell and pbc along its surface, and vacuum, {_VACUUM:g} Å "
+            f"at least, along one lattice vector; gaps found: {found}; or use atoms.set_tags"
         )
-    return empty[0]
-
-
-def _upside_down(frame: _Frame) -> _Frame:
-    return replace(frame, height=-frame.height)
+    return int(empty[0])
 
 
 def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple[_Rows, _Frame]:
     """The rows (A,) of the adsorbate's atoms, and the frame with the adsorbate's side above."""
     if adsorbate is None:
         return _guessed(atoms, frame)
-    if not isinstance(adsorbate, str):
-        rows = _of_indices(atoms, adsorbate)
-    elif adsorbate == "none":
-        rows = np.empty(0, dtype=np.int64)
+    if isinstance(adsorbate, str):
+        rows = _of_formula(atoms, adsorbate) if adsorbate != "none" else np.empty(0, np.int64)
     else:
-        rows = _of_formula(atoms, adsorbate, frame)
+        rows = _of_indices(atoms, adsorbate)
     if not len(rows):
         return rows, frame
+    if len(rows) == len(atoms):
+        raise ValueError("is to be all adsorbate: no slab is left")
     slab = np.delete(frame.height, rows)
     above = frame.height[rows] > (slab.max() + slab.min()) / 2
     if above.any() and not above.all():
@@ -237,32 +258,28 @@ def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple
             "has adsorbate atoms above and below its middle; one adsorbate on one face is "
             "expected, or set tags with atoms.set_tags"
         )
-    return rows, frame if above.all() else _upside_down(frame)
+    return rows, frame if above.all() else replace(frame, height=-frame.height)
 
 
 def _guessed(atoms: Atoms, frame: _Frame) -> tuple[_Rows, _Frame]:
-    symbols = np.array(atoms.get_chemical_symbols())
-    rows = np.flatnonzero(np.isin(symbols, _GUESSED))
-    if not 0 < len(rows) < len(symbols):
-        raise ValueError(
-            f"has {'only' if len(rows) else 'no'} atoms of {', '.join(_GUESSED)}, which the "
-            f"adsorbate is guessed by; {_HINT}"
-        )
+    guessed = np.isin(atoms.get_chemical_symbols(), _GUESSED)
     sides = [
         side
-        for side in (frame, _upside_down(frame))
-        if side.height[rows].min() > np.delete(side.height, rows).max() - _DEPTH
+        for side in (frame, replace(frame, height=-frame.height))
+        if 0 < guessed.sum() < len(guessed)
+        and side.height[guessed].min() > side.height[~guessed].max() - _DEPTH
     ]
     if len(sides) != 1:
-        elements = ", ".join(dict.fromkeys(symbols[rows].tolist()))
+        where = "elsewhere than on one surface" if guessed.any() else "nowhere"
+        where = "only" if guessed.all() else where
         raise ValueError(
-            f"has {elements} elsewhere than on one surface, so that the adsorbate cannot be "
-            f"guessed; {_HINT}"
+            f"has atoms of {', '.join(_GUESSED)} {where}, so that the adsorbate cannot be guessed; "
+            f"{_HINT}"
         )
-    return rows, sides[0]
+    return np.flatnonzero(guessed), sides[0]
 
 
-def _of_indices(atoms: Atoms, indices: Iterable[int]) -> _Rows:
+def _of_indices(atoms: Atoms, indices: Any) -> _Rows:
     given, n = list(indices), len(atoms)
     try:
         if any(isinstance(i, bool | np.bool_) for i in given):  # True would be atom 1
@@ -272,50 +289,25 @@ def _of_indices(atoms: Atoms, indices: Iterable[int]) -> _Rows:
         raise ValueError("is to have an adsorbate by atom numbers: np.flatnonzero(mask)") from None
     if len(rows) and not -n <= rows.min() <= rows.max() < n:
         raise ValueError(f"has atoms 0 to {n - 1}; the adsorbate is to have {rows.tolist()}")
-    rows = np.unique(rows % n)
-    if len(rows) == n:
-        raise ValueError("is to be all adsorbate: no slab is left")
-    return rows
+    return np.unique(rows % n)
 
 
-def _of_formula(atoms: Atoms, formula: str, frame: _Frame) -> _Rows:
+def _of_formula(atoms: Atoms, formula: str) -> _Rows:
     from ase.formula import Formula
 
     try:
-        wanted = {str(s): int(n) for s, n in Formula(formula).count().items()}
+        wanted = Formula(formula).count()
     except (ValueError, KeyError) as error:
         raise ValueError(f"is to have the adsorbate {formula!r}, not a formula") from error
     symbols = np.array(atoms.get_chemical_symbols())
-    rows = np.flatnonzero(np.isin(symbols, list(wanted)))
-    there = Counter(symbols[rows].tolist())
-    lacking = [s for s in wanted if there[s] < wanted[s]]
-    if lacking or not wanted:
-        found = ", ".join(f"{there[s]} of {wanted[s]} {s}" for s in lacking)
-        raise ValueError(f"has no {formula}: {found}")
-    if len(rows) < len(symbols) and there == Counter(wanted):
-        return rows
-    chosen = _topmost(symbols, rows, wanted, frame)
-    if chosen is None or len(chosen) == len(symbols):
+    there = Counter(symbols.tolist())
+    found = ", ".join(f"{there[s]} of {n} {s}" for s, n in wanted.items() if there[s] != n)
+    if found or not wanted:
         raise ValueError(
-            f"has several {formula}, or none apart from the slab; give the adsorbate's atoms by "
-            "number, adsorbate=[12, 13]"
+            f"does not have one {formula}, apart from the slab: {found}; give the adsorbate's "
+            "atoms by number, adsorbate=[12, 13]"
         )
-    return chosen
-
-
-def _topmost(
-    symbols: NDArray[np.str_], rows: _Rows, wanted: Mapping[str, int], frame: _Frame
-) -> _Rows | None:
-    """The highest atoms of each element, where they are clearly above the others of it."""
-    found: list[int] = []
-    for symbol, count in wanted.items():
-        same = rows[symbols[rows] == symbol]
-        same = same[np.argsort(-frame.height[same], kind="stable")]
-        lowest, *others = frame.height[same[count - 1 :]]
-        if others and lowest - others[0] < _GAP:
-            return None
-        found += same[:count].tolist()
-    return np.sort(np.array(found, dtype=np.int64))
+    return np.flatnonzero(np.isin(symbols, list(wanted)))
 
 
 def _surface_atoms(

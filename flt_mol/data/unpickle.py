@@ -1,9 +1,8 @@
 """Reading pickled records without running anything that a pickle asks for.
 
-A pickle names functions and classes to call. Here every such name is looked up in one fixed table
-of stand-ins that only keep what they are given; a name outside the table is refused. Tensors and
-arrays stay bytes until they are asked for, so that a record's 6 Å graph (97 % of an OC20 record)
-costs nothing.
+A pickle names functions and classes to call: every name is looked up in a table of stand-ins that
+only keep what they are given; others are refused. Tensors and arrays stay bytes until they are
+asked for, so that a record's 6 Å graph (97 % of an OC20 record) costs nothing.
 """
 
 from __future__ import annotations

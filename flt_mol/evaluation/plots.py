@@ -28,19 +28,21 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     """Plot training and validation MAE (eV, logarithmic) against the epoch; return the path.
 
     Args:
-        history: rows with `epoch`, and `train/mae` and `val/mae` where known, as numbers or texts.
-            Missing, empty and NaN entries are skipped; of several rows of an epoch the last counts.
+        history: rows, in order, with `epoch`, and `train/mae` and `val/mae` where known and finite.
         path: where to write; the suffix gives the format.
 
     Raises:
-        ValueError: no row has `epoch` and a finite `train/mae` or `val/mae`.
+        ValueError: no row has a finite `train/mae` or `val/mae`.
     """
     from matplotlib.ticker import MaxNLocator
 
     rows = list(history)
-    training, validation = (_points(rows, key) for key in ("train/mae", "val/mae"))
+    training, validation = (
+        {row["epoch"]: row[key] for row in rows if math.isfinite(row.get(key, math.nan))}
+        for key in ("train/mae", "val/mae")
+    )
     if not training and not validation:
-        raise ValueError("no row has 'epoch' and a finite 'train/mae' or 'val/mae'")
+        raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
     figure = _figure(6.4, 4.2)
     axis = figure.subplots()
     for name, points, color in (("training", training, _GREY), ("validation", validation, _BLUE)):
@@ -54,16 +56,6 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
     return _save(figure, path)
-
-
-def _points(rows: list[Mapping[str, Any]], key: str) -> dict[float, float]:
-    """{epoch: finite value of `key`}, ascending."""
-    points = {}
-    for row in rows:
-        epoch, value = row.get("epoch"), row.get(key)
-        if epoch not in (None, "") and value not in (None, "") and math.isfinite(float(value)):
-            points[float(epoch)] = float(value)
-    return dict(sorted(points.items()))
 
 
 def parity(results: Results, path: str | Path) -> Path:

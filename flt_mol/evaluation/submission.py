@@ -72,7 +72,7 @@ def check_submission(
     text and unique, energies are finite real numbers; every split is complete.
 
     Args:
-        path: of the .npz file. Objects in it are refused, not unpickled.
+        path: of the .npz file.
         expected: {split: all of its sids}, where they are known.
         counts: {split: number of systems}, checked where `expected` says nothing; None takes any.
 

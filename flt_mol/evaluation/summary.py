@@ -36,10 +36,9 @@ def summarise(
 
     Returns:
         ``{"flt_mol": version, "units", "intervals": {"method", "level", "draws", "seed"},
-        **further, "splits": {split: metrics}, "all": metrics, "baselines", "worst": […]}``.
-        Metrics are ``{"count", "mae", "ewt", "rmse", "me", "median_ae", "intervals": {metric:
-        [low, high]}, "path", "unseen", "unfixed", "further", "breakdowns"}``; "all" is there where
-        there are several splits. Energies are in eV, `ewt` is a fraction.
+        **further, "splits": {split: metrics}, "all": metrics (of several splits), "baselines",
+        "worst": […]}``. Metrics are those of `metrics_of`, in eV, `ewt` a fraction, and
+        "intervals", "path", "unseen", "unfixed", "further", "breakdowns".
 
     Raises:
         ValueError: no splits, or several of which one is called "all".

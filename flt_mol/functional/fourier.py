@@ -47,9 +47,8 @@ class PositionFeatures(NamedTuple):
     def key(self) -> Tensor:
         """Ψ (N, H, 2R)."""
         basis = self._basis_of_heads
-        if self.key_turn is None:
-            return basis * self.key_weight
-        return basis * self.key_weight + quarter_turn(basis) * self.key_turn
+        key = basis * self.key_weight
+        return key if self.key_turn is None else key + quarter_turn(basis) * self.key_turn
 
     @property
     def _basis_of_heads(self) -> Tensor:
@@ -73,11 +72,7 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
         positions: r (…, ℓ), Å. Centre each system first: a float32 phase of 10⁴ Å is off by 1e-3.
         frequencies: ξ (R, ℓ), cycles/Å, or (H, R, ℓ).
 
-    Returns:
-        (…, R), or (…, H, R).
-
-    Raises:
-        ValueError: positions and frequencies of different dimension ℓ.
+    Returns (…, R), or (…, H, R); ValueError where ℓ differs.
     """
     if positions.dim() < 1 or positions.shape[-1] != frequencies.shape[-1]:
         raise ValueError(
@@ -96,15 +91,7 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
 def fourier_basis(positions: Tensor, frequencies: Tensor) -> Tensor:
     """T(r) = [cos 2πξ_1·r … cos 2πξ_R·r, sin 2πξ_1·r … sin 2πξ_R·r].
 
-    Args, Raises: as for `phases`, with positions (N, ℓ).
-
-    Returns:
-        (N, 2R), or (N, H, 2R).
-
-    Example:
-        >>> fourier_basis(torch.tensor([[0.0], [0.5]]), torch.tensor([[1.0]])).round()
-        tensor([[ 1.,  0.],
-                [-1., -0.]])
+    (N, 2R), or (N, H, 2R); arguments and errors as for `phases`, with positions (N, ℓ).
     """
     phase = phases(positions, frequencies)
     return torch.cat([phase.cos(), phase.sin()], -1)
@@ -128,17 +115,12 @@ def position_features(basis: Tensor, ratio: Tensor, split: str = "one_sided") ->
     Args:
         basis: T (N, 2R) or (N, H, 2R).
         ratio: ρ (H, R), of any sign, or complex.
-        split: "one_sided", "symmetric" or "balanced".
-
-    Raises:
-        ValueError: unknown split, or shapes that do not belong together.
+        split: one of these names; ValueError for another, or for shapes that do not fit.
     """
     heads, count = ratio.shape
     if basis.shape[-1] != 2 * count or (basis.dim() == 3 and basis.shape[1] != heads):
-        raise ValueError(
-            f"basis has shape {tuple(basis.shape)}, expected (N, {2 * count}) or "
-            f"(N, {heads}, {2 * count}) for a ratio of {heads} heads and {count} frequencies"
-        )
+        expected = f"expected (N, {2 * count}) or (N, {heads}, {2 * count})"
+        raise ValueError(f"basis has shape {tuple(basis.shape)}, {expected}")
     query, key = _shared(ratio, split)
     # Once for cosines and once for sines.
     weights = torch.cat([query, query], -1), torch.cat([key, key], -1)

@@ -55,15 +55,24 @@ def outside(function: _F) -> _F:
 def operator(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
     """Make of a function one step for autograd and torch.compile, as `torch.library.custom_op`.
 
-    Inside it may loop over systems; its gradients are those of `register_autograd`.
+    Inside it may loop over systems; its gradients are those of `register_autograd`. Forward-mode
+    derivatives, which torch would silently take for 0, raise NotImplementedError.
 
     Args:
         name: without the namespace.
     """
 
     def decorate(function: Callable[..., Any]) -> CustomOpDef:
+        def checked(*given: Any) -> Any:
+            if getattr(forward_ad, "_current_level", -1) >= 0:
+                raise NotImplementedError(
+                    "flt_mol's operators have no forward-mode derivatives: use reverse mode, "
+                    "torch.autograd.grad or torch.autograd.functional.jvp"
+                )
+            return function(*given)
+
         schema = torch.library.infer_schema(function, mutates_args=())
-        return torch.library.custom_op(f"flt_mol::{name}", function, mutates_args=(), schema=schema)
+        return torch.library.custom_op(f"flt_mol::{name}", checked, mutates_args=(), schema=schema)
 
     return decorate
 
@@ -134,13 +143,7 @@ def systems_of(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[slice]:
 
     Raises:
         ValueError: offsets that do not start at 0, decrease, or end beyond `num_rows`.
-        NotImplementedError: forward-mode derivatives, which torch would silently take for 0.
     """
-    if getattr(forward_ad, "_current_level", -1) >= 0:
-        raise NotImplementedError(
-            "flt_mol's operators have no forward-mode derivatives: use reverse mode, "
-            "torch.autograd.grad or torch.autograd.functional.jvp"
-        )
     offsets: list[int] = ptr.tolist()
     if offsets[0] != 0 or offsets[-1] > num_rows or sorted(offsets) != offsets:
         raise ValueError(

@@ -49,7 +49,7 @@ def image_attention(
         index_j: (P,) int64, key of each pair, in the same system; the atom itself belongs to them
             (`neighbor_pairs(..., self_pairs=True)`).
         log_weight: log w (P, H).
-        scale: s, 1/√D if None.
+        scale: s; None is 1/√D.
 
     Returns:
         (N, H, V), at least float32 whatever the autocast dtype; 0 for rows without any weight.
@@ -77,8 +77,7 @@ def image_attention(
     sizes = system_sizes(ptr, rows)
     if len(index_i) == 0 and rows:
         raise ValueError(
-            f"there are {rows} queries and no pairs, so no atom would attend to itself: build "
-            "pairs with neighbor_pairs(..., self_pairs=True)"
+            f"no pairs for {rows} queries: build them with neighbor_pairs(..., self_pairs=True)"
         )
     q, k, v, w = settled(query, key, value, log_weight)
     q = q * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -89,15 +88,9 @@ def image_attention(
 
 
 def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """Images of one (i, j) drawn together, log Σ_T w: for layers that share a mask.
+    """(G, H) log Σ_T w of log w (P, H), −∞ for groups without weight, with gradient 0 there.
 
-    Args:
-        log_weight: log w (P, H), −∞ where w = 0.
-        group: (P,) int64, the group of each pair (`NeighborPairs.groups`).
-        num_groups: G.
-
-    Returns:
-        (G, H), −∞ for groups without weight, with gradient 0 there.
+    `group` (P,) int64 is the group of each pair, see `NeighborPairs.groups`.
 
     Example:
         >>> w = torch.tensor([[0.25], [0.5], [0.25]])
@@ -156,7 +149,7 @@ def _by_systems(
 def _over_matrices(
     q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, slot: Tensor, at: Tensor
 ) -> Tensor:
-    """Attention of one group: all rows (N, H, ·), those of the group at (G, L) → (G, L, H, V)."""
+    # All rows (N, H, ·), those of the group at (G, L) → (G, L, H, V).
     heads, (count, size) = q.shape[1], at.shape
     bias = log_weight.new_full((count * size**2, heads), -torch.inf).index_copy(0, slot, log_weight)
     q, k, v = (pad(x, (0, 0, 0, 0, 0, 1))[at].transpose(1, 2) for x in (q, k, with_ones(v)))

@@ -37,10 +37,9 @@ class UnfitSystemError(ValueError):
 
 
 class VirtualCells(NamedTuple):
-    """A cell of three independent vectors for each of B systems, N atoms.
+    """A cell (B, 3, 3), Å, of three independent vectors for each system, N atoms in all.
 
     Attributes:
-        cell: (B, 3, 3), Å.
         change: (B, 3, 3) int64; ``change @ given cell`` is a short basis of periodic directions.
         kept: (B, 3) bool, rows of that basis that stay; the others are virtual.
         heights: (B, 3), Å, distances between the planes of `cell`.
@@ -57,12 +56,7 @@ class VirtualCells(NamedTuple):
 def checked_cells(
     cell: Tensor | None, pbc: Tensor | None, positions: Tensor, ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cells (B, 3, 3) and pbc (B, 3) of a batch, zeros and False where both are None.
-
-    Raises:
-        ValueError: shapes and dtypes that do not fit, one without the other; `UnfitSystemError`
-            for numbers that are not finite.
-    """
+    """Cells (B, 3, 3) and pbc (B, 3) of a batch, zeros and False where both are None."""
     systems = len(system_sizes(ptr, positions.shape[0]))
     if pbc is None:
         if cell is not None:
@@ -146,7 +140,7 @@ def rows_times(x: Tensor, matrix: Tensor, ptr: Tensor) -> Tensor:
 
 
 def host_array(x: Tensor) -> Floats:
-    """A copy on CPU in float64, for what is decided there."""
+    """The numbers on CPU in float64."""
     return x.detach().to("cpu", torch.float64).numpy()
 
 
@@ -161,24 +155,12 @@ def virtual_cells(
 ) -> VirtualCells:
     """Cells whose open directions are `padding` longer than the atoms: `reciprocal_vectors`.
 
-    Args:
-        cell: (B, 3, 3), Å.
-        pbc: (B, 3) bool.
-        positions: (N, 3), Å, finite.
-        ptr: (B + 1,).
-        padding: Å.
-        shrink: whether a periodic direction with a gap wider than `padding` counts as open.
-
-    Raises:
-        UnfitSystemError: a periodic direction without a lattice vector of its own.
+    With `shrink` a periodic direction with a gap wider than `padding`, Å, counts as open.
     """
     if not 0 < padding < math.inf:
         raise ValueError(f"padding is {padding}, expected a positive length in Å")
-    given, points, offsets = (
-        host_array(cell),
-        host_array(positions),
-        ptr.cpu().numpy().astype(np.int64),
-    )
+    given, points = host_array(cell), host_array(positions)
+    offsets = ptr.cpu().numpy().astype(np.int64)
     sizes = np.diff(offsets)
     occupied, starts = np.flatnonzero(sizes), offsets[:-1][sizes > 0]
     system = np.repeat(np.arange(len(sizes)), sizes)
@@ -235,22 +217,21 @@ def _heights(basis: Floats) -> Floats:
 
 
 def _check_lengths(basis: Floats, kept: NDArray[np.bool_]) -> None:
-    """Dependent vectors have a short one among those of their reduced basis."""
+    # Dependent vectors have a short one among those of their reduced basis.
     thin = kept & (np.linalg.norm(basis, axis=-1) < _THINNEST)
     if thin.any():
         system, axis = np.argwhere(thin)[0]
         raise UnfitSystemError(
             int(system),
-            f"cell is singular along periodic direction {'abc'[axis]}, with less than {_THINNEST} "
-            "Å between images; give a lattice vector for each periodic direction, or set pbc False",
+            f"cell is singular along periodic direction {'abc'[axis]}, less than {_THINNEST} Å "
+            "between images; give a lattice vector there, or set pbc False",
         )
 
 
 def _largest_gaps(fraction: Floats, system: Integers, starts: Integers) -> tuple[Floats, Integers]:
-    """Widest empty stretch per lattice vector, in fractions, and shifts (N, 3) of atoms behind it.
+    """Widest empty stretch per lattice vector, in fractions mod 1, and shifts of atoms behind it.
 
-    Fractions are taken mod 1, on a circle; ``fraction - shift`` of a system then begins right
-    after its gap, wherever its atoms were written.
+    ``fraction - shift`` of a system begins right after its gap, wherever its atoms were written.
     """
     wrapped = fraction - np.floor(fraction)
     order = np.lexsort((wrapped, np.broadcast_to(system[:, None], wrapped.shape)), axis=0)
@@ -275,10 +256,7 @@ def _perpendicular(
     occupied: tuple[Integers, Integers],
     padding: float,
 ) -> Floats:
-    """For rows not `kept`, vectors (B, 3, 3) perpendicular to all others; zeros for the others.
-
-    As long as the atoms' extent plus `padding`, along the atoms' principal axes.
-    """
+    """For rows not `kept`, vectors (B, 3, 3) along the atoms' principal axes; else zeros."""
     rows, starts = occupied
     plane = np.linalg.pinv(basis) @ basis
     across = local - np.einsum("nc,ncd->nd", local, plane[system])

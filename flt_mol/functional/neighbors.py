@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.functional.groups import at_least_float32, outside
-from flt_mol.functional.lattice import (
-    Floats,
-    Integers,
-    checked_cells,
-    host_array,
-    virtual_cells,
-)
+from flt_mol.functional.lattice import Floats, Integers, checked_cells, host_array, virtual_cells
 
 # Where there are more than 10⁵ cells, vesin 0.4 to 0.6 merges them by one factor; a direction with
 # fewer cells than that is left without, and a division by zero ends the process.
@@ -55,18 +49,11 @@ class NeighborPairs(NamedTuple):
     shift: Tensor
 
     def vectors(self, positions: Tensor, cell: Tensor | None, ptr: Tensor) -> Tensor:
-        """r_i − r_j − T·cell, the vector from the image of j to i; differentiable.
+        """r_i − r_j − T·cell (P, 3), Å, from the image of j to i, at least float32; differentiable.
 
-        Positions are subtracted before anything else happens, so a system that lies 10⁵ Å from
-        the origin loses no more than the float32 spacing of its own coordinates.
-
-        Args:
-            positions: (N, 3), Å.
-            cell: (B, 3, 3), Å; rows are lattice vectors. None where nothing repeats.
-            ptr: (B + 1,), first row of each system.
-
-        Returns:
-            (P, 3), Å, at least float32.
+        Positions (N, 3), Å, are subtracted first, so a system that lies 10⁵ Å from the origin
+        loses no more than the float32 spacing of its own coordinates. `cell` (B, 3, 3), Å, may be
+        None where nothing repeats; `ptr` (B + 1,) is the first row of each system.
         """
         positions = at_least_float32(positions)
         i, j = self.index_i, self.index_j
@@ -212,7 +199,6 @@ def _search_box(
 
 
 def _sorted(found: Integers, atoms: int) -> Integers:
-    """Rows (i, j, T) in ascending order."""
     low = [0, 0, *found[:, 2:].min(0, initial=0).tolist()]
     widths = [atoms, atoms, *(1 - 2 * least for least in low[2:])]  # with T there is −T
     if math.prod(widths) >= 2**62:

@@ -1,11 +1,8 @@
 """Sums over neighbour pairs, linear in P in time and memory.
 
-Everything here can be differentiated any number of times, as training on forces does, and nothing
-of the size pairs × channels is kept for a backward pass.
-
-All is one form, F = Σ_p Σ_c (B_p W)_c v_{j(p) c} g_{i(p) c}, linear in B, W, v and g. Its
-derivatives to g (`_filter`, to v with i and j exchanged), to B and to W are the operators below;
-their gradients are others of the family. Each goes through the pairs in chunks that fit a cache.
+All can be differentiated any number of times, as training on forces does, and nothing of the size
+pairs × channels is kept. All is one form, F = Σ_p Σ_c (B_p W)_c v_{j(p) c} g_{i(p) c}, linear in
+B, W, v and g: its derivatives are the operators below, whose gradients are others of the family.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ def pair_filter(
 ) -> Tensor:
     """out_ic = Σ_p (Σ_t B_pt W_tc) v_{j(p) c} over the pairs p of receiver i: a filter per channel.
 
-    Saves only its inputs for the backward pass: O(P·T + N·C), never P × C. Time O(P·T·C).
+    Time O(P·T·C), memory O(P·T + N·C).
 
     Args:
         basis: B (P, T), basis functions of each pair.
@@ -61,9 +58,8 @@ def pair_filter(
     """
     if basis.shape != (len(index_i), weight.shape[0]) or value.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"basis {tuple(basis.shape)}, weight {tuple(weight.shape)} and value "
-            f"{tuple(value.shape)} do not belong together: expected (P, T), (T, C) and (K, C) "
-            f"for P = {len(index_i)} pairs"
+            f"basis {tuple(basis.shape)}, weight {tuple(weight.shape)}, value {tuple(value.shape)}:"
+            f" expected (P, T), (T, C) and (K, C) for P = {len(index_i)} pairs"
         )
     basis, weight, value = settled(basis, weight, value)
     out: Tensor = _filter(basis, weight, value, index_i, index_j, num_rows)
@@ -73,8 +69,7 @@ def pair_filter(
 def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
     """s_pt = Σ_c x_{i(p) c} W_tc y_{j(p) c}: (N, C), (K, C), W (T, C) → (P, T), at least float32.
 
-    Times the basis and summed over t it is the dot product under a filter per channel,
-    Σ_c x_ic F_c(r_p) y_jc, without anything of size P × C.
+    Times the basis and summed over t it is Σ_c x_ic F_c(r_p) y_jc, without anything of size P × C.
     """
     x, y, weight = settled(x, y, weight)
     out: Tensor = _to_basis(x, y, weight, index_i, index_j)
@@ -100,10 +95,7 @@ def segment_sum(x: Tensor, index: Tensor, num_rows: int) -> Tensor:
 
 
 def segment_peak(x: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """Largest finite entry of the rows with the same index, 0 where there is none; no gradient.
-
-    What to subtract before exponentials are summed: (P, H) → (num_rows, H).
-    """
+    """Largest of the rows with the same index, 0 where none is finite: (P, H) → (num_rows, H)."""
     x = x.detach()
     peak = x.new_full((num_rows, x.shape[1]), -torch.inf)
     peak = peak.scatter_reduce(0, index[:, None].expand_as(x), x, "amax")
@@ -124,12 +116,12 @@ def pair_sums(
     normaliser, exactly, provided every (i, j) occurs once (`NeighborPairs.groups`).
 
     Args:
-        query_features: φ(q) (N, H, M), the same as in `linear_sums`.
+        query_features: φ(q) (N, H, M), as in `linear_sums`.
         key_features: φ(k) (K, H, M), likewise.
         value: (K, H, V).
         weight: w (P, H).
         index_i: (P,) int64, query of each pair.
-        index_j: (P,) int64, key of each pair.
+        index_j: (P,) int64, key.
 
     Returns:
         (N, H, V + 1), the normaliser last; at least float32 whatever the autocast dtype.
@@ -141,7 +133,7 @@ def pair_sums(
 
 
 def _heads(x: Tensor) -> Tensor:
-    """(H, H·M): a channel's weight is that of its head, for x (N, H, M)."""
+    # (H, H·M): a channel's weight is that of its head, for x (N, H, M).
     heads, width = x.shape[1:]
     return torch.eye(heads, dtype=x.dtype, device=x.device).repeat_interleave(width, 1)
 
@@ -220,24 +212,22 @@ def _filter_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
 
 def _to_basis_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, y, w, i, j = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    return (
-        _filter(g, w, y, i, j, x.shape[0]) if needs[0] else None,
-        _filter(g, w, x, j, i, y.shape[0]) if needs[1] else None,
-        _to_weight(x, y, g, i, j) if needs[2] else None,
-        *(None, None),
-    )
+    to_x, to_y = _to_factors(ctx, x, y, g, w, i, j)
+    return to_x, to_y, _to_weight(x, y, g, i, j) if ctx.needs_input_grad[2] else None, None, None
 
 
 def _to_weight_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, y, b, i, j = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    return (
-        _filter(b, g, y, i, j, x.shape[0]) if needs[0] else None,
-        _filter(b, g, x, j, i, y.shape[0]) if needs[1] else None,
-        _to_basis(x, y, g, i, j) if needs[2] else None,
-        *(None, None),
-    )
+    to_x, to_y = _to_factors(ctx, x, y, b, g, i, j)
+    return to_x, to_y, _to_basis(x, y, g, i, j) if ctx.needs_input_grad[2] else None, None, None
+
+
+def _to_factors(
+    ctx: Any, x: Tensor, y: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    to_x = _filter(b, w, y, i, j, x.shape[0]) if ctx.needs_input_grad[0] else None
+    to_y = _filter(b, w, x, j, i, y.shape[0]) if ctx.needs_input_grad[1] else None
+    return to_x, to_y
 
 
 _filter.register_autograd(_filter_backward, setup_context=_save)

@@ -68,17 +68,10 @@ def reciprocal_vectors(
     decayed at the distance `padding`: for widths σ of f, padding = 4σ gives errors of 2e-4 f(0),
     5σ of 2e-5; k_max = 4/(2πσ) gives 1e-3, 5/(2πσ) 2e-5.
 
-    - Periodic directions keep their lattice: the set of k does not depend on the basis it is given
-      in, nor on orientation or handedness.
-    - Open directions get virtual vectors, perpendicular to all others, as long as the atoms'
-      extent plus `padding`, along the principal axes of the atoms, so that they turn with them.
-      Rows of `cell` for open directions are not looked at.
-    - With `shrink_vacuum`, a periodic direction with a gap between atoms and their images wider
-      than `padding` counts as open: fewer vectors, and the same sums up to what f is beyond
-      `padding`. Gaps are looked for between the planes of a shortened basis.
-
-    `vectors`, `weight`, `inverse` and `offset` are differentiable functions of `cell`, virtual
-    vectors held constant (exact up to what f is beyond `padding`). K depends on the data:
+    Periodic directions keep their lattice, whatever basis it is given in. Open directions get
+    virtual vectors, perpendicular to all others, along the principal axes of the atoms, as long as
+    their extent plus `padding`; rows of `cell` for them are ignored. All tensors of floats are
+    differentiable functions of `cell`, virtual vectors held constant. K depends on the data:
     `torch.compile` breaks the graph here.
 
     Args:
@@ -88,10 +81,10 @@ def reciprocal_vectors(
         ptr: (B + 1,), first atom of each system.
         k_max: cycles/Å.
         padding: Å.
-        shrink_vacuum: see above.
+        shrink_vacuum: whether a periodic direction with a gap between atoms and their images wider
+            than `padding` counts as open: fewer vectors, the same sums up to f beyond `padding`.
         max_vectors: at most so many vectors per system, the shortest in whole shells of equal
-            \|k\|. Where it takes hold the cutoff depends on the cell: sums ripple, and are neither
-            the same in a supercell nor continuous in the cell.
+            \|k\|. Sums are then neither the same in a supercell nor continuous in the cell.
 
     Returns:
         ReciprocalVectors in the dtype of `positions`, at least float32; none of empty systems.
@@ -156,10 +149,8 @@ def _vectors(
 def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVectors) -> Tensor:
     """Fractions (N, 3) in [−½, ½] of the virtual cells, relative to each system's first atom.
 
-    Differences within a system are taken before anything is multiplied, and whole turns dropped:
-    phases 2π·(integers·fraction) stay exact in float32 wherever the system lies.
-
-    `positions` (N, 3), Å, and `ptr` (B + 1,) are those that `lattice` was made of.
+    Differences within a system come first, and whole turns are dropped: phases
+    2π·(integers·fraction) stay exact in float32 wherever the system lies.
     """
     positions = at_least_float32(positions).to(lattice.offset.dtype)
     # Sums depend on differences within a system only, so the anchor needs no gradient.
@@ -200,7 +191,7 @@ def _radius(cell: Floats, k_max: float, max_vectors: int | None) -> Floats:
 
 
 def _widths(cell: Floats, radius: Floats) -> tuple[Integers, Floats]:
-    """The largest integers (B, 3), radius·|a|, and how many (B, 3) there are for one of ±k."""
+    # The largest integers (B, 3), radius·|a|, and how many (B, 3) there are for one of ±k.
     most = np.floor(radius[:, None] * np.linalg.norm(cell, axis=-1) * (1 + 1e-9))
     return most.astype(np.int64), most * (1, 2, 2) + 1
 

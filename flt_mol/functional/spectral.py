@@ -23,6 +23,7 @@ from torch import Tensor
 
 _BUDGET = {"cpu": 2**18}  # numbers of a group's largest tensor: about a core's cache
 _BUDGET_ELSEWHERE = 2**30
+_ROWS = 4096  # atoms whose phases are computed together
 
 
 def padded_groups(
@@ -61,32 +62,21 @@ def padded_rows(ptr: Tensor, systems: Sequence[int], fill: int) -> Tensor:
 
 
 def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
-    """[cos 2πk·r_i | sin 2πk·r_i] for every atom and vector of the same system.
-
-    Args:
-        fraction: (G, L, 3) of `fractional_positions`.
-        integers: (G, K, 3) int64 of `reciprocal_vectors`.
-
-    Returns:
-        (G, L, 2K).
-    """
+    """[cos 2πk·r_i | sin 2πk·r_i] (G, L, 2K) of fractions (G, L, 3) and integers (G, K, 3)."""
     # Not a matmul: TF32 would cost phases three digits.
-    f, k = fraction[:, :, None], integers.to(fraction.dtype)[:, None]
-    turns = f[..., 0] * k[..., 0] + f[..., 1] * k[..., 1] + f[..., 2] * k[..., 2]
-    phase = 2 * math.pi * turns
-    return torch.cat([phase.cos(), phase.sin()], -1)
+    k, parts = integers.to(fraction.dtype)[:, None], []
+    for some in fraction[:, :, None].split(_ROWS, 1):  # bounds what is kept without gradients
+        turns = some[..., 0] * k[..., 0] + some[..., 1] * k[..., 1] + some[..., 2] * k[..., 2]
+        phase = 2 * math.pi * turns
+        parts.append(torch.cat([phase.cos(), phase.sin()], -1))
+    return torch.cat(parts, 1)
 
 
 def structure_factor_filter(value: Tensor, spectrum: Tensor, waves: Tensor) -> Tensor:
     """out_i = Σ_k γ_kh [cos_ik Σ_j cos_jk v_jh + sin_ik Σ_j sin_jk v_jh].
 
-    Args:
-        value: v (G, L, H, D), 0 at padded atoms.
-        spectrum: γ_kh = w_k g_h(k), (G, K, H), 0 at padded vectors.
-        waves: (G, L, 2K) of `lattice_waves`.
-
-    Returns:
-        (G, L, H, D). All arguments have one dtype, at least float32.
+    v (G, L, H, D) is 0 at padded atoms, γ_kh = w_k g_h(k) (G, K, H) at padded vectors; `waves` are
+    (G, L, 2K). All have one dtype, at least float32.
     """
     groups, vectors, heads = spectrum.shape
     factors = (waves.mT @ value.flatten(2)).view(groups, 2, vectors, heads, -1)
@@ -95,30 +85,16 @@ def structure_factor_filter(value: Tensor, spectrum: Tensor, waves: Tensor) -> T
 
 
 def kernel_matrices(waves: Tensor, spectra: Tensor) -> Tensor:
-    """F_t(r_i − r_j) = Σ_k γ_kt cos 2πk·(r_i − r_j) for all pairs of atoms of the same system.
+    """F_t(r_i − r_j) = Σ_k γ_kt cos 2πk·(r_i − r_j): waves (G, L, 2K), γ (G, K, T) → (G, T, L, L).
 
-    Args:
-        waves: (G, L, 2K) of `lattice_waves`.
-        spectra: γ (G, K, T), weights w_k included, 0 at padded vectors.
-
-    Returns:
-        (G, T, L, L).
+    γ has the weights w_k in it and is 0 at padded vectors.
     """
     twice = torch.cat([spectra, spectra], 1)
     return torch.stack([(waves * gamma[:, None]) @ waves.mT for gamma in twice.unbind(2)], 1)
 
 
 def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor) -> Tensor:
-    """out_ih = Σ_j Σ_t a_ht F_t(r_i − r_j) v_jh.
-
-    Args:
-        value: v (G, L, H, D), 0 at padded atoms.
-        amplitudes: a (H, T).
-        kernels: F (G, T, L, L) of `kernel_matrices`.
-
-    Returns:
-        (G, L, H, D). All arguments have one dtype, at least float32.
-    """
+    """out_ih = Σ_j Σ_t a_ht F_t(r_i − r_j) v_jh: v (G, L, H, D), a (H, T), F (G, T, L, L)."""
     mixed = (amplitudes @ kernels.flatten(2)).unflatten(2, kernels.shape[2:])
     out: Tensor = (mixed @ value.transpose(1, 2)).transpose(1, 2)
     return out

@@ -3,8 +3,8 @@ r"""Attention, pair sums and a block for features in irreps of O(3), in e3nn's t
 Features (N, irreps.dim) are laid out as e3nn has them: vectors "1o" are (x, y, z), as positions
 are. Turn, mirror or invert all positions of a system by R, and outputs turn by
 ``irreps.D_from_matrix(R)``, as long as **nothing that goes in knows a direction**: attention
-without positions, or with image keys or pair corrections, which know distances only. A sampled RPE
-knows directions: then equivariance is to translations only.
+without positions, or with image keys or pair corrections, which know distances only. With a sampled
+RPE equivariance is to translations only.
 
 Needs e3nn (``pip install 'flt_mol[e3nn]'``); nothing else in flt_mol imports it.
 """
@@ -12,7 +12,7 @@ Needs e3nn (``pip install 'flt_mol[e3nn]'``); nothing else in flt_mol imports it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,11 @@ from flt_mol.integrations.irreps import (
     terms_of,
 )
 from flt_mol.nn.attention import Attention, AttentionRows
-from flt_mol.nn.feature_maps import FeatureMap
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import applied, draw_normal, drawn_linear, placed, seeded_generator
 from flt_mol.nn.layout import check_rows, layout_of
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
-from flt_mol.nn.rpe import FourierRPE
 
 __all__ = [
     "IrrepsAttention",
@@ -55,17 +53,11 @@ __all__ = [
 class IrrepsAttention(Attention):
     r"""Attention among the atoms of each system, y_i = O(⊕_h Σ_j A^h_ij v^h_j), v of any irreps.
 
-    Weights A^h_ij ∝ exp(q_i·k_j/√D + …) are those of `nn.FLTAttention`, in all its modes and with
-    all its feature maps: linear in N, and N × N never written out, in mode "linear". Queries and
-    keys are made of the invariants of x alone, so a weighted mean of vectors or tensors turns with
-    them. Values v = V x and outputs are linear per irrep; each head gets its share of the channels
-    of every irrep.
-
-    **Equivariance.** Without positions, and with `images` or `pairs` whose masks know distances
-    only: to all of O(3), and to permutations. With an RPE, which samples waves in a few
-    directions: to translations only, in the exact mode too (`nn.rpe.rotation_error` says how
-    much a rotation can change the mask). All weights are means: what depends on how many atoms
-    there are, or where, is for `IrrepsPairFilter`.
+    Weights A^h_ij are those of `nn.FLTAttention`, in all its modes and with all its feature maps.
+    Queries and keys are made of the invariants of x alone, so a weighted mean of vectors or tensors
+    turns with them. Values v = V x and outputs are linear per irrep; each head gets its share of
+    the channels of every irrep, multiplicities of values rounded up. All weights are means: what
+    depends on how many atoms there are, or where, is for `IrrepsPairFilter`.
 
     Args:
         irreps: e3nn irreps of the features, as "32x0e + 8x1o".
@@ -73,18 +65,11 @@ class IrrepsAttention(Attention):
         head_dim: D of queries and keys.
         irreps_out: of what comes out, if not `irreps`.
         norms: whether queries and keys also know the lengths of all that is not 0e.
-        feature_map: φ of the linear mode: a name in `nn.FEATURE_MAPS`, or a `FeatureMap` of H, D
-            and the width of the position features.
-        num_features: M, where `feature_map` is a name; the default is 64.
-        rpe: an RPE of this layer's own.
-        position_dim: width 2R of the position features that `forward` will be given.
-        orthogonal: whether random directions are orthogonal in blocks (the default).
         bias: of queries, keys, and 0e channels of what comes out.
-        mode: "linear", "exact" or "auto", as for `nn.FLTAttention`.
-        exact_below: number of keys from which "auto" is linear; the default is FLTAttention's.
-        redraw_every: training steps after which random features are drawn anew.
         generator: on CPU, for weights and random features; None takes a seed from torch's global
             one.
+        options: rpe, position_dim, feature_map, num_features, orthogonal, mode, exact_below and
+            redraw_every, see `nn.FLTAttention`.
 
     Raises:
         ValueError: irreps without invariants, irreps that would always be 0, and what
@@ -92,8 +77,6 @@ class IrrepsAttention(Attention):
 
     Example:
         >>> attention = IrrepsAttention("8x0e + 3x1o", num_heads=4)
-        >>> attention.irreps_value
-        8x0e+4x1o
         >>> attention(torch.randn(5, 17), ptr=torch.tensor([0, 2, 5])).shape
         torch.Size([5, 17])
     """
@@ -106,22 +89,14 @@ class IrrepsAttention(Attention):
         head_dim: int = 16,
         irreps_out: str | o3.Irreps | None = None,
         norms: bool = False,
-        feature_map: str | FeatureMap = "softmax",
-        num_features: int | None = None,
-        rpe: FourierRPE | None = None,
-        position_dim: int | None = None,
-        orthogonal: bool | None = None,
         bias: bool = True,
-        mode: str = "linear",
-        exact_below: int | None = None,
-        redraw_every: int | None = None,
         generator: torch.Generator | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, head_dim=head_dim)
-        self.irreps = cleaned(irreps)
+        self.irreps_in = self.irreps = cleaned(irreps)
         self.irreps_out = self.irreps if irreps_out is None else cleaned(irreps_out)
-        # Each head gets its share of every term: multiplicities are rounded up.
         rounded = [(-(-mul // num_heads) * num_heads, ir) for mul, ir in self.irreps]
         self.irreps_value = o3.Irreps(rounded)
         refuse_missing("irreps_out", self.irreps_out, self.irreps_value, "the values")
@@ -134,20 +109,7 @@ class IrrepsAttention(Attention):
         self.key = drawn_linear(width, num_heads * head_dim, bias, generator)
         self.value = IrrepsLinear(self.irreps, self.irreps_value, generator=generator)
         self.out = IrrepsLinear(self.irreps_value, self.irreps_out, bias, generator)
-        self.set_up(
-            num_heads,
-            head_dim,
-            feature_map=feature_map,
-            num_features=num_features,
-            rpe=rpe,
-            position_dim=position_dim,
-            orthogonal=orthogonal,
-            mode=mode,
-            exact_below=exact_below,
-            causal=False,
-            redraw_every=redraw_every,
-            generator=generator,
-        )
+        self.set_up(num_heads, head_dim, generator=generator, **options)
 
     def forward(
         self,
@@ -162,25 +124,9 @@ class IrrepsAttention(Attention):
         pairs: PairWeights | None = None,
         images: PairWeights | None = None,
     ) -> Tensor:
-        """Attend within each system; arguments are those of `nn.FLTAttention`.
+        """Attend within each system; arguments and errors are those of `nn.FLTAttention`.
 
-        Args:
-            x: (N, irreps.dim), rows of all systems; or padded, (B, L, irreps.dim).
-            positions: (N, ℓ) or (B, L, ℓ), Å, for a layer with an RPE of its own.
-            ptr: (B + 1,), first row of each system, for packed rows.
-            system: (N,), the system of each row in any order, instead of `ptr`.
-            num_systems: B, with `system` only.
-            mask: (B, L) bool, True for real rows, for padded rows.
-            position_features: Φ, Ψ of the rows as given, instead of `positions`.
-            pairs: what `nn.PairCorrection` gives, of packed rows.
-            images: what `nn.ImageKeys` gives, of packed rows, for mode "exact".
-
-        Returns:
-            Rows as they came, (N, irreps_out.dim) or (B, L, irreps_out.dim).
-
-        Raises:
-            ValueError: shapes that do not fit, positions missing where the layer needs them or
-                given where it has no use for them.
+        Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows of irreps_out.
         """
         check_rows(x, self._dim, "x", self.query.weight)
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
@@ -199,10 +145,7 @@ class IrrepsAttention(Attention):
 
     def extra_repr(self) -> str:
         """What `repr` shows."""
-        return (
-            f"{self.irreps}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
-            f"position_dim={self.position_dim}, mode={self.mode!r}"
-        )
+        return f"{self.irreps}, num_heads={self.num_heads}, mode={self.mode!r}"
 
 
 class IrrepsPairFilter(nn.Module):
@@ -216,8 +159,7 @@ class IrrepsPairFilter(nn.Module):
     and linear in x. Forces through it are continuous.
 
     Tensor products are e3nn's and formed for each pair: memory O(P·W), W the components of all
-    paths' products together, which is what bounds the size of a batch. A pair at distance 0 has
-    no direction: only l = 0 adds to its sum.
+    paths' products together. A pair at distance 0 has no direction: only l = 0 adds to its sum.
 
     Args:
         irreps_in: e3nn irreps of the features, as "32x0e".
@@ -235,18 +177,6 @@ class IrrepsPairFilter(nn.Module):
         networks for 3D point clouds", 2018, equation 3.
         [2] Batzner et al., "E(3)-equivariant graph neural networks for data-efficient and accurate
         interatomic potentials", Nature Communications 2022.
-
-    Example:
-        >>> from flt_mol.functional.neighbors import neighbor_pairs
-        >>> from flt_mol.nn import LocalBasis
-        >>> r, ptr = 3 * torch.rand(5, 3), torch.tensor([0, 5])
-        >>> cell, pbc = 4 * torch.eye(3)[None], torch.ones(1, 3, dtype=torch.bool)
-        >>> pairs = neighbor_pairs(r, cell, pbc, ptr, cutoff=3.0)
-        >>> basis = LocalBasis(cutoff=3.0, num_basis=8)
-        >>> local = basis(pairs, pairs.vectors(r, cell, ptr), num_rows=5)
-        >>> layer = IrrepsPairFilter("8x0e", "8x0e + 4x1o", lmax=1, num_basis=8)
-        >>> layer(torch.randn(5, 8), local).shape
-        torch.Size([5, 20])
     """
 
     def __init__(
@@ -282,46 +212,32 @@ class IrrepsPairFilter(nn.Module):
         self.register_load_state_dict_post_hook(_reset_constants)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor, local: LocalGeometry) -> Tensor:
-        """Features (N, irreps_in.dim) to (N, irreps_out.dim).
+        """Packed features (N, irreps_in.dim) to (N, irreps_out.dim).
 
-        Args:
-            x: (N, irreps_in.dim), packed.
-            local: what an `nn.LocalBasis` of `num_basis` functions gives.
-
-        Raises:
-            ValueError: rows that do not belong to these pairs, or a basis of another size.
+        `local` is what an `nn.LocalBasis` of `num_basis` functions gives; ValueError for another.
         """
         pairs = local.pairs
         check_features(x, self._dim)
         if local.basis.shape[1] != self.num_basis:
+            count = local.basis.shape[1]
             raise ValueError(
-                f"local has {local.basis.shape[1]} radial functions, this filter takes "
-                f"{self.num_basis}: give both the same num_basis"
+                f"local has {count} radial functions, this filter takes {self.num_basis}"
             )
         value = self.value(x)
+        # At distance 0 there is no direction, and its gradient would have no bound.
+        zero = local.distances == 0
+        inverse = local.distances.masked_fill(zero, 1.0).reciprocal().masked_fill(zero, 0.0)
         with without_autocast(value):
             dtype = at_least_float32(value).dtype
-            sent = value.to(dtype)[pairs.index_j]
-            harmonics, radial = self._directions(local).to(dtype), self._radial(local).to(dtype)
-            message = self.product(sent, harmonics, radial)
+            harmonics = self.harmonics(local.vectors * inverse[:, None]).to(dtype)
+            radial = local.basis
+            if self.hidden is not None:
+                radial = nn.functional.silu(applied(self.hidden, radial))
+            radial = (radial @ self.weight.to(radial.dtype)).to(dtype)
+            message = self.product(value.to(dtype)[pairs.index_j], harmonics, radial)
             summed = segment_sum(message, pairs.index_i, x.shape[0])
         out: Tensor = self.out(summed.to(value.dtype))
         return out
-
-    def _directions(self, local: LocalGeometry) -> Tensor:
-        """Y(r̂) (P, (lmax + 1)²), of mean square 1; 0 for l > 0 where there is no direction."""
-        zero = local.distances == 0
-        # No gradient either: at distance 0 that of a direction has no bound.
-        inverse = local.distances.masked_fill(zero, 1.0).reciprocal().masked_fill(zero, 0.0)
-        out: Tensor = self.harmonics(local.vectors * inverse[:, None])
-        return out
-
-    def _radial(self, local: LocalGeometry) -> Tensor:
-        """R (P, channels of all paths). Without biases: 0 where the basis is."""
-        basis = local.basis
-        if self.hidden is not None:
-            basis = nn.functional.silu(applied(self.hidden, basis))
-        return basis @ self.weight.to(basis.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -329,10 +245,7 @@ class IrrepsPairFilter(nn.Module):
         return self
 
     def _set_constants(self) -> None:
-        """Coupling coefficients in full precision: e3nn rounds them to the default dtype.
-
-        At least float32 too, as products are: converting the layer back and forth loses nothing.
-        """
+        """Coupling coefficients in full precision: e3nn rounds them to the default dtype."""
         for module in self.product.modules():
             for name, constant in module.named_buffers(recurse=False):
                 if name.startswith("_w3j_"):
@@ -344,6 +257,10 @@ class IrrepsPairFilter(nn.Module):
     def extra_repr(self) -> str:
         """What `repr` shows."""
         return f"{self.irreps_in} -> {self.irreps_out}, lmax={self.irreps_sh.lmax}"
+
+
+def _reset_constants(module: IrrepsPairFilter, _: object) -> None:
+    module._set_constants()
 
 
 class _Harmonics(o3.SphericalHarmonics):  # type: ignore[misc]
@@ -358,19 +275,10 @@ class _Harmonics(o3.SphericalHarmonics):  # type: ignore[misc]
         return _Harmonics, (self.lmax,)
 
 
-def _reset_constants(module: nn.Module, _: object) -> None:
-    assert isinstance(module, IrrepsPairFilter)
-    module._set_constants()
-
-
 def _products(
     irreps_in: o3.Irreps, irreps_sh: o3.Irreps, irreps_out: o3.Irreps
 ) -> o3.TensorProduct:
-    """Products x ⊗ Y on all paths to irreps of `irreps_out`, a weight per pair, channel and path.
-
-    Raises:
-        ValueError: an irrep that no path leads to.
-    """
+    """Products x ⊗ Y on all paths to `irreps_out`, a weight per pair, channel and path."""
     wanted = {term.ir for term in irreps_out}
     paths = [
         (first, second, ir, term.mul)
@@ -379,32 +287,24 @@ def _products(
         for ir in term.ir * harmonic.ir
         if ir in wanted
     ]
-    missing = sorted(wanted - {ir for _, _, ir, _ in paths})
-    if missing:
-        raise ValueError(
-            f"irreps_out {irreps_out} hold {', '.join(map(str, missing))}, which no product of "
-            f"{irreps_in} with {irreps_sh} gives: leave it out, or raise lmax"
-        )
+    reached = o3.Irreps([(1, ir) for _, _, ir, _ in paths])
+    refuse_missing(
+        "irreps_out", irreps_out, reached, f"products of {irreps_in} with {irreps_sh} give"
+    )
     sums, place, _ = o3.Irreps([(mul, ir) for _, _, ir, mul in paths]).sort()
     instructions = [
         (first, second, place[k], "uvu", True) for k, (first, second, _, _) in enumerate(paths)
     ]
-    return o3.TensorProduct(
-        irreps_in,
-        irreps_sh,
-        sums,
-        instructions,
-        internal_weights=False,
-        shared_weights=False,
-    )
+    weights = {"internal_weights": False, "shared_weights": False}
+    return o3.TensorProduct(irreps_in, irreps_sh, sums, instructions, **weights)
 
 
 class IrrepsBlock(nn.Module):
     """x ← x + Attention(Norm(x)) + PairFilter(x); x ← x + FFN(Norm(x)), all equivariant.
 
-    The pair filter takes features as they are, unlike `nn.FLTBlock`'s: normalised ones no longer
-    tell how dense an atom's surroundings are. It is also what makes vectors of scalars: features
-    may begin with zeros in all channels but 0e.
+    The pair filter takes features as they are: normalised ones no longer tell how dense an atom's
+    surroundings are. It is also what makes vectors of scalars: features may begin with zeros in all
+    channels but 0e.
 
     Args:
         irreps: e3nn irreps of the features.
@@ -415,12 +315,6 @@ class IrrepsBlock(nn.Module):
 
     Raises:
         ValueError: neither attention nor pair filter, or one of other irreps.
-
-    Example:
-        >>> irreps = "8x0e + 4x1o"
-        >>> block = IrrepsBlock(irreps, IrrepsAttention(irreps, num_heads=2))
-        >>> block(torch.randn(5, 20), torch.tensor([0, 2, 5])).shape
-        torch.Size([5, 20])
     """
 
     def __init__(
@@ -435,10 +329,11 @@ class IrrepsBlock(nn.Module):
         self.irreps = cleaned(irreps)
         if attention is None and pair_filter is None:
             raise ValueError("a block without attention and pair_filter: give at least one")
-        if attention is not None:
-            self._check("attention", attention.irreps, attention.irreps_out)
-        if pair_filter is not None:
-            self._check("pair_filter", pair_filter.irreps_in, pair_filter.irreps_out)
+        for part in (attention, pair_filter):
+            ours = () if part is None else {part.irreps_out, part.irreps_in}
+            if any(found != self.irreps for found in ours):
+                name = type(part).__name__
+                raise ValueError(f"{name} is of other irreps than this block of {self.irreps}")
         self.attention_norm = None if attention is None else IrrepsNorm(self.irreps)
         self.attention = attention
         self.pair_filter = pair_filter
@@ -458,36 +353,16 @@ class IrrepsBlock(nn.Module):
     ) -> Tensor:
         """Features (N, irreps.dim) of packed rows to features of the same irreps.
 
-        Args:
-            x: (N, irreps.dim).
-            ptr: (B + 1,), first row of each system.
-            position_features: Φ and Ψ, for attention that shares an RPE.
-            positions: (N, ℓ), Å, for attention with an RPE of its own.
-            pairs: weights of near pairs, of an `nn.PairCorrection`, for attention.
-            images: keys that are periodic images, of an `nn.ImageKeys`, for attention.
-            local: of an `nn.LocalBasis`, for the pair filter.
-
-        Raises:
-            ValueError: a pair filter without `local`, and what the parts refuse.
+        `position_features`, `positions`, `pairs` and `images` are for attention, as those of
+        `IrrepsAttention`; `local`, of an `nn.LocalBasis`, for a pair filter, which needs it.
         """
         out: Tensor = x
         if self.attention is not None and self.attention_norm is not None:
-            out = out + self.attention(
-                self.attention_norm(x),
-                positions,
-                ptr=ptr,
-                position_features=position_features,
-                pairs=pairs,
-                images=images,
-            )
+            given = {"position_features": position_features, "pairs": pairs, "images": images}
+            out = out + self.attention(self.attention_norm(x), positions, ptr=ptr, **given)
         if self.pair_filter is not None:
             if local is None:
                 raise ValueError("this block has a pair_filter: pass local, of a LocalBasis")
             out = out + self.pair_filter(x, local)
         hidden: Tensor = self.ffn(self.ffn_norm(out))
         return out + hidden
-
-    def _check(self, name: str, *irreps: o3.Irreps) -> None:
-        for found in irreps:
-            if found != self.irreps:
-                raise ValueError(f"{name} is of irreps {found}, this block of {self.irreps}")

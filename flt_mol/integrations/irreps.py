@@ -28,10 +28,8 @@ def refuse_missing(name: str, irreps: o3.Irreps, available: o3.Irreps, source: s
     """ValueError for irreps of which no linear map makes anything but 0."""
     missing = sorted({term.ir for term in irreps} - {term.ir for term in available})
     if missing:
-        raise ValueError(
-            f"{name} {irreps} hold {', '.join(map(str, missing))}, which {source} {available} "
-            "lack: leave it out, or add it"
-        )
+        names = ", ".join(map(str, missing))
+        raise ValueError(f"{name} {irreps} hold {names}, but {source} only {available}")
 
 
 def check_width(x: Tensor, dim: int, irreps: o3.Irreps, *, packed: bool = False) -> None:
@@ -41,17 +39,16 @@ def check_width(x: Tensor, dim: int, irreps: o3.Irreps, *, packed: bool = False)
 
 
 class Term(NamedTuple):
-    """A term of irreps in plain numbers, which torch.compile can read: e3nn's it cannot.
-
-    Attributes:
-        mul: how many channels.
-        width: 2l + 1.
-        scalar: whether it is 0e.
-    """
+    """A term of irreps in plain numbers, which torch.compile can read: channels, 2l + 1, is 0e."""
 
     mul: int
     width: int
     scalar: bool
+
+    @property
+    def size(self) -> int:
+        """Components."""
+        return self.mul * self.width
 
 
 def terms_of(irreps: o3.Irreps) -> tuple[Term, ...]:
@@ -61,7 +58,7 @@ def terms_of(irreps: o3.Irreps) -> tuple[Term, ...]:
 
 def parts_of(x: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
     """Features (N, dim) as one (N, mul, 2l + 1) for each term."""
-    parts = x.split([term.mul * term.width for term in terms], dim=-1)
+    parts = x.split([term.size for term in terms], dim=-1)
     return [
         part.reshape(x.shape[0], term.mul, term.width)
         for part, term in zip(parts, terms, strict=True)
@@ -71,7 +68,7 @@ def parts_of(x: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
 def by_head(x: Tensor, terms: tuple[Term, ...], num_heads: int) -> Tensor:
     """(N, dim) → (N, H, dim/H): each head gets its share of the channels of every term."""
     shares = [
-        part.reshape(x.shape[0], num_heads, term.mul // num_heads * term.width)
+        part.reshape(x.shape[0], num_heads, term.size // num_heads)
         for part, term in zip(parts_of(x, terms), terms, strict=True)
     ]
     return torch.cat(shares, dim=-1)
@@ -79,7 +76,7 @@ def by_head(x: Tensor, terms: tuple[Term, ...], num_heads: int) -> Tensor:
 
 def joined(x: Tensor, terms: tuple[Term, ...]) -> Tensor:
     """What `by_head` took apart: (N, H, dim/H) → (N, dim)."""
-    widths = [term.mul * term.width // x.shape[1] for term in terms]
+    widths = [term.size // x.shape[1] for term in terms]
     return torch.cat([part.flatten(1) for part in x.split(widths, dim=-1)], dim=-1)
 
 
@@ -97,17 +94,10 @@ def invariants(x: Tensor, terms: tuple[Term, ...], norms: bool) -> Tensor:
 
 
 def number_of_invariants(irreps: o3.Irreps, norms: bool) -> int:
-    """I, of which queries and keys are made.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """I, of which queries and keys are made; ValueError where there are none."""
     count: int = sum(term.mul for term in irreps if norms or term.ir.is_scalar())
     if not count:
-        raise ValueError(
-            f"irreps {irreps} have no invariants to make queries and keys of: add 0e channels, or "
-            "take lengths with norms=True"
-        )
+        raise ValueError(f"irreps {irreps} have no invariants: add 0e channels, or set norms=True")
     return count
 
 
@@ -135,53 +125,31 @@ class IrrepsLinear(nn.Module):
         super().__init__()
         self.irreps_in, self.irreps_out = cleaned(irreps_in), cleaned(irreps_out)
         self._dim = self.irreps_in.dim
-        # e3nn cannot give a bias to scalars that it makes of nothing (0.6.0).
-        self._by_hand = bias and not any(term.scalar for term in terms_of(self.irreps_in))
-        self._terms = terms_of(self.irreps_out)
         # Weights of its own would be drawn from torch's global generator.
         self.linear = o3.Linear(
-            self.irreps_in,
-            self.irreps_out,
-            internal_weights=False,
-            shared_weights=True,
-            biases=bias and not self._by_hand,
+            self.irreps_in, self.irreps_out, internal_weights=False, shared_weights=True
         )
-        generator = seeded_generator(generator)
-        start = draw_normal(self.linear.weight_numel, generator=generator)
+        start = draw_normal(self.linear.weight_numel, generator=seeded_generator(generator))
         self.weight = nn.Parameter(placed(start))
-        scalars = sum(term.mul for term in self._terms if term.scalar)
-        self.bias = nn.Parameter(placed(torch.zeros(scalars))) if bias else None
+        scalar = [term.scalar for term in terms_of(self.irreps_out) for _ in range(term.size)]
+        index = torch.tensor(scalar, dtype=torch.bool).nonzero().squeeze(1)
+        self.register_buffer("_scalars", index, persistent=False)
+        self.bias = nn.Parameter(placed(torch.zeros(len(index)))) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps_in.dim) → (N, irreps_out.dim); under autocast in its dtype.
-
-        Raises:
-            ValueError: `x` of another width.
-        """
+        """(N, irreps_in.dim) → (N, irreps_out.dim); under autocast in its dtype."""
         check_width(x, self._dim, self.irreps_in)
         weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
         if torch.is_autocast_enabled(x.device.type):
             # e3nn's contractions are not all among those that autocast converts.
             kind = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(kind), weight.to(kind)
-            bias = None if bias is None else bias.to(kind)
         with without_autocast(x):
-            if bias is None or not self._by_hand:
-                out: Tensor = self.linear(x, weight, bias)
-            else:
-                out = self.linear(x, weight) + self._on_scalars(bias)
+            out: Tensor = self.linear(x, weight)
+            if self.bias is not None:
+                bias = self.bias.to(out.dtype).expand(*out.shape[:-1], -1)
+                out = out.index_add(-1, self._scalars, bias)
         return out
-
-    def _on_scalars(self, bias: Tensor) -> Tensor:
-        """(scalars,) → (irreps_out.dim,), 0 for all that is not 0e."""
-        parts = iter(bias.split([term.mul for term in self._terms if term.scalar]))
-        return torch.cat(
-            [
-                next(parts) if term.scalar else bias.new_zeros(term.mul * term.width)
-                for term in self._terms
-            ]
-        )
 
 
 class IrrepsNorm(nn.Module):
@@ -199,10 +167,6 @@ class IrrepsNorm(nn.Module):
     References:
         [1] Liao & Smidt, "Equiformer: Equivariant graph attention Transformer for 3D atomistic
         graphs", ICLR 2023, section 4.1.
-
-    Example:
-        >>> IrrepsNorm("1x1o")(torch.tensor([[3.0, 0.0, 4.0]])).norm() ** 2
-        tensor(3.0000, grad_fn=<PowBackward0>)
     """
 
     def __init__(self, irreps: str | o3.Irreps, eps: float = 1e-5) -> None:
@@ -216,11 +180,7 @@ class IrrepsNorm(nn.Module):
         self.bias = nn.Parameter(placed(torch.zeros(scalars)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps.dim) → the same, in the dtype of `x`.
-
-        Raises:
-            ValueError: `x` of another width, or not packed.
-        """
+        """(N, irreps.dim) → the same, in the dtype of `x`."""
         check_width(x, self._dim, self.irreps, packed=True)
         weights = self.weight.split([term.mul for term in self.terms])
         biases = iter(self.bias.split([term.mul for term in self.terms if term.scalar]))
@@ -243,7 +203,6 @@ class IrrepsFeedForward(nn.Module):
     """Linear ∘ Gate ∘ Linear: SiLU of 0e, tanh of 0o, and the rest times sigmoids of gates.
 
     `e3nn.nn.Gate` with one gate for each channel that is neither 0e nor 0o, made of 0e channels.
-    Of irreps without 0e each gate is a number, learned by its bias.
 
     Args:
         irreps: e3nn irreps of what goes in and comes out.
@@ -252,10 +211,6 @@ class IrrepsFeedForward(nn.Module):
 
     Raises:
         ValueError: `irreps_hidden` that lacks an irrep of `irreps`, which would come out as 0.
-
-    Example:
-        >>> IrrepsFeedForward("8x0e + 4x1o", "16x0e + 8x1o")(torch.randn(5, 20)).shape
-        torch.Size([5, 20])
     """
 
     def __init__(
@@ -269,17 +224,12 @@ class IrrepsFeedForward(nn.Module):
         hidden = irreps if irreps_hidden is None else cleaned(irreps_hidden)
         refuse_missing("irreps", irreps, hidden, "irreps_hidden")
         generator = seeded_generator(generator)
-        gate = _gate(hidden)
-        self.first = IrrepsLinear(irreps, gate.irreps_in, True, generator)
-        self.gate = gate
-        self.last = IrrepsLinear(gate.irreps_out, irreps, True, generator)
+        self.gate = _gate(hidden)
+        self.first = IrrepsLinear(irreps, self.gate.irreps_in, True, generator)
+        self.last = IrrepsLinear(self.gate.irreps_out, irreps, True, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps.dim) → (N, irreps.dim).
-
-        Raises:
-            ValueError: `x` of another width.
-        """
+        """(N, irreps.dim) → (N, irreps.dim)."""
         out: Tensor = self.last(self.gate(self.first(x)))
         return out
 

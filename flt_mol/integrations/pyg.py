@@ -14,8 +14,6 @@ from torch_geometric.typing import Adj
 
 from flt_mol.nn import FLTAttention
 
-__all__ = ["FLTGPSConv"]
-
 
 class FLTGPSConv(GPSConv):  # type: ignore[misc]
     r"""PyG's `GPSConv` with `FLTAttention`: message passing + attention at linear cost, then a net.
@@ -55,9 +53,7 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         if not isinstance(attention, FLTAttention):
             raise ValueError(f"attention is a {type(attention).__name__}, expected an FLTAttention")
         if attention.embed_dim != channels:
-            raise ValueError(
-                f"attention has width {attention.embed_dim}, expected that of the layer, {channels}"
-            )
+            raise ValueError(f"attention has width {attention.embed_dim}, the layer {channels}")
         for name in ("heads", "attn_type", "attn_kwargs"):
             if name in options:
                 raise ValueError(f"{name} is of PyG's own attention; set it in `attention`")
@@ -80,14 +76,10 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """The layer's output (N, C).
+        """Features (N, C) → (N, C).
 
-        Args:
-            x: (N, C) features.
-            edge_index: of the message-passing layer.
-            batch: (N,) index of each row's graph, in any order; None is one graph.
-            positions: (N, 3), Å, for attention with an RPE.
-            kwargs: further arguments of the message-passing layer.
+        `edge_index` and `kwargs` are the message-passing layer's; `batch` (N,) is the graph of each
+        row, in any order, None for one graph; `positions` (N, 3), Å, are for an RPE.
         """
         out = self._added(self.attn(x, positions, system=batch), x, self.norm2, batch)
         if self.conv is not None:

@@ -150,15 +150,7 @@ def _spectral(config: EnergyConfig, generator: torch.Generator) -> SpectralFilte
 
 
 class Geometry(nn.Module):
-    """Pairs, their bases, masks and waves of a batch; and what of them is added to the embedding.
-
-    Args:
-        config: of the model.
-        generator: on CPU, for initial weights.
-
-    Attributes:
-        cutoff: Å, of the pairs that are needed; None where no part looks at pairs.
-    """
+    """Pairs, their bases, masks and waves of a batch, and what they add to the embedding."""
 
     def __init__(self, config: EnergyConfig, generator: torch.Generator) -> None:
         super().__init__()
@@ -169,13 +161,8 @@ class Geometry(nn.Module):
         if pairs is not None and pairs.density:
             self.density = _local_filter(pairs, config.embed_dim, pairs.vectors, generator)
         if pairs is not None and pairs.correction:
-            self.correction = PairCorrection(
-                config.num_heads,
-                pairs.cutoff,
-                pairs.num_basis,
-                pairs.pair_types,
-                generator=generator,
-            )
+            settings = pairs.cutoff, pairs.num_basis, pairs.pair_types
+            self.correction = PairCorrection(config.num_heads, *settings, generator=generator)
         self.images = None if config.images is None else _images(config, config.images, generator)
 
     def forward(
@@ -251,14 +238,6 @@ def check_systems(config: EnergyConfig, structures: Structures) -> None:
 
     Raises:
         ValueError: the first system that is too large, by its sid.
-
-    Example:
-        >>> from flt_mol.models.config import SpectralConfig
-        >>> chain = [[x, x, x] for x in range(0, 400, 5)]  # across the cell, so no vacuum
-        >>> wide = Structures.single([29] * 80, chain, cell=400 * torch.eye(3), pbc=True)
-        >>> check_systems(EnergyConfig(rpe=None, spectral=SpectralConfig()), wide)
-        Traceback (most recent call last):
-        ValueError: sid 0: too large for this model: what is left of it without vacuum, ...
     """
     spectral = config.spectral
     if spectral is None:

@@ -9,7 +9,6 @@ import pickle
 import re
 import warnings
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,7 @@ def save_checkpoint(
         model: with the weights to predict with, averaged ones where a run averages.
         config: plain data.
         metrics: by name.
-        training_state: tensors and plain data to resume training with, which `load_model` does not
-            look at, but for a ``"raw_state_dict"`` of weights that were not averaged.
+        training_state: tensors and plain data, as a ``"raw_state_dict"`` that was not averaged.
         systems: sids, ``{"trained": [...], "held_out": [...]}``.
     """
     path = Path(path)
@@ -120,10 +118,7 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if (found := shipped_name("models", name, "weights.ckpt")) is not None:
         return shipped_folder("models") / found / "weights.ckpt"
-    inside = sorted({str(file.parent) for x in _IN_FOLDERS for file in path.glob(f"*/{x}")})
-    if inside:
-        hint = f"give one of the folders inside: {', '.join(inside[:8])}"
-    elif shipped_name("models", name, "model.yaml") is not None:
+    if shipped_name("models", name, "model.yaml") is not None:
         hint = "the named model of that name has no weights; train it"
     else:
         shipped = sorted(x.parent.name for x in shipped_folder("models").glob("*/weights.ckpt"))
@@ -139,8 +134,7 @@ def load_model(
 ) -> EnergyModel:
     """The trained model of a checkpoint, in eval mode.
 
-    Prefixes left by DDP, torch.compile, weight averaging and wrappers are stripped; weights of any
-    float dtype become float32.
+    Weights of any float dtype become float32.
 
     Args:
         name_or_path: see `find_checkpoint`.
@@ -166,21 +160,14 @@ def load_model(
     return model.eval().to(device)
 
 
-def read_weights(name_or_path: str | Path, averaged: bool = True) -> tuple[Path, dict[str, Tensor]]:
-    """The file of a checkpoint and the weights in it, on CPU.
-
-    Args, Raises: as of `load_model`, but whether they fit is not looked at.
-    """
+def read_weights(name_or_path: str | Path) -> tuple[Path, dict[str, Tensor]]:
+    """The file of a checkpoint and the weights in it, on CPU; raises as `load_model`."""
     path = find_checkpoint(name_or_path)
-    return path, read_checkpoint(path, averaged)["state_dict"]
+    return path, read_checkpoint(path)["state_dict"]
 
 
 def checkpoint_config(name_or_path: str | Path) -> EnergyConfig:
-    """The settings of a checkpoint's model.
-
-    Raises:
-        ValueError: no or no whole checkpoint, or settings that are not usable.
-    """
+    """The settings of a checkpoint's model; raises as `load_model`."""
     return _config(*read_weights(name_or_path))
 
 
@@ -196,9 +183,9 @@ def _config(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
 def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
     """The content of a checkpoint file, on CPU, the model's weights by name in ``state_dict``.
 
-    Weights are found under the names that tools give them, or bare, and wrappers' names are
-    stripped. Of files of this library ``config``, ``metrics``, ``trained_on`` and ``systems`` are
-    mappings, empty where there are none.
+    Weights are found under the names that tools give them, or bare; names of wrappers (DDP,
+    torch.compile, averages, modules that hold the model) are stripped. ``config``, ``metrics``,
+    ``trained_on`` and ``systems`` are mappings, empty where there are none.
 
     Args:
         path: a file; of an exported folder, its ``model.safetensors``.
@@ -248,7 +235,7 @@ def refuse_damaged(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             entry = archive.testzip()
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+    except Exception as error:  # anything that foreign bytes come to
         raise ValueError(f"{path}: checkpoint damaged ({error})") from error
     if entry is not None:
         raise ValueError(f"{path}: checkpoint damaged: wrong checksum of its entry '{entry}'")
@@ -261,35 +248,22 @@ def _load(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if not zipfile.is_zipfile(path):
-            raise ValueError(f"{path}: checkpoint incomplete, or not a checkpoint") from error
+            raise ValueError(f"{path}: checkpoint incomplete, or none") from error
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise ValueError(
-            f"{path}: holds more than tensors and plain data ({named.group(1) if named else '?'}), "
-            "which is not loaded for safety; save it again without the Python objects"
-        ) from error
+        found = named.group(1) if named else "Python objects"
+        raise ValueError(f"{path}: holds {found}: only tensors and plain data load") from error
     except Exception as error:  # anything that unpickling foreign bytes comes to
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"{path}: checkpoint incomplete, or not a checkpoint ({reason})"
-        ) from error
+        raise ValueError(f"{path}: checkpoint incomplete, or none ({reason})") from error
 
 
 def _find_weights(content: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
-    """The weights of one model under its own names, by the configuration that they carry.
-
-    They lie under the keys that tools use, or bare; names of wrappers (data-parallel training, the
-    compiler, averages, modules that hold the model) and what else these keep are stripped.
-    """
+    """Of one model under its own names: under a key that tools use, or bare."""
     keys = (*_AVERAGED, *_STATE_DICTS) if averaged else (*_RAW, *_STATE_DICTS, *_AVERAGED)
-    state = content.get("training_state")
-    for key in keys:
-        for place in (content, state if isinstance(state, Mapping) else {}):
-            weights = place.get(key)
-            if isinstance(weights, Mapping) and any(str(x).endswith(CONFIG_KEY) for x in weights):
-                return _of_model(weights, averaged)
-    return _of_model(
-        next((content[key] for key in _STATE_DICTS if key in content), content), averaged
-    )
+    found = {**dict(content.get("training_state") or {}), **content}
+    candidates = [found[key] for key in keys if isinstance(found.get(key), Mapping)]
+    weighty = [one for one in candidates if any(str(x).endswith(CONFIG_KEY) for x in one)]
+    return _of_model((weighty or candidates or [content])[0], averaged)
 
 
 def _of_model(weights: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
@@ -323,12 +297,7 @@ def _is_average(root: str, weights: Mapping[str, Any]) -> bool:
 
 
 def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """What keeps weights `found` from being those `expected`, a line for each name.
-
-    Example:
-        >>> misfits({"a": torch.zeros(2), "b": torch.zeros(1)}, {"a": torch.zeros(3)})
-        ['missing: b', 'wrong shape: a is (3,), expected (2,)']
-    """
+    """What keeps weights `found` from being those `expected`, a line for each name."""
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
     for key, want in expected.items():
@@ -348,10 +317,6 @@ def find_device(name: str | torch.device) -> torch.device:
 
     Raises:
         ValueError: no such device, or none here.
-
-    Example:
-        >>> find_device("cpu")
-        device(type='cpu')
     """
     try:
         device = torch.device(name)
@@ -365,23 +330,21 @@ def find_device(name: str | torch.device) -> torch.device:
 def described(path: Path) -> dict[str, Any]:
     """A config.json of ours; empty if there is none, or one of another library."""
     try:
-        with readable(path):
-            settings = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid json: {error}") from error
+        settings = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not readable as json: {error}") from error
     ours = isinstance(settings, dict) and settings.get("format") == FORMAT
     return settings if ours else {}
 
 
 def _load_export(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     with readable(path):
         data = path.read_bytes()
     try:
         weights = load(data)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+    except Exception as error:  # anything that foreign bytes come to
         raise ValueError(f"{path}: incomplete, or not a safetensors file ({error})") from error
     beside = path.with_name(CONFIG_FILE)
     settings = described(beside)

@@ -28,7 +28,7 @@ __all__ = [
     "shipped_name",
 ]
 
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seed = Annotated[int, Field(ge=-(2**62), lt=2**62)]
 Count = Annotated[int, Field(ge=1)]
 Unsigned = Annotated[int, Field(ge=0)]
 Basis = Annotated[int, Field(ge=2)]
@@ -103,7 +103,7 @@ class RPEConfig(Settings):
         default={"name": "gaussian"}
     )
     """A family of `nn.FREQUENCIES`, in the same way."""
-    split: Literal["one_sided", "symmetric"] = "one_sided"
+    split: Literal["one_sided", "symmetric", "balanced"] = "one_sided"
     """How ρ = g/p is given to Φ and Ψ."""
 
 
@@ -121,18 +121,15 @@ class SpectralConfig(Settings):
     padding: Length | None = None
     """Å of vacuum kept in open directions; null is 4 sigma_max."""
     max_vectors: Count | None = None
-    """At most so many plane waves per system, the longest ones, for time and memory in proportion
-    to the atoms where cells are very large; null is all up to k_max. Where it takes hold, what is
-    seen grows blurred with the cell, and supercells are no longer the same."""
+    """At most so many plane waves per system, the longest ones, which bounds time and memory in
+    large cells but makes supercells differ; null is all up to k_max."""
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
         least = 1 / (math.pi * self.sigma_max)
         if self.k_max < least:
-            raise ValueError(
-                f"model.spectral.k_max is {self.k_max}, expected at least 1/(π sigma_max), "
-                f"{least:.3f}: it leaves no room for a function of width 1/(2π sigma_max)"
-            )
+            wanted = f"at least 1/(π sigma_max), {least:.3f}"
+            raise ValueError(f"model.spectral.k_max is {self.k_max}, expected {wanted}")
         return self
 
 
@@ -170,10 +167,8 @@ class PairConfig(Settings):
     def _have_a_place(self) -> Self:
         for name, part in (("vectors", "density"), ("filter_vectors", "filter")):
             if getattr(self, name) and not getattr(self, part):
-                raise ValueError(
-                    f"model.pairs.{name} is {getattr(self, name)}, expected 0 where "
-                    f"model.pairs.{part}, which would hold them, is false"
-                )
+                wanted = f"0 where model.pairs.{part}, which would hold them, is false"
+                raise ValueError(f"model.pairs.{name} is {getattr(self, name)}, expected {wanted}")
         return self
 
 
@@ -197,9 +192,7 @@ class ImageConfig(Settings):
     def _gaussian_is_plain(self) -> Self:
         for name in ("pair_types", "density") if self.mask == "gaussian" else ():
             if getattr(self, name):
-                raise ValueError(
-                    f"model.images.{name} is true, expected false with model.images.mask gaussian"
-                )
+                raise ValueError(f"model.images.{name} is true, expected false with mask gaussian")
         return self
 
 
@@ -220,7 +213,7 @@ class EnergyConfig(Settings):
     """M, random features per head."""
     redraw_every: Count | None = None
     """Training steps after which random features, and sampled frequencies whose σ is not learned,
-    are resampled for training; evaluation keeps those that are saved. null never does."""
+    are resampled; null never does."""
     attention: Literal["linear", "exact", "auto", "none"] = "linear"
     """Its form: "exact" is the quadratic twin of "linear" with the same parameters, "auto" the
     faster of both by size."""
@@ -229,12 +222,11 @@ class EnergyConfig(Settings):
     rpe: RPEConfig | None = Field(default_factory=RPEConfig)
     """The sampled relative positional encoding; null for a Performer without positions."""
     seed: Seed = 0
-    """Of weights and random features that are drawn on purpose, frequencies among them; the
-    embedding, feed-forward nets and heads begin from torch's global random numbers. A run adds
-    `training.seed`."""
+    """Of random features, frequencies and most weights; the embedding, feed-forward nets and heads
+    take torch's global random numbers. A run adds `training.seed`."""
     far_scale: Positive = 1.0
-    """Of the initial weights with which attention and spectral filters are added to features. Below
-    1, local sums come first, which energies of given structures gain from."""
+    """Of the initial weights with which attention and spectral filters are added to features; below
+    1, local sums come first."""
     far_blocks: Count | None = None
     """How many blocks have attention and spectral filters, the last ones; null is all."""
     feature_map: Literal[tuple(FEATURE_MAPS)] = "softmax"  # type: ignore[valid-type]
@@ -355,8 +347,6 @@ def shipped_name(kind: str, name: str, file: str) -> str | None:
 def named_config(name: str) -> EnergyConfig:
     """The configuration of a named model: ``EnergyModel`` of it is untrained.
 
-    Weights of those that are shipped with some come by :func:`flt_mol.load_model`.
-
     Args:
         name: of a folder in `models/`, as "flt-small".
 
@@ -386,11 +376,6 @@ def named_config(name: str) -> EnergyConfig:
 
 def explain(error: ValidationError, schema: type[Settings], prefix: str = "") -> str:
     """The first problem in one line: the key, its value, what is expected.
-
-    Args:
-        error: of a configuration.
-        schema: its class.
-        prefix: of its keys, as "model.".
 
     Example:
         >>> try: EnergyConfig.model_validate({"dropuot": 0.1})

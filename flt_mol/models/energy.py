@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +22,6 @@ __all__ = ["CONFIG_KEY", "EnergyModel", "Normalizer", "config_of"]
 
 CONFIG_KEY = "config_json"
 """Of the configuration in a state dict: JSON as a tensor of bytes, so that weights are enough."""
-
-
-class Moments(Protocol):
-    """Mean and population standard deviation of targets that were counted before."""
-
-    @property
-    def mean(self) -> float:
-        """In eV."""
-
-    @property
-    def std(self) -> float:
-        """In eV."""
 
 
 class Normalizer(nn.Module):
@@ -54,10 +42,11 @@ class Normalizer(nn.Module):
         self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
         self.register_buffer("std", torch.ones((), dtype=torch.float32))
 
-    def fit(self, targets: Tensor | Moments) -> None:
-        """Take mean and population standard deviation of targets, eV, or as given.
+    def fit(self, targets: Any) -> None:
+        """Take mean and population standard deviation of a tensor of targets, eV.
 
-        One target, or equal ones, deviate by 0: std falls back to 1 with a warning.
+        Or those of an object with float `mean` and `std`. One target, or equal ones, deviate by 0:
+        std falls back to 1 with a warning.
 
         Raises:
             ValueError: no targets, or mean or standard deviation not finite in float32.
@@ -70,9 +59,7 @@ class Normalizer(nn.Module):
         else:
             mean, std = targets.mean, targets.std
         if not max(abs(mean), std) <= torch.finfo(torch.float32).max:
-            raise ValueError(
-                f"targets have mean {mean:g} and standard deviation {std:g} eV, not finite"
-            )
+            raise ValueError(f"targets: mean {mean:g}, standard deviation {std:g} eV, not finite")
         if std < 1e-6:
             warnings.warn("all targets are equal: the normaliser's std is set to 1", stacklevel=2)
             std = 1.0
@@ -95,10 +82,8 @@ class EnergyModel(nn.Module):
 
     **What energies do not depend on**: the order of atoms, and translations, always. Rotations
     (`rotation_invariant`) and the choice of periodic images (`sees_images`), unless positions
-    enter through the sampled RPE, the paper's mode. Whether a supercell gives the same energy per
-    atom (`supercell_consistent`) needs attention that goes by no count of atoms, hence neither
-    "auto" nor the pair correction, and spectral filters without `max_vectors`. Rotations of *open*
-    directions and vacuum keep to what `nn.SpectralFilter` says.
+    enter through the sampled RPE, the paper's mode; supercells (`supercell_consistent`) unless
+    something goes by a count of atoms.
 
     Args:
         config: hyper-parameters, copied.
@@ -122,10 +107,8 @@ class EnergyModel(nn.Module):
     def __init__(self, config: EnergyConfig | None = None) -> None:
         super().__init__()
         if not isinstance(config, EnergyConfig | None):
-            raise ValueError(
-                f"expected an EnergyConfig, got a {type(config).__name__}: named_config takes a "
-                "name, EnergyConfig.model_validate a mapping"
-            )
+            kind = type(config).__name__
+            raise ValueError(f"expected an EnergyConfig, got a {kind}: see named_config")
         self.config = config = EnergyConfig() if config is None else deepcopy(config)
         generator = torch.Generator().manual_seed(config.seed)
         self.embedding = AtomEmbedding(config.embed_dim)
@@ -161,20 +144,16 @@ class EnergyModel(nn.Module):
 
     @property
     def rotation_invariant(self) -> bool:
-        """Whether rotating a system and its cell leaves energies alone.
+        """Whether rotating a system and its cell leaves energies alone, to rounding.
 
-        To rounding; with a spectral filter not quite for molecules and clusters without distinct
-        principal axes (`nn.SpectralFilter`): 1e-5 eV for CH4, up to 3e-3 eV for an octahedron of
-        231 atoms that are all an adsorbate's (docs/models.md).
+        With a spectral filter not quite for clusters without distinct principal axes
+        (`nn.SpectralFilter`): 1e-5 eV for CH4, 3e-3 eV for an octahedron of 231 atoms.
         """
         return self.config.rpe is None
 
     @property
     def supercell_consistent(self) -> bool:
-        """Whether a supercell gives the multiple of the energy, or the same one for "mean".
-
-        But for what a system without atoms has, the mean that the normaliser adds.
-        """
+        """Whether a supercell gives the multiple of ŷ, or the same one for "mean"."""
         config = self.config
         corrected = config.pairs is not None and config.pairs.correction
         plain = config.attention != "auto" or config.images is not None
@@ -209,10 +188,8 @@ class EnergyModel(nn.Module):
                 before); by its sid.
         """
         if not isinstance(structures, Structures):
-            raise ValueError(
-                f"expected Structures, got a {type(structures).__name__}: convert ASE's atoms with "
-                "flt_mol.data.from_ase, PyG's graphs with from_pyg"
-            )
+            kind = type(structures).__name__
+            raise ValueError(f"expected Structures, got a {kind}: see flt_mol.data.from_ase")
         found: dict[str, list[Tensor]] = {name: [] for name in self.config.outputs}
         start = self._embedded(structures)
         x, geometry = self.geometry(structures, structures.positions, self.encoder, start)
@@ -234,30 +211,8 @@ class EnergyModel(nn.Module):
             )
         return out
 
-    def energies(
-        self, atomic_numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor
-    ) -> Tensor:
-        """Energies (B,) float32 eV; the arguments are the fields of `Structures`.
-
-        Raises:
-            ValueError: a model that looks at cells or pairs: it needs `Structures`; or atoms that
-                are none.
-        """
-        config = self.config
-        if self.cutoff is not None or config.spectral is not None or len(config.outputs) > 1:
-            raise ValueError(
-                "this model looks at cells or neighbour pairs, or has more outputs than the "
-                "energy: call model(structures)"
-            )
-        x = self.encoder(self.embedding(atomic_numbers, tags), positions, ptr)
-        energy: Tensor = self.normalizer.denormalize(self.head(x, tags, ptr))
-        return energy
-
     def check(self, structures: Structures) -> None:
-        """Refuse systems that are too large for this model, without calling it.
-
-        A data set's `check` (:func:`flt_mol.data.open_dataset`) that keeps long jobs from ending at
-        the one system that is a thousand Å wide. Only spectral filters have such a limit.
+        """Refuse systems that are too large for the spectral filters, without calling the model.
 
         Raises:
             ValueError: the first system that is too large, by its sid.
@@ -299,8 +254,8 @@ class EnergyModel(nn.Module):
     ) -> None:
         """Append one recycle's outputs, in eV and Å.
 
-        With ``feedback="positions"`` displacements are steps from where the atoms were, which add
-        up; the loss of a recycle is to teach its own step, so those before are held constant.
+        With ``feedback="positions"`` displacements are steps that add up; the loss of a recycle is
+        to teach its own, so those before are held constant.
         """
         head = self.head(x, structures.tags, structures.ptr)
         columns = head.unsqueeze(-1) if head.dim() == 1 else head
@@ -317,18 +272,14 @@ class EnergyModel(nn.Module):
     ) -> tuple[Tensor, BlockGeometry]:
         """First features and geometry of the positions that a recycle predicted."""
         before = structures.positions
-        positions = (before + displacement.to(torch.promote_types(before.dtype, torch.float32))).to(
-            before.dtype
-        )
+        wide = torch.promote_types(before.dtype, torch.float32)
+        positions = (before + displacement.to(wide)).to(before.dtype)
+        found: tuple[Tensor, BlockGeometry]
         try:
-            found: tuple[Tensor, BlockGeometry] = self.geometry(
-                structures, positions, self.encoder, start
-            )
+            found = self.geometry(structures, positions, self.encoder, start)
         except ValueError as error:
-            raise ValueError(
-                f"{error} (where a recycle of the model moves atoms to, by up to "
-                f"{float(displacement.abs().max()):.3g} Å)"
-            ) from None
+            far = float(displacement.abs().max())
+            raise ValueError(f"{error} (a recycle moves atoms by up to {far:.3g} Å)") from None
         return found
 
     def _embedded(self, structures: Structures) -> Tensor:
@@ -336,10 +287,8 @@ class EnergyModel(nn.Module):
             x: Tensor = self.embedding(structures.atomic_numbers, structures.tags)
         except AtomError as error:
             b = int(structures.system[error.row])
-            row = error.row - int(structures.ptr[b])
-            raise ValueError(
-                f"sid {structures.sid[b]}: atom {row} (counted from 0) has {error.reason}"
-            ) from None
+            atom = f"atom {error.row - int(structures.ptr[b])} (counted from 0)"
+            raise ValueError(f"sid {structures.sid[b]}: {atom} has {error.reason}") from None
         return x
 
 

@@ -109,11 +109,9 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _card(name: str, settings: Mapping[str, Any]) -> str:
-    data = settings["config"].get("data")
-    source = f"`{data['name']}`." if data and data.get("name") else "*To be filled in.*"
+    data = (settings["config"].get("data") or {}).get("name") or "*to be filled in*"
     elements = ", ".join(chemical_symbols[z] for z in settings["elements_seen"]) or "none noted"
-    rows = [f"| {key} | {value:.4f} |" for key, value in sorted(settings["metrics"].items())]
-    measured = "\n".join(["| | |", "|---|---:|", *rows]) if rows else "*To be filled in.*"
+    metrics = ", ".join(f"{key} {value:.4f}" for key, value in sorted(settings["metrics"].items()))
     return f"""---
 library_name: flt_mol
 tags: [flt_mol, chemistry, materials, catalysis, adsorption-energy]
@@ -122,35 +120,17 @@ tags: [flt_mol, chemistry, materials, catalysis, adsorption-energy]
 # {name}
 
 Predicts {", ".join(settings["model"]["outputs"])} of adsorption systems from the initial structure,
-in eV and Å (flt_mol {settings["flt_mol_version"]}).
+in eV and Å (flt_mol {settings["flt_mol_version"]}): `flt_mol.predict(atoms, "{name}")`.
 
-```python
-import flt_mol
-from ase.io import read
-
-print(flt_mol.predict(read("slab.traj", ":"), "{name}"))  # eV; the path of this folder
-```
-
-## Trained on
-
-{source} Elements seen: {elements}; for others energies are extrapolated.
-
-## Measured
-
-{measured}
-
-## Limits, licence
-
-*To be filled in: what the model should not be used for, and the licence of the weights.*
+- Trained on: {data}
+- Elements seen: {elements}; for others energies are extrapolated
+- Measured: {metrics or "*to be filled in*"}
+- Limits, licence: *to be filled in*
 """
 
 
 class _TensorModel(nn.Module):
-    """An `EnergyModel` that takes the tensors of `Structures` it needs, and gives a tensor.
-
-    Args:
-        model: the model, whose weights are shared.
-    """
+    """Energies of plain tensors, with a row of padding: one atom is then no special case."""
 
     def __init__(self, model: EnergyModel) -> None:
         super().__init__()
@@ -159,13 +139,10 @@ class _TensorModel(nn.Module):
     def forward(
         self, atomic_numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor
     ) -> Tensor:
-        """Energies (B,) in eV; the arguments are the fields of `Structures`."""
-        if not torch.compiler.is_compiling():
-            return self.model.energies(atomic_numbers, positions, tags, ptr)
-        # A row of padding at the end: a graph for N rows holds for one atom, too, if N + 1 ≥ 2.
-        rows = (atomic_numbers, atomic_numbers.new_ones(1)), (tags, tags.new_zeros(1))
-        places = torch.cat([positions, positions.new_zeros(1, 3)])
-        return self.model.energies(torch.cat(rows[0]), places, torch.cat(rows[1]), ptr)
+        model, tags = self.model, torch.cat([tags, tags.new_zeros(1)])
+        atoms = model.embedding(torch.cat([atomic_numbers, atomic_numbers.new_ones(1)]), tags)
+        x = model.encoder(atoms, torch.cat([positions, positions.new_zeros(1, 3)]), ptr)
+        return model.normalizer.denormalize(model.head(x, tags, ptr))
 
 
 def export_program(model: EnergyModel) -> ExportedProgram:
@@ -178,6 +155,9 @@ def export_program(model: EnergyModel) -> ExportedProgram:
     Args:
         model: on any device; its mode is left as it is.
 
+    Raises:
+        ValueError: a model that looks at cells or pairs, or has other outputs than the energy.
+
     Example:
         >>> from flt_mol import Structures
         >>> from flt_mol.models import EnergyConfig
@@ -186,9 +166,12 @@ def export_program(model: EnergyModel) -> ExportedProgram:
         >>> program.module()(water.atomic_numbers, water.positions, water.tags, water.ptr).shape
         torch.Size([1])
     """
+    config = model.config
+    if config.cutoff is not None or config.spectral is not None or len(config.outputs) > 1:
+        raise ValueError("only models of energies without pairs, images, spectral filters export")
     # Three systems of seven atoms: sizes of 0 and 1 would be taken for constants here.
     device = next(model.parameters()).device
-    atomic_numbers = torch.ones(7, dtype=torch.int64, device=device)
+    numbers = torch.ones(7, dtype=torch.int64, device=device)
     positions = torch.zeros(7, 3, dtype=torch.float32, device=device)
     ptr = torch.tensor([0, 2, 5, 7], device=device)
     atoms, offsets = {0: Dim("atoms", min=1)}, {0: Dim("offsets", min=2)}
@@ -198,7 +181,7 @@ def export_program(model: EnergyModel) -> ExportedProgram:
         with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             return torch.export.export(
                 _TensorModel(model).eval(),
-                (atomic_numbers, positions, torch.zeros_like(atomic_numbers), ptr),
+                (numbers, positions, torch.zeros_like(numbers), ptr),
                 dynamic_shapes=(atoms, atoms, atoms, offsets),
             )
     finally:

@@ -54,22 +54,7 @@ class AtomEmbedding(nn.Module):
 
 
 def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
-    """Refuse elements and tags that do not exist.
-
-    Args:
-        atomic_numbers: (N,).
-        tags: (N,).
-
-    Raises:
-        ValueError: dtypes that are no integers of 32 or 64 bits, or shapes other than (N,).
-        AtomError: the first atom whose number is not 1 to 118, or whose tag not 0 to 2.
-
-    Example:
-        >>> check_atoms(torch.tensor([8, 1, 1]), torch.tensor([2, 2, 3]))
-        Traceback (most recent call last):
-        flt_mol.nn.embedding.AtomError: atom 2 (counted from 0) has tag 3, expected 0 (below the
-        surface), 1 (surface) or 2 (adsorbate)
-    """
+    """Refuse elements and tags that do not exist: errors as of `AtomEmbedding.forward`."""
     _check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[:1])
     _check_index("tags", tags, atomic_numbers.shape)
     if torch.compiler.is_compiling():
@@ -85,11 +70,7 @@ def check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
 
 
 def check_elements(atomic_numbers: Tensor) -> None:
-    """Refuse atomic numbers that are not integers from 1 to 118.
-
-    Raises:
-        ValueError: naming their dtype or range.
-    """
+    """Refuse atomic numbers that are not integers from 1 to 118."""
     kind = atomic_numbers.dtype
     if kind.is_floating_point or kind.is_complex or kind == torch.bool:
         raise ValueError(f"atomic_numbers are {kind}, expected integers: atomic_numbers.long()")
@@ -100,11 +81,7 @@ def check_elements(atomic_numbers: Tensor) -> None:
 
 
 def check_tags(tags: Tensor, num_atoms: int) -> None:
-    """Refuse tags that are not one for each atom. Graphs do not look at numbers.
-
-    Raises:
-        ValueError: another dtype or shape, or a number that is not 0 to 2.
-    """
+    """Refuse tags that are not one for each atom, 0 to 2. Graphs do not look at numbers."""
     _check_index("tags", tags, (num_atoms,))
     if not torch.compiler.is_compiling() and bool(((tags < 0) | (tags >= NUM_TAGS)).any()):
         raise ValueError(f"tags are not all {_TAGS}")

@@ -82,8 +82,6 @@ class EnergyHead(nn.Module):
     def forward(self, x: Tensor, tags: Tensor | None, ptr: Tensor) -> Tensor:
         """Features (N, C) to energies (B,), or (B, K) for K > 1; 0 for systems without atoms.
 
-        Everything is done in at least float32 where autocast would have less.
-
         Args:
             x: (N, C).
             tags: (N,) int64, 0 to 2; looked at by the readout "tags" only.
@@ -107,10 +105,6 @@ class EnergyHead(nn.Module):
         reduce = mean_per_system if self.readout == "mean" else sum_per_system
         return reduce(at_least_float32(per_atom), ptr)
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"readout='{self.readout}'"
-
 
 class DisplacementHead(nn.Module):
     r"""d_i = Σ_j m_ij r̂_ij with m_ij = Σ_c s_c(x_i) F_c(r_ij) (V x_j)_c, F_c(r) = Σ_t W_tc B_t(r).
@@ -119,10 +113,7 @@ class DisplacementHead(nn.Module):
     are [1]: it turns and mirrors with the system, whatever the weights, and is the same in a
     supercell. x goes through a LayerNorm first, s = Linear ∘ GELU ∘ Linear, V is linear. B is 0
     from the cutoff on, so nothing jumps there; below 0.1 Å, where directions have no meaning,
-    r̂ fades out as r². Atoms at the centre of a mirror-symmetric environment cannot leave it.
-
-    m is a number per pair, formed without a tensor pairs × channels, and serves all three axes.
-    Time O(P·T·C'), memory O(P·T + N·C).
+    r̂ fades out as r². Time O(P·T·C'), memory O(P·T + N·C).
 
     Args:
         embed_dim: C.
@@ -190,12 +181,12 @@ class DisplacementHead(nn.Module):
 
 
 def _directions(vectors: Tensor, distances: Tensor) -> Tensor:
-    """r̂ · r² / (r² + δ²) (P, 3), δ = 0.1 Å: 0 with gradient 0 at r = 0, and continuous."""
+    # r̂ · r² / (r² + δ²), δ = 0.1 Å: 0 with gradient 0 at r = 0, and continuous.
     return vectors * (distances / (distances.square() + _CORE**2))[:, None]
 
 
 def _uniform_linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
-    """A linear map that begins as torch's own do, with weights and bias from U(±1/√inputs)."""
+    # Begins as torch's own do, with weights and bias from U(±1/√inputs).
     bound = 1 / math.sqrt(inputs)
     layer = nn.Linear(inputs, outputs, device="meta")
     for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):

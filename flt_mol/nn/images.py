@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +40,6 @@ class PairWeights(NamedTuple):
     weight: Tensor
 
 
-class SupportsMask(Protocol):
-    """What has a mask f: displacements (…, ℓ), Å → (…, H)."""
-
-    def mask(self, displacements: Tensor, /) -> Tensor:
-        """f(x)."""
-
-
 class ImageKeys(nn.Module):
     """log w = f(r_i − r_j − T) + log window: the mask for `functional.images.image_attention`.
 
@@ -54,9 +47,8 @@ class ImageKeys(nn.Module):
     multiplicative lattice sum: the same in a supercell.
 
     Args:
-        mask: what f is taken from: an object with a method `mask`, such as a `Spectrum` or a
-            `FourierRPE`, or a callable from displacements (P, 3), Å, to (P, H). A module is part of
-            this one: its parameters move and train with it.
+        mask: a module with a method `mask`, such as a `Spectrum` or a `FourierRPE`, which becomes
+            part of this one, or a callable from displacements (P, 3), Å, to f (P, H).
         cutoff: Å, where the window `smooth_cutoff` ends.
 
     Raises:
@@ -68,17 +60,12 @@ class ImageKeys(nn.Module):
         2
     """
 
-    def __init__(
-        self, mask: SupportsMask | Callable[[Tensor], Tensor], cutoff: float = 6.0
-    ) -> None:
+    def __init__(self, mask: nn.Module | Callable[[Tensor], Tensor], cutoff: float = 6.0) -> None:
         super().__init__()
         if not 0 < cutoff < math.inf:
             raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
-        if not (callable(getattr(mask, "mask", None)) or callable(mask)):
-            raise ValueError(
-                f"mask is a {type(mask).__name__}: expected an object with a method mask, such as "
-                "a Spectrum or a FourierRPE, or a callable from displacements (P, 3) to (P, H)"
-            )
+        if not callable(getattr(mask, "mask", mask)):
+            raise ValueError(f"mask is a {type(mask).__name__}: expected a Spectrum or a callable")
         owner = getattr(mask, "__self__", None)
         if isinstance(owner, nn.Module) and mask == getattr(owner, "mask", None):
             mask = owner  # so that its parameters move and train with this module
@@ -87,20 +74,15 @@ class ImageKeys(nn.Module):
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (P, 3), Å → (P, H)."""
-        f = getattr(self.source, "mask", self.source)
-        return cast(Callable[[Tensor], Tensor], f)(displacements)
+        f: Callable[[Tensor], Tensor] = getattr(self.source, "mask", self.source)
+        return f(displacements)
 
     def forward(
         self, pairs: NeighborPairs, vectors: Tensor, groups: PairGroups | None = None
     ) -> PairWeights:
-        """Log weights (P, H) of the pairs or, with `groups`, (G, H) of their sums over images.
+        """Log weights (P, H) of pairs with self pairs, vectors (P, 3), Å; (G, H) with `groups`.
 
-        Groups cost less where several attention layers share the mask.
-
-        Args:
-            pairs: with self pairs (``neighbor_pairs(..., self_pairs=True)``).
-            vectors: (P, 3), Å.
-            groups: ``pairs.groups()``, or None.
+        ``groups = pairs.groups()`` sums over images here, which costs less where layers share f.
 
         Raises:
             ValueError: no atom sees itself among the pairs, or vectors of other pairs.
@@ -121,28 +103,14 @@ class ImageKeys(nn.Module):
         drawn = log_sum_over_images(log_weight, groups.group, len(groups.index_i))
         return PairWeights(groups.index_i, groups.index_j, drawn)
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"cutoff={self.cutoff}"
-
 
 class GaussianBias(nn.Module):
     """f_h(r) = b_h + Σ_k U_hk GELU(Σ_t W_kt G_t(r) + c_k), G_t(r) = exp(−(a r + b − μ_t)² / 2σ_t²).
 
-    The bias that 3D-Graphormer [1] adds to its attention's logits. Centres μ and widths σ are
-    learned, and so are a and b of each ordered pair of elements, of low rank (`PairTypes`) where
-    [1] has a table. Gaussians have height 1 where those of [1] have area 1, and centres begin
-    evenly spaced over [0, cutoff], one spacing wide, where those of [1] are drawn from [0, 3] Å.
-
-    `forward` gives f without a cutoff: whoever makes keys of periodic images of it adds
-    `log_smooth_cutoff`, as `ImageKeys` does. `density` gives the part that [1] adds to the
-    embedding of atoms, P Σ_j w(r_ij) G(r_ij), under the smooth cutoff w that periodic systems
-    need. Both can share their Gaussians:
-
-        features = layer.features(distances, receiver, sender)
-        mask, x = layer.bias(features), x + layer.density(features, distances, pairs, len(x))
-
-    Time O(P·T·(T + H)), memory O(P·T), for P pairs: several times what the attention takes.
+    The bias that 3D-Graphormer [1] adds to its attention's logits, without a cutoff. μ, σ, and a, b
+    of each ordered pair of elements (`PairTypes`) are learned. `density` is the part that [1] adds
+    to the embedding of atoms, under the smooth cutoff w; both can share `features`. Unlike in [1],
+    Gaussians have height 1, and begin evenly spaced over [0, cutoff], one spacing wide.
 
     Args:
         num_heads: H.
@@ -229,15 +197,9 @@ class GaussianBias(nn.Module):
     def density(
         self, features: Tensor, distances: Tensor, pairs: NeighborPairs, num_rows: int
     ) -> Tensor:
-        """P Σ_j w(r_ij) G(r_ij) + p of each atom: (P, T) → (N, C), at least float32.
+        """P Σ_j w(r_ij) G(r_ij) + p of each of N atoms: `features` (P, T) → (N, C).
 
         Pairs of an atom and itself do not count, those beyond the cutoff neither.
-
-        Args:
-            features: of these pairs, see `features`.
-            distances: (P,), Å.
-            pairs: the pairs, with or without self pairs.
-            num_rows: N.
 
         Raises:
             ValueError: built without `embed_dim`.
@@ -249,7 +211,3 @@ class GaussianBias(nn.Module):
             window = window.masked_fill(pairs.is_self() | (window < _SMALLEST_WINDOW), 0.0)
             summed = segment_sum(features * window[:, None], pairs.index_i, num_rows)
             return applied(self.density_out, summed)
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"cutoff={self.cutoff}, num_basis={len(self.centre)}"

@@ -12,7 +12,7 @@ from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
 from flt_mol.functional.pairs import pair_filter, segment_sum
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
-from flt_mol.nn.radial import RadialBasis, check_sizes, smooth_cutoff
+from flt_mol.nn.radial import RadialBasis, check_sizes
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
 _LARGEST_BOUND = 10.0
@@ -25,9 +25,9 @@ class LocalGeometry(NamedTuple):
         pairs: within the cutoff or beyond it; those beyond have no weight.
         vectors: (P, 3), Å, r_i − r_j − T·cell.
         distances: (P,), Å.
-        basis: B (P, T), radial functions under the smooth cutoff, 0 from there on.
+        basis: B (P, T), radial functions under the smooth cutoff.
         directed: (3P, T'), B'_t(r) r̂_a, all pairs for a = x, then y, then z; None without vectors.
-        receivers: (3P,) int64, i + a·N, in the order of `directed`; None without vectors.
+        receivers: (3P,) int64, i + a·N, in that order.
         senders: (3P,) int64, j, likewise.
     """
 
@@ -43,15 +43,8 @@ class LocalGeometry(NamedTuple):
 class LocalBasis(nn.Module):
     """Radial functions of all pairs, and their products with directions: `LocalGeometry`.
 
-    Args:
-        cutoff: Å.
-        num_basis: T, Gaussians of the radial sums.
-        vector_basis: T', Gaussians of the vectors; 0 for none. Few do: forces are smooth.
-        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
-        generator: on CPU; None takes a seed from torch's global one.
-
-    Raises:
-        ValueError: settings that `RadialBasis` refuses.
+    Args and errors are those of `RadialBasis`, and `vector_basis`, T' Gaussians of the vectors, 0
+    for none. Few do: forces are smooth.
     """
 
     def __init__(
@@ -75,14 +68,7 @@ class LocalBasis(nn.Module):
         num_rows: int,
         atomic_numbers: Tensor | None = None,
     ) -> LocalGeometry:
-        """Geometry of the pairs of N atoms.
-
-        Args:
-            pairs: as `neighbor_pairs` gives them, without self pairs.
-            vectors: (P, 3), Å.
-            num_rows: N.
-            atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
-        """
+        """Geometry of pairs without self pairs, vectors (P, 3), Å, and elements (N,) of N atoms."""
         vectors = at_least_float32(vectors)
         distances = _distances(pairs, vectors)
         with without_autocast(vectors):
@@ -102,15 +88,10 @@ class LocalFilter(nn.Module):
 
     m_ic = Σ_j F_c(r_ij) (U x_j)_c is the pair filter [1], V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a
     vector per channel, as a force on atom i would be; squares and products of mixed channels
-    (M is learned) tell angles apart, at the cost of a sum over pairs, not triplets. n = 1 + \|V\|²
-    bounds them: the heavy tails of squares, where atoms begin far too close to each other, make
-    for noisy training. F_c = κ Σ_t W_tc B_t and G are linear in the bases of `LocalBasis`, o is
-    Linear ∘ SiLU ∘ Linear. κ = 5 (`RATE`) lets F learn faster: Adam's steps do not depend on how
-    much a weight counts, and each W_tc sees few of the pairs.
-
-    All sums are unnormalised and over periodic pairs: outputs are invariant to O(3), and the same
-    in a supercell. F begins so small that forty neighbours add up to about one, and o takes an
-    eighth of the invariants. Time O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
+    (M is learned) tell angles apart, at the cost of a sum over pairs. n = 1 + \|V\|² bounds them.
+    F_c = κ Σ_t W_tc B_t and G are linear in the bases of `LocalBasis`, o is Linear ∘ SiLU ∘ Linear.
+    κ = 5 (`RATE`) lets F learn faster under Adam. Outputs are invariant to O(3), and the same in a
+    supercell. Time O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
 
     Args:
         channels: C.
@@ -178,11 +159,8 @@ class LocalFilter(nn.Module):
         """
         check_features(x, self.channels)
         value, pairs = self.value(x), local.pairs
-        parts = [
-            pair_filter(
-                local.basis, self.RATE * self.weight, value, pairs.index_i, pairs.index_j, len(x)
-            )
-        ]
+        weight = self.RATE * self.weight
+        parts = [pair_filter(local.basis, weight, value, pairs.index_i, pairs.index_j, len(x))]
         if self.vectors:
             parts.append(self.vector_dropout(torch.cat(self.invariants(x, local), -1)))
         out: Tensor = self.out(torch.cat([part.to(value.dtype) for part in (*parts, x)], -1))
@@ -203,10 +181,6 @@ class LocalFilter(nn.Module):
             size = 1 + square
             return square / size, (vectors * mixed).sum(0) / size
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{self.channels}, num_filters={self.num_filters}, vectors={self.vectors}"
-
 
 class PairFilter(nn.Module):
     """out_i = o(Σ_j F(r_ij) ∘ V x_j), F_c(r) = Σ_t W_tc B_t(r): a learned filter per channel.
@@ -217,15 +191,10 @@ class PairFilter(nn.Module):
 
     Args:
         channels: C.
-        cutoff: Å.
+        cutoff: Å; this and the rest as of `RadialBasis`.
         num_basis: T.
-        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
-        hidden_dim: None for F linear in the basis; else the width of a hidden layer,
-            F = w(r) · W SiLU(W₁ B(r) + b₁), as in SchNet [1]; keep it well below C.
-        generator: on CPU, for all weights; None takes a seed from torch's global one.
-
-    Raises:
-        ValueError: a size below 1, or settings that `RadialBasis` refuses.
+        pair_types: whether distances are transformed per pair of elements.
+        generator: on CPU, for all weights.
 
     References:
         [1] Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017.
@@ -237,18 +206,13 @@ class PairFilter(nn.Module):
         cutoff: float = 6.0,
         num_basis: int = 32,
         pair_types: bool = False,
-        hidden_dim: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(channels=channels, hidden_dim=hidden_dim)
+        check_sizes(channels=channels)
         generator = seeded_generator(generator)
         self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
-        width = num_basis if hidden_dim is None else hidden_dim
-        self.hidden = (
-            None if hidden_dim is None else drawn_linear(num_basis, width, True, generator)
-        )
-        self.weight = drawn_weight(width, channels, generator, 1.0)
+        self.weight = drawn_weight(num_basis, channels, generator, 1.0)
         self.value = drawn_linear(channels, channels, False, generator)
         first, last = (drawn_linear(channels, channels, True, generator) for _ in range(2))
         self.out = nn.Sequential(first, nn.SiLU(), last)
@@ -262,20 +226,13 @@ class PairFilter(nn.Module):
     ) -> Tensor:
         """Features (N, C) to features (N, C).
 
-        Args:
-            x: (N, C).
-            pairs: within the cutoff or beyond it; those beyond have no weight.
-            vectors: (P, 3), Å, of the pairs, or their lengths (P,).
-            atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
+        Pairs beyond the cutoff have no weight. `vectors` are (P, 3), Å, or their lengths (P,);
+        `atomic_numbers` (N,) are needed if `pair_types`.
         """
         check_features(x, self.value.in_features)
         distances = _distances(pairs, vectors)
         with without_autocast(distances):
-            elements = _elements(pairs, atomic_numbers)
-            basis = self.basis(distances, *elements, windowed=self.hidden is None)
-        if self.hidden is not None:
-            window = smooth_cutoff(distances, self.basis.cutoff)[:, None]
-            basis = nn.functional.silu(self.hidden(basis.to(self.hidden.weight.dtype))) * window
+            basis = self.basis(distances, *_elements(pairs, atomic_numbers))
         value = self.value(x)
         summed = pair_filter(basis, self.weight, value, pairs.index_i, pairs.index_j, len(x))
         out: Tensor = self.out(summed.to(value.dtype))
@@ -286,21 +243,14 @@ class PairCorrection(nn.Module):
     """Weights w_ij = exp(F_ij) − 1 that turn linear attention's φ(q_i)·φ(k_j) into φφ·exp(F_ij).
 
     F_h = bound · tanh(S_h / bound), S_h(i, j) = Σ_T Σ_t W_th B_t(‖r_i − r_j − T‖), the sum over
-    the pairs (i, j, T) given. Written φφ·[1 + (exp(F) − 1)], the 1 is the global linear
-    sum and the rest lives on pairs: feed the result to `functional.pair_sums` and add that to
-    `linear_sums`, numerator and denominator, for any N at cost O(N) and exactly.
+    the pairs (i, j, T) given. Feed the result to `functional.pair_sums` and add that to
+    `linear_sums`, numerator and denominator: exact, at cost O(N).
 
-    **Images are drawn together in the exponent**, so that every weight stays positive: in cells
-    smaller than the cutoff 1 + Σ_T (exp f − 1) would turn negative. The bound acts on the sum,
-    hence weights lie within exp(±bound) however small the cell.
-
-    **What the bound costs**: where most weights are negative, the global sum cancels against the
-    pairs, and float32 loses about exp(bound): with all F = −bound, attention of 50 atoms is wrong
-    by 8e-5 of its size at the default bound of 5, by 1.5e-3 at 8 and by 1 % at 10, the largest
-    that is allowed. Stronger masks are for exact attention.
-
-    **Not the same in a supercell**: the global sum counts each atom of the cell once, not each
-    of its images, so doubling the cell doubles what the correction is weighed against.
+    Images are summed in the exponent, so that weights lie within exp(±bound) however small the
+    cell. Where most weights are negative, the global sum cancels against the pairs and float32
+    loses about exp(bound): attention of 50 atoms with all F = −bound is wrong by 8e-5 of its size
+    at a bound of 5, by 1 % at 10. **Not the same in a supercell**: the global sum counts each atom
+    of the cell once, not each of its images.
 
     Args:
         num_heads: H.
@@ -327,10 +277,7 @@ class PairCorrection(nn.Module):
         super().__init__()
         check_sizes(num_heads=num_heads)
         if not 0 < bound <= _LARGEST_BOUND:
-            raise ValueError(
-                f"bound is {bound}, expected a positive number up to {_LARGEST_BOUND:g}: float32 "
-                "loses weights of exp(−bound) beside the global sum"
-            )
+            raise ValueError(f"bound is {bound}, expected 0 < bound ≤ {_LARGEST_BOUND:g}")
         generator = seeded_generator(generator)
         self.bound = float(bound)
         self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
@@ -343,14 +290,7 @@ class PairCorrection(nn.Module):
         vectors: Tensor,
         atomic_numbers: Tensor | None = None,
     ) -> PairWeights:
-        """(G, H) weights exp(F) − 1 of the groups, at least float32.
-
-        Args:
-            pairs: within the cutoff or beyond it; those beyond have no weight.
-            groups: ``pairs.groups()``.
-            vectors: (P, 3), Å, of the pairs, or their lengths (P,).
-            atomic_numbers: (N,), 1 to 118, needed if `pair_types`.
-        """
+        """(G, H) weights of ``groups = pairs.groups()``, at least float32; rest as `PairFilter`."""
         distances = _distances(pairs, vectors)
         with without_autocast(distances):
             basis = self.basis(distances, *_elements(pairs, atomic_numbers))
@@ -359,13 +299,9 @@ class PairCorrection(nn.Module):
             weight = torch.expm1(self.bound * torch.tanh(total / self.bound))
         return PairWeights(groups.index_i, groups.index_j, weight)
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"bound={self.bound}"
-
 
 def check_features(x: Tensor, channels: int) -> None:
-    """ValueError for features that are not packed rows (N, C)."""
+    """Refuse features that are not packed rows (N, C)."""
     if x.dim() != 2 or x.shape[1] != channels:
         raise ValueError(
             f"x has shape {tuple(x.shape)}, expected (N, {channels}): pack padded rows, x[mask]"
@@ -373,7 +309,6 @@ def check_features(x: Tensor, channels: int) -> None:
 
 
 def _distances(pairs: NeighborPairs, vectors: Tensor) -> Tensor:
-    """Lengths (P,) of vectors (P, 3); lengths are given back."""
     count = len(pairs.index_i)
     if tuple(vectors.shape) not in ((count, 3), (count,)):
         raise ValueError(
@@ -386,7 +321,6 @@ def _distances(pairs: NeighborPairs, vectors: Tensor) -> Tensor:
 def _elements(
     pairs: NeighborPairs, atomic_numbers: Tensor | None
 ) -> tuple[Tensor, Tensor] | tuple[()]:
-    """Atomic numbers of receivers and senders, where they are known."""
     if atomic_numbers is None:
         return ()
     return atomic_numbers[pairs.index_i], atomic_numbers[pairs.index_j]

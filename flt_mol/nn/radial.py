@@ -14,13 +14,11 @@ from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 SMALLEST_EXPONENT = -60.0
 """e⁻⁶⁰ = 9e-27, beside values of up to 1; denormal numbers slow every product with them down."""
 
+_CHUNK = 2**17  # pairs, so that intermediate results of large systems stay small
+
 
 def check_sizes(**sizes: int | None) -> None:
-    """Refuse a size below 1, by its name; None passes.
-
-    Raises:
-        ValueError: naming the first.
-    """
+    """Refuse a size below 1, by its name; None passes."""
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ValueError(f"{name} is {size}, expected a number ≥ 1")
@@ -84,11 +82,7 @@ class PairTypes(nn.Module):
         )
 
     def forward(self, distances: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
-        """Distances r (P,) and the atomic numbers (P,) of both atoms, 1 to 118, to r' (P,).
-
-        Raises:
-            ValueError: atomic numbers that are none, or not one for each pair.
-        """
+        """Distances r (P,) and the atomic numbers (P,) of both atoms, 1 to 118, to r' (P,)."""
         for elements in (receiver, sender):
             check_elements(elements)
             if elements.shape != distances.shape:
@@ -143,8 +137,6 @@ class RadialBasis(nn.Module):
         distances: Tensor,
         receiver: Tensor | None = None,
         sender: Tensor | None = None,
-        *,
-        windowed: bool = True,
     ) -> Tensor:
         """Distances (P,), Å, and the atomic numbers (P,) of both atoms if types are on → (P, T).
 
@@ -157,10 +149,12 @@ class RadialBasis(nn.Module):
                 raise ValueError("pair_types=True needs atomic_numbers (N,): pass them to forward")
             transformed = self.pair_types(r, receiver, sender)
         steps = torch.arange(self.num_basis, dtype=r.dtype, device=r.device)
-        offsets = transformed[:, None] * ((self.num_basis - 1) / self.cutoff) - steps
-        gaussians = (-0.5 * offsets.square()).clamp(min=SMALLEST_EXPONENT).exp()
-        return gaussians * smooth_cutoff(r, self.cutoff)[:, None] if windowed else gaussians
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"cutoff={self.cutoff}, num_basis={self.num_basis}"
+        scaled, window = (
+            transformed * ((self.num_basis - 1) / self.cutoff),
+            smooth_cutoff(r, self.cutoff),
+        )
+        parts = [
+            (-0.5 * (x[:, None] - steps).square()).clamp(min=SMALLEST_EXPONENT).exp() * w[:, None]
+            for x, w in zip(scaled.split(_CHUNK), window.split(_CHUNK), strict=True)
+        ]
+        return torch.cat(parts)

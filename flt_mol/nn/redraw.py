@@ -24,11 +24,10 @@ class Redrawn(nn.Module):
     n i … n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps: a
     resumed run and equal replicas have the same draws.
 
-    **A step** begins with the first training forward after gradients have come back to the module.
-    All forwards between two backward passes share one draw: recycles, several losses, forwards
-    under `torch.no_grad`. Gradient accumulation begins a step with each backward. A backward with
-    ``create_graph=True`` ends no step, nor does recomputation under activation checkpointing begin
-    one. A module that gradients never reach stays in step 0. Eval counts nothing.
+    **A step** begins with the first training forward after gradients have come back to the module;
+    all forwards between two backward passes share one draw. A backward with ``create_graph=True``
+    ends no step, nor does recomputation under activation checkpointing begin one. A module that
+    gradients never reach stays in step 0. Eval counts nothing.
 
     Subclasses define `_draw` and call `_init_redraw` once that is possible. Where `redraw_every` is
     set, their forward calls `begin_step` first and `watch` last; between the two the buffers, read
@@ -38,27 +37,6 @@ class Redrawn(nn.Module):
         redraw_every: n, or None.
         redraw_seed, step_count: int64 buffers (), with ``redraw_every=n`` only: what draws follow
             from, and how many steps have begun. Checkpoints with and without them load.
-
-    Example:
-        >>> class Noise(Redrawn):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self._init_redraw(1, torch.Generator().manual_seed(0))
-        ...
-        ...     def _draw(self, generator):
-        ...         return {"noise": torch.randn((), generator=generator)}
-        ...
-        ...     def forward(self, x):
-        ...         self.begin_step()
-        ...         out = x * self.noise
-        ...         self.watch(out)
-        ...         return out
-        >>> module, x = Noise(), torch.ones((), requires_grad=True)
-        >>> first, second = module(x), module(x)
-        >>> (first + second).backward()
-        >>> third = module(x)
-        >>> bool(first == second), bool(second == third), bool(first == module.eval()(x))
-        (True, False, True)
     """
 
     redraw_every: int | None = None

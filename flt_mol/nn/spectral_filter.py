@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
+from flt_mol.functional.neighbors import pair_lengths
 from flt_mol.functional.reciprocal import fractional_positions, reciprocal_vectors
 from flt_mol.functional.spectral import (
     kernel_filter,
@@ -45,10 +46,7 @@ class SpectralGroup(NamedTuple):
 class SpectralGeometry(NamedTuple):
     """What filters of one radial basis need to know of a batch: made once, shared by layers.
 
-    Attributes:
-        groups: all systems that have atoms.
-        place: (N,) int64, each atom's row among those of all groups.
-        settings: k_max, sigma_max and number of functions of the basis.
+    `place` (N,) int64 is each atom's row among those of all groups; `settings` as of the layer.
     """
 
     groups: tuple[SpectralGroup, ...]
@@ -64,17 +62,13 @@ class SpectralFilter(nn.Module):
     spectrum g_h = Σ_n a_hn h_n G_n is a sum of the T functions `radial_basis`, as wide in k as
     f_h may be in space: s = 1/(2πσ_max). In space that makes shells, of either sign.
 
-    Exactly (to rounding) invariant to translation, permutation, shifts of atoms by lattice vectors,
-    the choice of the cell's basis, its handedness; to rotation of periodic systems; and the same
-    in supercells. Open directions are made periodic behind `padding`: there, and in shrunk vacuum,
-    sums are exact up to what f_h is beyond `padding`: measured, at most 5e-4 of the root mean
-    square output at 4σ_max, 3e-4 at 5σ_max (1e-3 for molecules of a few atoms). Molecules whose
-    principal axes are distinct still turn exactly, since the virtual cell turns with them; for
-    the others, spheres and cubes, rotation changes outputs by these 5e-4.
-
-    **Forces** are the gradient of the energy to rounding in periodic systems. In open directions
-    virtual vectors are held constant, so they are off by what f_h is beyond `padding`: up to 1e-3
-    of the largest force for small molecules and slabs at the default, less with more padding.
+    Invariant, to rounding, to translation, permutation, lattice shifts of atoms, the choice of the
+    cell's basis and the rotation of periodic systems, and the same in supercells. Open directions
+    and shrunk vacuum are made periodic behind `padding`: sums are exact there up to what f_h is
+    beyond it, measured at most 5e-4 of the root mean square output at 4σ_max, 3e-4 at 5σ_max (1e-3
+    for a few atoms). By as much does rotation change outputs of molecules without distinct
+    principal axes, spheres and cubes, and are forces off in open directions, where virtual vectors
+    are held constant: up to 1e-3 of the largest force for small molecules and slabs.
 
     Args:
         embed_dim: C.
@@ -84,7 +78,6 @@ class SpectralFilter(nn.Module):
             beyond 3σ_max, 6e-4 beyond 4σ_max and 2e-5 beyond 5σ_max, about the Gaussian of σ_max.
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
-        shrink_vacuum: whether periodic directions with more vacuum than `padding` count as open.
         max_vectors: budget of reciprocal vectors per system, for very large cells only: it gives up
             supercell consistency, see `reciprocal_vectors`.
         kernels_below: systems of up to so many atoms go by kernel matrices; None chooses by C.
@@ -114,7 +107,6 @@ class SpectralFilter(nn.Module):
         sigma_max: float = 3.0,
         num_basis: int = 8,
         padding: float | None = None,
-        shrink_vacuum: bool = True,
         max_vectors: int | None = None,
         kernels_below: int | None = None,
         bias: bool = True,
@@ -133,7 +125,7 @@ class SpectralFilter(nn.Module):
         self.embed_dim, self.num_heads, self.num_basis = embed_dim, num_heads, num_basis
         self.k_max, self.sigma_max = k_max, sigma_max
         self.padding = 4 * sigma_max if padding is None else padding
-        self.shrink_vacuum, self.max_vectors = shrink_vacuum, max_vectors
+        self.max_vectors = max_vectors
         # Measured: kernels pay off up to 0.6 C atoms times the layers that share a geometry; their
         # memory grows with the square, 8 MB a system at 512 atoms.
         self.kernels_below = min(embed_dim, 512) if kernels_below is None else kernels_below
@@ -155,33 +147,17 @@ class SpectralFilter(nn.Module):
     ) -> SpectralGeometry:
         """Waves and kernels of a batch, for all filters with the same basis. Differentiable.
 
-        Not for compiled regions: the number of vectors depends on the data. Give `forward`, which
-        compiles, the result.
-
-        Args:
-            positions: (N, 3), Å.
-            cell: (B, 3, 3), Å, rows are lattice vectors, zeros where there is none. None, with
-                `pbc` None: molecules.
-            pbc: (B, 3) bool.
-            ptr: (B + 1,), first atom of each system.
-
-        Raises:
-            ValueError: see `reciprocal_vectors`.
+        Arguments and errors are those of `reciprocal_vectors`. Not for compiled regions, which
+        `forward` is: the number of vectors depends on the data.
         """
+        k_max, padding, most = self.k_max, self.padding, self.max_vectors
         lattice = reciprocal_vectors(
-            cell,
-            pbc,
-            positions,
-            ptr,
-            k_max=self.k_max,
-            padding=self.padding,
-            shrink_vacuum=self.shrink_vacuum,
-            max_vectors=self.max_vectors,
+            cell, pbc, positions, ptr, k_max=k_max, padding=padding, max_vectors=most
         )
         ptr = ptr.to(torch.int64)
         # Padded atoms and vectors are a last row of zeros.
         fraction = pad(fractional_positions(positions, ptr, lattice), (0, 0, 0, 1))
-        spectra = self._radial(_lengths(lattice.vectors)) * lattice.weight[:, None]
+        spectra = self._radial(pair_lengths(lattice.vectors)) * lattice.weight[:, None]
         spectra, integers = pad(spectra, (0, 0, 0, 1)), pad(lattice.integers, (0, 0, 0, 1))
         sizes, counts = ptr.diff().tolist(), lattice.ptr.diff().tolist()
         costs = [2 * n * k for n, k in zip(sizes, counts, strict=True)]
@@ -208,26 +184,19 @@ class SpectralFilter(nn.Module):
         Raises:
             ValueError: `x` of another width or number of rows, or a geometry of another basis.
         """
-        if x.shape != (len(geometry.place), self.embed_dim):
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected {(len(geometry.place), self.embed_dim)}"
-            )
+        shape = (len(geometry.place), self.embed_dim)
+        if x.shape != shape:
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected {shape}")
         value = self.value(x)
         summed = self.convolve(value.unflatten(1, (self.num_heads, -1)), geometry)
         out: Tensor = self.out(summed.flatten(1).to(value.dtype))
         return out
 
     def convolve(self, value: Tensor, geometry: SpectralGeometry) -> Tensor:
-        """Σ_j F_h(r_i − r_j) v_jh alone: (N, H, D) → (N, H, D), at least float32.
-
-        Raises:
-            ValueError: a geometry of another basis.
-        """
+        """Σ_j F_h(r_i − r_j) v_jh alone: (N, H, D) → (N, H, D), at least float32."""
         if geometry.settings != self.settings:
-            raise ValueError(
-                f"the geometry was made for k_max, sigma_max, num_basis = {geometry.settings}, "
-                f"this layer has {self.settings}"
-            )
+            given, own = geometry.settings, self.settings
+            raise ValueError(f"geometry for k_max, sigma_max, num_basis = {given}, not {own}")
         value = at_least_float32(value)
         padded, parts = pad(value, (0, 0, 0, 0, 0, 1)), [value[:0]]
         with without_autocast(value):
@@ -250,9 +219,7 @@ class SpectralFilter(nn.Module):
     def filter(self, displacements: Tensor) -> Tensor:
         """f_h(r) of a single pair in open space: displacements (…, 3), Å → (…, H).
 
-        f(r) = 4π ∫_0^{k_max} g(k) k² sinc(2kr) dk, by 256 Gauss-Legendre nodes: exact to rounding
-        up to 60/k_max, far beyond where f has decayed. For plots and checks: nodes times pairs
-        are held in memory.
+        f(r) = 4π ∫_0^{k_max} g(k) k² sinc(2kr) dk by 256 Gauss-Legendre nodes: for plots, checks.
         """
         distance = torch.linalg.vector_norm(displacements, dim=-1)
         k, weight = (x.to(distance) for x in _quadrature(self.k_max, 256))
@@ -265,30 +232,13 @@ class SpectralFilter(nn.Module):
         width = 1 / (2 * math.pi * self.sigma_max)
         return radial_basis(magnitude, centers, width, self.k_max) * heights
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, k_max={self.k_max}, "
-            f"sigma_max={self.sigma_max}, num_basis={self.num_basis}, padding={self.padding}"
-        )
-
-
-def _lengths(vectors: Tensor) -> Tensor:
-    """|k|, with a gradient of 0 instead of NaN at k = 0."""
-    square = vectors.square().sum(-1)
-    zero = square == 0
-    return square.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
-
 
 def radial_basis(magnitude: Tensor, centers: Tensor, width: float, k_max: float) -> Tensor:
     r"""G_n(k) = [e^{−(k−κ_n)²/2s²} + e^{−(k+κ_n)²/2s²}]·(1 − k²/k_max²)², 0 from k_max on.
 
     Even in k, so that it is smooth in three dimensions and its inverse Fourier transform decays
     about as a Gaussian of σ = 1/(2πs), to 2e-5 at 5σ. It goes to 0 with its slope at k_max, so a
-    vector that enters or leaves the sum makes no jump; the curvature that does jump there leaves
-    a tail that falls as a power of r, 1e-5 of f(0) at 6σ. What these cuts leave beyond 4σ is below
-    3e-4, beyond 5σ below 2e-5 of √(f(0)² + ρ∫f²), the effect of f on an atom and its neighbours at
-    a density ρ of 0.05 Å⁻³ (measured for κ_n ≤ k_max − 2s, σ = 2.5 to 4 Å, k_max = 0.45 Å⁻¹).
+    vector that enters or leaves the sum makes no jump.
 
     Args:
         magnitude: \|k\| (K,), cycles/Å.
@@ -306,7 +256,6 @@ def radial_basis(magnitude: Tensor, centers: Tensor, width: float, k_max: float)
 
 
 def _quadrature(stop: float, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Gauss-Legendre nodes and weights on [0, stop], float64 on CPU."""
     nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
     return torch.from_numpy((nodes + 1) * stop / 2), torch.from_numpy(weights * stop / 2)
 

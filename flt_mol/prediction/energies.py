@@ -44,13 +44,16 @@ class EnsembleEnergies:
     def spread(self) -> NDArray[np.float64]:
         """(B,) float64, eV: the standard deviation over the members, with K − 1 (ddof = 1).
 
-        It measures how far they disagree and is no error bar: errors that all share do not show.
+        It is no error bar: errors that all members share do not show.
         """
         return np.asarray(self.members.std(axis=0, ddof=1))
 
     def __len__(self) -> int:
         """Number of structures B."""
         return int(self.members.shape[1])
+
+    def __repr__(self) -> str:
+        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
 
 
 def predict(
@@ -67,8 +70,7 @@ def predict(
 
     Args:
         atoms: one structure, or several.
-        checkpoint: file of a checkpoint, folder of a run, name of a shipped model, or a module; a
-            list or tuple of at least two of them is an ensemble.
+        checkpoint: as of :func:`~flt_mol.prediction.members.load_members`.
         batch_size: structures per call of the model; it changes no energy beyond rounding.
         device: where models of checkpoints go (cpu if not given); modules stay where they are.
 
@@ -77,8 +79,7 @@ def predict(
 
     Raises:
         ValueError: something that is not an `ase.Atoms`, naming its place; a `batch_size` below 1;
-            an energy that is not finite; an ensemble of fewer than two, or of models of different
-            energies.
+            an energy that is not finite; no such checkpoint, or no possible ensemble.
 
     Warns:
         UserWarning: :data:`MESSAGES`, once each for all structures; tags like layer numbers.

@@ -74,10 +74,7 @@ def _load(one: Any, device: str | torch.device | None) -> nn.Module:
     if isinstance(one, str | Path):
         return load_model(one, map_location=device or "cpu")
     if not isinstance(one, nn.Module):
-        raise ValueError(
-            f"checkpoint is a {type(one).__name__}, expected a path, the name of a shipped model, "
-            "a module, or a list of these"
-        )
+        raise ValueError(f"checkpoint is a {type(one).__name__}, expected a path, name or module")
     if device is not None:
         raise ValueError("device is for checkpoints; move a module yourself: model.to(device)")
     return one
@@ -90,12 +87,10 @@ def _same(one: nn.Module, other: nn.Module) -> bool:
 
 def _refuse_different_targets(given: Sequence[Any]) -> None:
     """A mean of energies before and after relaxation, say, is the energy of nothing."""
-    same = {"energy_relaxed": "y_relaxed", "energy_init": "y_init"}
     targets: dict[str, str] = {}
     for one in given:
         if isinstance(one, str | Path) and (data := _settings(one).get("data")):
-            name = str(data.get("energy") or "y_relaxed")
-            targets.setdefault(same.get(name, name), str(one))
+            targets.setdefault(str(data.get("energy") or "y_relaxed"), str(one))
     if len(targets) > 1:
         found = ", ".join(f"{target} ({label})" for target, label in targets.items())
         raise ValueError(f"the members were trained on different energies: {found}")

@@ -45,9 +45,7 @@ class Prediction:
 
 
 class StructureFiles:
-    """The structures of several files, in order: LMDB, and whatever ASE reads.
-
-    Targets, if there are any, are ignored.
+    """The structures of several files, in order: LMDB, and whatever ASE reads; targets are ignored.
 
     Args:
         files: one path or several; a file may hold many frames.
@@ -135,11 +133,8 @@ def predict_files(
 ) -> list[Prediction]:
     """Energies of all structures of `files`, in order: LMDB, and whatever ASE reads.
 
-    Targets, if there are any, are ignored.
-
     Args:
-        model: a module, file of a checkpoint, or name of a shipped model; a list or tuple of them
-            for an ensemble, whose predictions are the mean and have a `spread`.
+        model: as of :func:`~flt_mol.prediction.members.load_members`.
         files: one path or several; a file may hold many frames. Or what they were opened as.
         batch_size: structures per call of the model, across files.
         skip_bad: skip invalid records, with a warning that counts and names them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,14 +31,11 @@ class PackedLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.call = call
+        self.call = call or (lambda module, rows: module(rows.x, rows.positions, ptr=rows.ptr))
 
     def forward(self, rows: Rows) -> Tensor:
         """Rows to (N, C')."""
-        if self.call is not None:
-            return self.call(self.module, rows)
-        out: Tensor = self.module(rows.x, rows.positions, ptr=rows.ptr)
-        return out
+        return self.call(self.module, rows)
 
 
 class PaddedLayer(nn.Module):
@@ -65,7 +61,7 @@ class PaddedLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.call = call
+        self.call = call or (lambda module, x, r, mask: module(x, r, mask=mask))
         self.filler = filler
         self.extra = extra
         self.before = before
@@ -79,12 +75,8 @@ class PaddedLayer(nn.Module):
     def padded_output(self, rows: Rows) -> Tensor:
         """(B, L, C'), padding included."""
         mask = self.mask_of(rows)
-        x = self._padded(rows.x, mask)
         positions = None if rows.positions is None else self._padded(rows.positions, mask)
-        if self.call is not None:
-            return self.call(self.module, x, positions, mask)
-        out: Tensor = self.module(x, positions, mask=mask)
-        return out
+        return self.call(self.module, self._padded(rows.x, mask), positions, mask)
 
     def forward(self, rows: Rows) -> Tensor:
         """Rows to (N, C'), without the padding."""
@@ -105,19 +97,16 @@ class EnergyLayer(nn.Module):
 
     def forward(self, rows: Rows) -> Tensor:
         """Rows of atoms to (N, 1); energies of systems without atoms are looked at, too."""
-        return energies(self.model, rows.structures)[rows.system, None]
+        return self.energies(rows.structures)[rows.system, None]
 
-
-def energies(model: Layer, structures: Structures) -> Tensor:
-    """(B,), eV, of what a model gives, checked to be so and finite."""
-    output = model(structures)
-    energy: Tensor = output["energy"] if isinstance(output, Mapping) else output
-    if tuple(energy.shape) != (len(structures),) or not bool(energy.isfinite().all()):
-        raise AssertionError(
-            f"energies of systems of {structures.natoms.tolist()} atoms have shape "
-            f"{tuple(energy.shape)} and values {energy.tolist()}"
-        )
-    return energy
+    def energies(self, structures: Structures) -> Tensor:
+        """(B,), eV, checked to be so and finite."""
+        output = self.model(structures)
+        energy: Tensor = output["energy"] if isinstance(output, Mapping) else output
+        if tuple(energy.shape) != (len(structures),) or not bool(energy.isfinite().all()):
+            found = f"shape {tuple(energy.shape)} and values {energy.tolist()}"
+            raise AssertionError(f"energies of {structures.natoms.tolist()} atoms have {found}")
+        return energy
 
 
 def fitted(layer: Layer, rows: Any) -> tuple[Layer, Rows]:
@@ -128,9 +117,9 @@ def fitted(layer: Layer, rows: Any) -> tuple[Layer, Rows]:
 
 
 @contextmanager
-def evaluating(*layers: Any) -> Iterator[None]:
-    """Modules in eval mode; afterwards each of their submodules has its own flag back."""
-    parts = [part for x in layers if isinstance(x, nn.Module) for part in x.modules()]
+def evaluating(layer: Any) -> Iterator[None]:
+    """A module in eval mode; afterwards each of its submodules has its own flag back."""
+    parts = list(layer.modules()) if isinstance(layer, nn.Module) else []
     flags = [part.training for part in parts]
     try:
         for part in parts:
@@ -157,22 +146,8 @@ def evaluated(layer: Layer, rows: Rows) -> Tensor:
 
 def trainable(module: Any) -> dict[str, nn.Parameter]:
     """Parameters that want a gradient, by name; none for what is not a module."""
-    if not isinstance(module, nn.Module):
-        return {}
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def load_saved_state(source: nn.Module, target: nn.Module) -> None:
-    """Give `target` the state of `source` by way of a file's bytes, read as plain tensors."""
-    stream = io.BytesIO()
-    torch.save(source.state_dict(), stream)
-    stream.seek(0)
-    wrong = target.load_state_dict(torch.load(stream, weights_only=True), strict=False)
-    if wrong.missing_keys or wrong.unexpected_keys:
-        raise AssertionError(
-            f"the state_dict does not fit a second instance: missing {wrong.missing_keys}, "
-            f"unexpected {wrong.unexpected_keys}"
-        )
+    named = module.named_parameters() if isinstance(module, nn.Module) else ()
+    return {name: p for name, p in named if p.requires_grad}
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:
@@ -183,17 +158,9 @@ def seeded(generator: torch.Generator | None) -> torch.Generator:
 def agree(
     name: str, first: Tensor, second: Tensor, tolerance: float, *, least: float = 0.0
 ) -> float:
-    """max|second − first| / max|first|, in float64; NaN and infinity agree with nothing.
+    """max|second − first| / max(max|first|, least), in float64; NaN and infinity agree with none.
 
-    Args:
-        name: what they are, for the message.
-        first: before.
-        second: after.
-        tolerance: the largest error allowed.
-        least: of the divisor.
-
-    Raises:
-        AssertionError: shapes differ, or the error is beyond `tolerance`, naming the worst entry.
+    AssertionError, naming the worst entry, where shapes differ or it is beyond `tolerance`.
     """
     if first.shape != second.shape:
         raise AssertionError(f"{name}: shape {tuple(first.shape)} → {tuple(second.shape)}")
@@ -206,10 +173,8 @@ def agree(
     scale = max(float(first.abs().max()), least)
     error = 0.0 if worst == 0 else (worst / scale if scale > 0 else math.inf)
     if not error <= tolerance:
-        raise AssertionError(
-            f"{name}; most, entry {place}: {old:.9g} → {new:.9g}, by {new - old:.3g}, where the "
-            f"largest is {scale:.3g}: relative error {error:.3g}, tolerance {tolerance:g}"
-        )
+        entry = f"entry {place}: {old:.9g} → {new:.9g}, the largest is {scale:.3g}"
+        raise AssertionError(f"{name}: relative error {error:.3g} > {tolerance:g}; {entry}")
     return error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,10 @@ from flt_mol.testing.layers import (
     fitted,
     outputs,
     same,
+    seeded,
     trainable,
 )
-from flt_mol.testing.rows import Rows
+from flt_mol.testing.rows import Rows, random_rows
 
 
 def check_batch_equals_alone(
@@ -30,26 +31,22 @@ def check_batch_equals_alone(
     *,
     tolerance: float = 1e-5,
     larger: int = 50,
-    contents: Sequence[float] = (1.0, 50.0, float("nan")),
 ) -> float:
     """A system's outputs do not depend on its batch, nor on the order of systems.
 
-    Each alone is compared with all in one batch, with all in reverse, and with all between two
-    partners `larger` times the largest of them, whose features are multiplied by each of `contents`
-    (not those of models, which have none).
+    Each alone is compared with all in one batch, and with all in reverse between two partners
+    `larger` times the largest of them, whose features are as large, 50 times as large, or NaN.
     """
     layer, rows = fitted(layer, rows)
     parts = list(rows)
     outs = [evaluated(layer, part) for part in parts]
-    alone = torch.cat(outs)
     change = "from a system alone to a batch"
-    errors = [same(layer, alone, evaluated(layer, rows), tolerance, change)]
-    backward = evaluated(layer, Rows.cat(parts[::-1]))
-    errors.append(same(layer, torch.cat(outs[::-1]), backward, tolerance, f"{change} in reverse"))
+    errors = [same(layer, torch.cat(outs), evaluated(layer, rows), tolerance, change)]
+    alone = torch.cat(outs[::-1])
     partner = _partner(max(parts, key=lambda part: part.num_rows), larger)
-    for factor in contents[:1] if isinstance(layer, EnergyLayer) else contents:
+    for factor in (1.0,) if isinstance(layer, EnergyLayer) else (1.0, 50.0, float("nan")):
         other = replace(partner, x=factor * partner.x)
-        beside = evaluated(layer, Rows.cat([other, *parts, other]))
+        beside = evaluated(layer, Rows.cat([other, *parts[::-1], other]))
         kept = beside[partner.num_rows : partner.num_rows + rows.num_rows]
         words = f"{change} with {partner.num_rows} rows, {factor:g} times the size"
         errors.append(same(layer, alone, kept, tolerance, words))
@@ -60,13 +57,12 @@ def check_empty_and_single_atom(layer: Layer, rows: Any, *, tolerance: float = 1
     """Systems of one row and of none are finite, and leave the others' outputs as they are."""
     layer, rows = fitted(layer, rows)
     largest = max(rows, key=lambda part: part.num_rows)
+    if rows.cell is not None:
+        largest = replace(largest, cell=0 * largest.cell, pbc=largest.pbc & False)
     single, empty = (
         largest.taken(torch.arange(n, device=rows.ptr.device), rows.ptr.new_tensor([0, n]))
         for n in (1, 0)
     )
-    if rows.cell is not None and largest.cell is not None:
-        lattice = {"cell": torch.zeros_like(largest.cell), "pbc": torch.zeros_like(largest.pbc)}
-        single, empty = replace(single, **lattice), replace(empty, **lattice)
     if evaluated(layer, empty).numel():
         raise AssertionError("a system without rows has outputs")
     expected = torch.cat([evaluated(layer, rows), evaluated(layer, single)])
@@ -74,33 +70,20 @@ def check_empty_and_single_atom(layer: Layer, rows: Any, *, tolerance: float = 1
     return same(layer, expected, mixed, tolerance, "when small systems joined the batch")
 
 
-def check_padding(
-    layer: PaddedLayer,
-    rows: Rows,
-    *,
-    tolerance: float = 0.0,
-    fillers: Sequence[float] = (0.0, 1e6, float("nan")),
-    zeros: bool = True,
-) -> None:
-    """What padding holds does not show, in values or gradients, bit for bit.
+def check_padding(layer: PaddedLayer, rows: Rows, *, tolerance: float = 0.0) -> None:
+    """What padding holds, 0, 10⁶ or NaN, does not show in values or gradients, bit for bit.
 
     With padding behind and before the real rows: outputs of real rows, and the gradients of all
-    parameters and of real rows, are the same for every filler.
-
-    Args:
-        layer: whose `filler`, `before` and `extra` are set in turn, and restored.
-        rows: sizes should differ, and an empty system be among them.
-        tolerance: of the relative difference from the first filler.
-        fillers: what padding holds, a NaN among them.
-        zeros: whether outputs at padding must be zero.
+    parameters and of real rows, are the same; outputs at padding are zero. Sizes should differ,
+    and an empty system be among them.
     """
     saved = layer.filler, layer.before, layer.extra
     try:
         layer.extra = 2
         for layer.before in (False, True):
             first: dict[str, Tensor] = {}
-            for layer.filler in fillers:
-                found = _values_and_gradients(layer, rows, zeros)
+            for layer.filler in (0.0, 1e6, float("nan")):
+                found = _values_and_gradients(layer, rows)
                 first = first or found
                 for name, value in found.items():
                     words = f"{name} changed where padding holds {layer.filler:g}"
@@ -109,22 +92,11 @@ def check_padding(
         layer.filler, layer.before, layer.extra = saved
 
 
-def check_padded_equals_packed(
-    padded: PaddedLayer, packed: Layer, rows: Rows, *, tolerance: float = 1e-6
-) -> float:
-    """The padded form of a layer has the outputs of its packed form at real rows."""
-    first, second = evaluated(packed, rows), evaluated(padded, rows)
-    return same(packed, first, second, tolerance, "from packed to padded")
-
-
-def check_causality(
-    layer: Layer, rows: Rows, *, tolerance: float = 1e-6, factor: float = 50.0
-) -> float:
+def check_causality(layer: Layer, rows: Rows, *, tolerance: float = 1e-6) -> float:
     """Rows of a system that come later leave no trace in the outputs of those before.
 
     From one third and from two thirds of each system on, features and positions are multiplied by
-    `factor` (NaN, if you like): earlier outputs must stay. So must they be where later rows are
-    left out, and their gradients by later features must be zero.
+    50, and then left out: earlier outputs must stay, and their gradients by later features be 0.
     """
     errors = []
     whole = evaluated(layer, rows)
@@ -133,23 +105,24 @@ def check_causality(
         cut = (share * rows.sizes).ceil().to(torch.int64)
         early = place < cut[rows.system]
         kept = early.nonzero().squeeze(1)
-        scale = torch.where(early, 1.0, factor).to(rows.x)[:, None]
-        after = replace(rows, x=scale * rows.x)
-        if rows.positions is not None:
-            after = replace(after, positions=scale * rows.positions)
-        change = f"when rows behind were {factor:g} times as large"
-        second = evaluated(layer, after)[kept]
-        errors.append(same(layer, whole[kept], second, tolerance, change))
+        scale = torch.where(early, 1.0, 50.0).to(rows.x)[:, None]
+        positions = None if rows.positions is None else scale * rows.positions
         start = rows.taken(kept, torch.cat([cut.new_zeros(1), cut.cumsum(0)]))
-        change = "when rows behind were left out"
-        errors.append(same(layer, whole[kept], evaluated(layer, start), tolerance, change))
+        changes = {
+            "when rows behind were 50 times as large": evaluated(
+                layer, replace(rows, x=scale * rows.x, positions=positions)
+            )[kept],
+            "when rows behind were left out": evaluated(layer, start),
+        }
+        for change, after in changes.items():
+            errors.append(same(layer, whole[kept], after, tolerance, change))
         x = rows.x.detach().clone().requires_grad_()
         with evaluating(layer):
             out = outputs(layer, replace(rows, x=x))
             (gradient,) = torch.autograd.grad(out[early].square().sum(), x)
-        change = "gradients of outputs by rows behind"
         expected = torch.where(early[:, None], gradient, 0)
-        errors.append(agree(f"{change} are not 0", expected, gradient, tolerance))
+        words = "gradients of outputs by rows behind are not 0"
+        errors.append(agree(words, expected, gradient, tolerance))
     return max(errors)
 
 
@@ -163,13 +136,8 @@ def check_streaming(
 ) -> float:
     """Rows given one after the other, with carried state, have the outputs of the whole.
 
-    Args:
-        layer: the whole.
-        step: (the next rows of one system, state) → (their outputs, new state); the state is None
-            at the start of each system.
-        rows: the systems.
-        chunk: rows per step.
-        tolerance: of the relative error.
+    `step` is (the next `chunk` rows of one system, state) → (their outputs, new state); the state
+    is None at the start of each system.
     """
     streamed = [evaluated(layer, rows)[:0]]
     with evaluating(layer), torch.no_grad():
@@ -184,22 +152,21 @@ def check_streaming(
     return same(layer, evaluated(layer, rows), torch.cat(streamed), tolerance, change)
 
 
-def _partner(rows: Rows, times: int) -> Rows:
-    """One system `times` as large, along its first lattice vector or its first axis."""
-    if rows.cell is not None and bool(rows.cell[0, 0].any()):
-        return rows.repeated((times, 1, 1), everywhere=True)[0]
-    source = torch.arange(rows.num_rows, device=rows.ptr.device).repeat(times)
-    partner = rows.taken(source, times * rows.ptr)
-    if rows.positions is None or not rows.num_rows:
+def _partner(part: Rows, times: int) -> Rows:
+    """One system of `times` the rows of another, in random places."""
+    source = torch.arange(part.num_rows, device=part.ptr.device).repeat(times)
+    partner = part.taken(source, times * part.ptr)
+    if part.positions is None:
         return partner
-    width = rows.positions[:, 0].max() - rows.positions[:, 0].min() + 3
-    moves = torch.zeros_like(rows.positions).repeat(times, 1)
-    step = torch.arange(times, device=width.device).repeat_interleave(rows.num_rows)
-    moves[:, 0] = step * width
-    return partner.moved(moves)
+    pbc = False if part.pbc is None else part.pbc[0].tolist()
+    dim, dtype = part.positions.shape[1], part.positions.dtype
+    other = random_rows(seeded(None), [len(source)], 0, dim=dim, periodic=pbc, dtype=dtype)
+    other = other.to(part.ptr.device)
+    cell = None if part.cell is None else other.cell
+    return replace(partner, positions=other.positions, cell=cell)
 
 
-def _values_and_gradients(layer: PaddedLayer, rows: Rows, zeros: bool) -> dict[str, Tensor]:
+def _values_and_gradients(layer: PaddedLayer, rows: Rows) -> dict[str, Tensor]:
     """Outputs at real rows, gradients of their squares' sum; padding's outputs are checked."""
     leaves = {"x": rows.x.detach().clone().requires_grad_()}
     if rows.positions is not None:
@@ -207,7 +174,7 @@ def _values_and_gradients(layer: PaddedLayer, rows: Rows, zeros: bool) -> dict[s
     with evaluating(layer):
         mask = layer.mask_of(rows)
         out = layer.padded_output(replace(rows, **leaves))
-        if zeros and not bool((out[~mask] == 0).all()):
+        if not bool((out[~mask] == 0).all()):
             raise AssertionError(f"outputs at padding of {layer.filler:g} are not zero")
         named = {**leaves, **trainable(layer)}
         total = out[mask].square().sum()

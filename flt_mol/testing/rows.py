@@ -102,11 +102,8 @@ class Rows:
 
     def reordered(self, generator: torch.Generator) -> tuple[Rows, Tensor]:
         """The rows of each system in random order, and (N,) which row each was."""
-        parts = [
-            int(start) + torch.randperm(int(size), generator=generator)
-            for start, size in zip(self.ptr[:-1], self.sizes, strict=True)
-        ]
-        order = torch.cat(parts).to(self.ptr.device)
+        keys = torch.rand(self.num_rows, generator=generator, dtype=torch.float64)
+        order = (keys.to(self.ptr.device) + self.system).argsort()
         return self.taken(order), order
 
     def moved(self, moves: Tensor) -> Rows:
@@ -125,13 +122,13 @@ class Rows:
         names = [name for name in ("positions", "cell") if getattr(self, name) is not None]
         return replace(self, **{n: (getattr(self, n) * 1024).round() / 1024 for n in names})
 
-    def repeated(self, counts: Sequence[int], *, everywhere: bool = False) -> tuple[Rows, Tensor]:
-        """Systems repeated along their periodic vectors (or all), and the row each is a copy of."""
-        _, cell, pbc = self.lattice(everywhere)
+    def repeated(self, counts: Sequence[int]) -> tuple[Rows, Tensor]:
+        """Systems repeated along their periodic vectors, and the row each is a copy of."""
+        cell, pbc = self.lattice()
         steps = torch.cartesian_prod(*(torch.arange(n) for n in counts)).reshape(-1, 3).to(cell)
         parts, sources = [], []
         for b, part in enumerate(self):
-            times = torch.where(pbc[b] | everywhere, torch.tensor(counts).to(cell), 1)
+            times = torch.where(pbc[b], torch.tensor(counts).to(cell), 1)
             moves = steps[(steps < times).all(1)] @ cell[b]
             source = torch.arange(part.num_rows, device=cell.device).repeat(len(moves))
             copies = part.taken(source, self.ptr.new_tensor([0, len(source)]))
@@ -146,11 +143,11 @@ class Rows:
             raise ValueError("this check needs rows with positions")
         return self.positions
 
-    def lattice(self, everywhere: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """`positions`, `cell` and `pbc`, or ValueError where nothing repeats."""
-        if self.cell is None or self.pbc is None or not bool(self.pbc.any() | everywhere):
+    def lattice(self) -> tuple[Tensor, Tensor]:
+        """`cell` and `pbc`, or ValueError where nothing repeats."""
+        if self.cell is None or self.pbc is None or not bool(self.pbc.any()):
             raise ValueError("this check needs periodic systems: random_rows(…, periodic=True)")
-        return self.placed(), self.cell, self.pbc
+        return self.cell, self.pbc
 
     def to(self, target: torch.device | torch.dtype | str) -> Rows:
         """The same rows on a device, or with all floats in a dtype."""
@@ -179,11 +176,6 @@ def random_rows(
         dim: ℓ; None gives no positions, other numbers than 3 give normal ones of width 3.
         periodic: pbc of all systems, or one value for each lattice vector.
         dtype: of all floats.
-
-    Example:
-        >>> rows = random_rows(torch.Generator().manual_seed(0), sizes=(2, 0, 3), dim=1)
-        >>> rows.x.shape, rows.positions.shape, rows.ptr.tolist()
-        (torch.Size([5, 8]), torch.Size([5, 1]), [0, 2, 2, 5])
     """
     x = torch.randn(sum(sizes), width, generator=generator, dtype=torch.float64).to(dtype)
     ptr = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
@@ -200,36 +192,27 @@ def random_structures(
     natoms: Sequence[int] = (5, 9, 14),
     periodic: bool | Sequence[bool] = True,
     *,
-    elements: Sequence[int] = ELEMENTS,
-    spacing: float = 2.5,
     dtype: torch.dtype = torch.float32,
 ) -> Structures:
     """Random systems with all fields: for checks, not physics.
 
-    Atoms lie on jittered points of a grid of a random triclinic cell, none closer than about half
-    of `spacing`, so that no potential is singular. Tags are random, atoms of tag 0 fixed, energies
-    standard normal.
+    Atoms lie on jittered points of a grid of 2.5 Å in a random triclinic cell, none closer than
+    about 1.2 Å. Tags are random, atoms of tag 0 fixed, energies standard normal.
 
     Args:
         generator: source of all draws.
         natoms: atoms of each of the B systems, 0 allowed.
         periodic: pbc of all systems, or one value for each lattice vector.
-        elements: atomic numbers to draw from.
-        spacing: of the grid, Å.
         dtype: of positions and cells.
-
-    Example:
-        >>> random_structures(torch.Generator().manual_seed(0), natoms=(3, 0, 4))
-        Structures(3 systems, 7 atoms)
     """
-    choices = torch.tensor(elements, dtype=torch.int64)
+    choices = torch.tensor(ELEMENTS, dtype=torch.int64)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5
 
     def system(sid: int, n: int) -> Structures:
         side = max(1, round(n ** (1 / 3) + 0.4999))
-        cell = side * spacing * (torch.eye(3, dtype=torch.float64) + 0.2 * uniform(3, 3))
+        cell = side * 2.5 * (torch.eye(3, dtype=torch.float64) + 0.2 * uniform(3, 3))
         points = torch.randperm(side**3, generator=generator)[:n]
         grid = torch.stack([points // side**2, points // side % side, points % side], dim=1)
         fractional = (grid + 0.5 + 0.4 * uniform(n, 3)) / side

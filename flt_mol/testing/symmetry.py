@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,6 @@ from flt_mol.structures import Structures
 from flt_mol.testing.layers import (
     EnergyLayer,
     Layer,
-    agree,
-    energies,
     evaluated,
     evaluating,
     fitted,
@@ -76,7 +74,7 @@ def check_periodic_images(
     """Each row may be moved by −1, 0 or 1 of each periodic vector of its system."""
     layer, rows = fitted(layer, rows)
     before = rows.rounded()
-    _, cell, pbc = before.lattice()
+    cell, pbc = before.lattice()
     counts = torch.randint(-1, 2, (rows.num_rows, 3), generator=seeded(generator)).to(cell.device)
     moves = ((counts * pbc[rows.system])[:, :, None] * cell[rows.system]).sum(1)
     change = "when rows were moved by lattice vectors"
@@ -93,7 +91,7 @@ def check_cell_basis(
     layer, rows = fitted(layer, rows)
     generator = seeded(generator)
     before = rows.rounded()
-    _, cell, pbc = before.lattice()
+    cell, pbc = before.lattice()
     cells, repeats = [], []
     for vectors, periodic in zip(cell.cpu().double(), pbc.cpu(), strict=True):
         order = torch.randperm(3, generator=generator)
@@ -124,66 +122,13 @@ def check_supercell(
         after, source = before.repeated(counts)
         second = evaluated(layer, after)
         if extensive and isinstance(layer, EnergyLayer):
-            offset = _energy_of_nothing(layer, rows)
+            nothing = Structures.single([], [], dtype=rows.placed().dtype).to(rows.ptr.device)
+            with evaluating(layer), torch.no_grad():
+                offset = layer.energies(nothing)
             times = (after.sizes / before.sizes.clamp(min=1))[after.system]
             second = offset + (second - offset) / times[:, None]
         change = f"from one cell to {'×'.join(map(str, counts))} of them"
         errors.append(same(layer, first[source], second, tolerance, change))
-    return max(errors)
-
-
-def check_displacement_equivariance(
-    model: Callable[[Structures], Mapping[str, Tensor]],
-    structures: Structures,
-    *,
-    tolerance: float = 1e-4,
-    distance: int = 100,
-    generator: Generator = None,
-) -> float:
-    """Displacements turn and mirror with the system, and follow their atoms; fixed atoms stay.
-
-    Args:
-        model: Structures → ``{"displacement": (N, 3)}``, Å, and, where there are recycles,
-            ``"displacement_recycles"`` (K, N, 3), which are looked at as well.
-        structures: the systems.
-        tolerance: of the difference, relative to the largest component of any displacement.
-        distance: Å, of shifts per axis.
-        generator: source of all draws; seed 0 if None.
-
-    Raises:
-        AssertionError: displacements do not follow, or fixed atoms move, naming one.
-    """
-    generator, rows = seeded(generator), Rows.of(structures).rounded()
-
-    def displacements(rows: Rows) -> Tensor:
-        out = model(rows.structures)
-        recycles = out.get("displacement_recycles", out["displacement"][None])
-        return torch.cat([*recycles, out["displacement"]], dim=1)
-
-    class Displacements(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model, self.forward = model, displacements
-
-    layer = Displacements()
-    first = evaluated(layer, rows)
-    moving = (first != 0).any(1) & structures.fixed
-    if bool(moving.any()):
-        atom = int(moving.nonzero()[0])
-        raise AssertionError(f"fixed atoms move, the first being {atom}: {first[atom].tolist()} Å")
-    errors = []
-    for words, sign in (("rotated", 1), ("rotated and mirrored", -1)):
-        q = _orthogonal(rows, generator) * sign
-        expected = first.unflatten(1, (-1, 3)).double() @ q[rows.system]
-        second = evaluated(layer, rows.turned(q)).unflatten(1, (-1, 3))
-        errors.append(agree(f"displacements changed when {words}", expected, second, tolerance))
-    after, order = rows.reordered(generator)
-    changes = {"atoms were reordered": (first[order], after)}
-    shift = torch.randint(-distance, distance + 1, (len(rows), 3), generator=generator)
-    changes["shifted"] = (first, rows.moved(shift.to(rows.ptr.device)[rows.system]))
-    for words, (expected, after) in changes.items():
-        second = evaluated(layer, after)
-        errors.append(agree(f"displacements changed when {words}", expected, second, tolerance))
     return max(errors)
 
 
@@ -194,20 +139,9 @@ def _compare(layer: Layer, before: Rows, after: Rows, tolerance: float, change: 
 def _orthogonal(rows: Rows, generator: torch.Generator) -> Tensor:
     """(B, ℓ, ℓ) proper rotations, float64."""
     dim = rows.placed().shape[1]
-    if dim < 2:
-        raise ValueError("rows with positions of one dimension cannot be rotated")
     q = torch.linalg.qr(torch.randn(len(rows), dim, dim, generator=generator).double()).Q
     q[..., 0] *= torch.linalg.det(q).sign()[:, None]
-    placed: Tensor = q.to(rows.ptr.device)
-    return placed
-
-
-def _energy_of_nothing(layer: EnergyLayer, rows: Rows) -> Tensor:
-    """(1,) the energy of a system without atoms."""
-    with evaluating(layer), torch.no_grad():
-        return energies(
-            layer.model, Structures.single([], [], dtype=rows.x.dtype).to(rows.x.device)
-        )
+    return q.to(rows.ptr.device)
 
 
 def _change_of_basis(periodic: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,9 +1,7 @@
 """Other descriptions of a training system: rotated, with other periodic images, atoms moved.
 
-The paper's mode sees positions through plane waves in a fixed frame, so neither rotations nor the
-choice of periodic image leave its energies unchanged; random ones teach it that they should. Other
-starting points of the same relaxation, by noise and by interpolation, serve every model. Targets
-that are vectors follow.
+The paper's mode sees positions in a fixed frame: neither rotations nor the choice of periodic image
+leave its energies unchanged, which random ones teach. Targets that are vectors follow.
 """
 
 from __future__ import annotations
@@ -30,12 +28,6 @@ def rotate(structures: Structures, kind: str) -> Structures:
 
     Raises:
         ValueError: unknown `kind`.
-
-    Example:
-        >>> pair = Structures.single([1, 1], [[0.0, 0.0, 0.0], [0.0, 3.0, 4.0]])
-        >>> positions = rotate(pair, "full").positions
-        >>> round(float((positions[1] - positions[0]).norm()), 4)
-        5.0
     """
     if kind == "none":
         return structures
@@ -61,12 +53,6 @@ def shift_images(structures: Structures) -> Structures:
     Raises:
         ValueError: a singular cell of a system that repeats along all axes, naming the sid.
 
-    Example:
-        >>> cell = torch.diag(torch.tensor([3.0, 4.0, 20.0]))
-        >>> one = Structures.single([1], [[1.0, 1.0, 1.0]], cell=cell, pbc=True)
-        >>> moved = shift_images(one).positions - one.positions
-        >>> bool((moved[0] / cell.diagonal()).frac().abs().max() < 1e-5)
-        True
     """
     whole = structures.pbc.all(1)
     axes = whole[:, None] & torch.tensor([True, True, False], device=whole.device)
@@ -113,12 +99,6 @@ def move_atoms(
 
     References:
         Godwin et al., ICLR 2022 (Noisy Nodes), arXiv:2106.07971: both, for IS2RE.
-
-    Example:
-        >>> one = Structures.single([1], [[0, 0, 0]], positions_relaxed=[[2, 0, 0]])
-        >>> between, moved = move_atoms(one, interpolation=1.0)
-        >>> bool(0 <= between.positions[0, 0] < 2), moved.tolist()
-        (True, [True])
     """
     positions, system = structures.positions, structures.system
     moved = torch.zeros(len(structures), dtype=torch.bool, device=positions.device)
@@ -146,9 +126,8 @@ def _inverse(cell: Tensor, structures: Structures) -> Tensor:
     if bool(singular.any()):
         system = int(singular.nonzero()[0])
         raise ValueError(
-            f"sid {structures.sid[system]}: pbc is True along all axes and the cell "
-            f"{structures.cell[system].tolist()} is singular: fix it, or set "
-            "training.shift_images=false"
+            f"sid {structures.sid[system]}: the cell is singular and pbc True along all axes: fix "
+            "it, or set training.shift_images=false"
         )
     return inverse
 

@@ -44,9 +44,9 @@ class History(Callback):
     """Metrics of every epoch, and the weights with the lowest validation MAE as ``best.ckpt``.
 
     Args:
-        folder: where ``best.ckpt`` and, at the end, ``last.ckpt`` go.
-        config: plain data of the run, stored in both.
-        systems: sids that are trained on and held out, stored in both.
+        folder: of the run.
+        config: plain data of the run, for its checkpoints.
+        systems: sids that are trained on and held out, for them, too.
         average: whose weights are used in place of the latest.
         csv: whether metrics go to ``logs/csv/metrics.csv``, too.
         console: where errors are printed, of ten epochs at least.
@@ -61,12 +61,8 @@ class History(Callback):
         csv: bool,
         console: Console,
     ) -> None:
-        self.folder = folder
-        self.config = config
-        self.systems = systems
-        self.average = average
-        self.csv = csv
-        self.console = console
+        self.folder, self.config, self.systems = folder, config, systems
+        self.average, self.csv, self.console = average, csv, console
         self.epochs: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
 
@@ -111,11 +107,9 @@ class History(Callback):
             return
         line = f"epoch {int(row['epoch']):>4}/{total}  MAE train {row['train/mae']:.3f}  "
         line += f"{validation} {row['val/mae']:.3f} eV"
-        if "val/energy_initial_mae" in row:
-            line += f"  initial {row['val/energy_initial_mae']:.3f} eV"
         if "val/displacement" in row:
-            line += f"  displacement {row['val/displacement']:.3f} Å"
-            line += f" (unmoved {row['val/displacement_unmoved']:.3f})"
+            moved, unmoved = row["val/displacement"], row["val/displacement_unmoved"]
+            line += f"  displacement {moved:.3f} Å (unmoved {unmoved:.3f})"
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _write_csv(self) -> None:

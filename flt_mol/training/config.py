@@ -54,11 +54,8 @@ def _rule(value: str | None) -> str | None:
     return value
 
 
-TagRule = Annotated[
-    str | None,
-    BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    AfterValidator(_rule),
-]
+_AsText = BeforeValidator(lambda value: str(value) if type(value) is int else value)
+TagRule = Annotated[str | None, _AsText, AfterValidator(_rule)]
 
 
 class DataConfig(Settings):
@@ -73,14 +70,14 @@ class DataConfig(Settings):
     evaluation: list[str] = Field(default=["val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"])
     """Splits reported at the end and by `flt-mol evaluate`."""
     paths: dict[str, Text] = Field(default={})
-    """Split → path of a file, overrides or stands for the data set's own; relative paths are taken
-    from the run file's folder, on the command line from the working directory."""
+    """Split → path of a file, which overrides the data set's own; relative paths are taken from the
+    run file's folder, on the command line from the working directory."""
     validation_fraction: Inside | None = None
-    """Share of the training split that is held out, at random by `training.seed`, and takes the
-    place of `validation`, in `flt-mol evaluate`, too; null trains on all of it."""
+    """Share of the training split held out at random, by `training.seed`, in place of
+    `validation`, in `flt-mol evaluate`, too; null trains on all of it."""
     skip_bad: bool = False
-    """Whether training skips invalid records, with a warning, or refuses them; invalid are also
-    those that lack a target which the model's outputs or the training settings need."""
+    """Whether training skips invalid records, also those that lack a needed target, with a warning,
+    or refuses them."""
     energy: str = "y_relaxed"
     """Name under which the target is stored, as of `flt_mol.data.open_dataset`."""
     energy_initial: str = "y_init"
@@ -88,32 +85,25 @@ class DataConfig(Settings):
     positions_relaxed: str = "pos_relaxed"
     """Name of the relaxed positions, for models that predict displacements."""
     tag_rule: TagRule = None
-    """By which rule the training structures are tagged: "oc20", "half" or a number of layers, as of
-    `flt_mol.data.tag_slab`. Nothing is tagged by it in training: the checkpoints know it, and
-    `flt-mol predict --tag-slab` tags by it. null takes that of the data set, or of what the run is
-    tuned from."""
+    """By which rule the training structures are tagged: "oc20", "half" or a number of layers, for
+    `flt-mol predict --tag-slab`; null takes that of the data set, or of what the run is tuned
+    from."""
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
         if self.validation_fraction is not None and self.validation in self.paths:
-            raise ValueError(
-                f"data.validation_fraction is {self.validation_fraction}, expected null where "
-                f"data.paths.{self.validation} names a file"
-            )
+            wanted = f"null where data.paths.{self.validation} names a file"
+            raise _unfit("data.validation_fraction", self.validation_fraction, wanted)
         return self
 
     @model_validator(mode="after")
     def _warn_of_unread(self) -> Self:
-        read = [self.train] if self.validation_fraction else [self.train, self.validation]
-        unread = set(self.paths) - {*read, *self.evaluation}
-        for split in read if self.name is not None else []:
-            near = difflib.get_close_matches(split, unread - self.paths.keys() or unread, n=1)
-            if near and split not in self.paths:
-                warnings.warn(
-                    f"data.paths.{near[0]} is not read: '{split}' of {self.name} is; did you mean "
-                    f"data.paths.{split}?",
-                    stacklevel=1,
-                )
+        read = {self.train} if self.validation_fraction else {self.train, self.validation}
+        unread = self.paths.keys() - {*read, *self.evaluation}
+        for split in sorted(read - self.paths.keys()) if self.name else []:
+            for near in difflib.get_close_matches(split, unread, n=1):
+                hint = f"did you mean data.paths.{split}?"
+                warnings.warn(f"data.paths.{near} is not read: {hint}", stacklevel=1)
         return self
 
 
@@ -155,9 +145,8 @@ class TrainingConfig(Settings):
     early_stop: Count | None = None
     """End after so many epochs without a lower MAE on the validation split; null runs all."""
     seed: Seed = 0
-    """Of the order of systems, of how they are shown, and of all initial weights: what a model
-    draws from `model.seed` it draws from `model.seed + training.seed`, and the rest from torch's
-    global generator, seeded with `training.seed`."""
+    """Of the order of systems, of how they are shown, and of all initial weights: it is added to
+    `model.seed`, and seeds torch's global generator."""
     num_workers: Annotated[int, Field(ge=0)] = 0
     """Processes that load data; 0 loads in the main process."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
@@ -165,8 +154,7 @@ class TrainingConfig(Settings):
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """Lightning's; "16-mixed" is for GPUs."""
     devices: Count = 1
-    """Processes that train together on this machine, each on a device of its own and with batches
-    of its own; see docs/train.md."""
+    """Processes that train together on this machine, each with a device and batches of its own."""
     nodes: Count = 1
     """Machines that train together; torchrun starts their processes."""
     max_steps: Count | None = None
@@ -177,8 +165,7 @@ class TrainingConfig(Settings):
     """Whether training systems are shown with random periodic images along a, b."""
     noise: Unsigned = 0.0
     """Å along each axis, standard deviation by which free atoms of training systems are moved;
-    displacements are predicted from there. Their energy before relaxation is then unknown, and
-    neighbour pairs are searched in every step."""
+    displacements are predicted from there, and their energy before relaxation is unknown."""
     interpolation: Share = 0.0
     """Probability that a training system starts at a random point between initial and relaxed
     structure; otherwise as `noise`."""
@@ -218,10 +205,8 @@ class LossConfig(Settings):
     @model_validator(mode="after")
     def _decays(self) -> Self:
         if self.displacement_final_weight and self.displacement_decay == "none":
-            raise ValueError(
-                f"loss.displacement_final_weight is {self.displacement_final_weight}, expected 0 "
-                "where loss.displacement_decay is none"
-            )
+            wanted = "0 where loss.displacement_decay is none"
+            raise _unfit("loss.displacement_final_weight", self.displacement_final_weight, wanted)
         return self
 
 
@@ -229,21 +214,18 @@ class FinetuneConfig(Settings):
     """A run that starts from the weights of another."""
 
     checkpoint: Text | None = None
-    """A file, the folder of a run or an export, or a shipped model, relative as `data.paths`; null
-    trains from the beginning. The model's settings are then the checkpoint's, unless the run's own
-    file or the command line changes some."""
+    """A file, the folder of a run or an export, or a shipped model, relative as `data.paths`, whose
+    settings are the model's defaults; null trains from the beginning."""
     freeze: list[Text] = Field(default=[])
-    """Patterns of names of parameters that stay as they are, as "embedding.*" or
-    "encoder.blocks.[01].*"; dropout acts on frozen parts as on others."""
+    """Patterns of names of parameters that stay as they are, as "encoder.blocks.[01].*"."""
     normalizer: Literal["refit", "keep"] = "refit"
-    """"refit" shifts energies by a constant, the median of what the checkpoint is off by on the
-    training systems, which other references need; "keep" does not. The scale, and what the head
-    says in it, stay."""
+    """"refit" shifts energies by the median of what the checkpoint is off by on the training
+    systems, which other references need; "keep" does not. The scale stays."""
 
     @model_validator(mode="after")
     def _has_weights_to_freeze(self) -> Self:
         if self.freeze and self.checkpoint is None:
-            raise ValueError(f"finetune.freeze is {self.freeze}, expected a finetune.checkpoint")
+            raise _unfit("finetune.freeze", self.freeze, "[] without finetune.checkpoint")
         return self
 
 
@@ -296,13 +278,6 @@ class RunConfig(Settings):
             if always and "energy_initial" in self.model.outputs:
                 wanted = "less, or no energy_initial in model.outputs, known where atoms were"
                 raise _unfit(f"training.{key}", value, wanted)
-        return self
-
-    @model_validator(mode="after")
-    def _seeds_add_up(self) -> Self:
-        if not -(2**63) <= self.model.seed + self.training.seed < 2**63:
-            wanted = "a sum with model.seed of 64 bits"
-            raise _unfit("training.seed", self.training.seed, wanted)
         return self
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,26 +14,23 @@ from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.loader import Chosen, Loader
 from flt_mol.data.recipes import recipe, skipped_message
 from flt_mol.data.schema import far_off_message
-from flt_mol.files import temporary_path
 from flt_mol.models.build import check_systems
 from flt_mol.structures import Structures
 from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
 from flt_mol.training.processes import World
 
 __all__ = [
-    "OUTPUT_TARGETS",
     "Splits",
     "data_digest",
     "load_splits",
     "open_split",
     "sids_of",
     "split_loader",
-    "warn_of_shared",
-    "write_sids",
+    "without_idle_outputs",
 ]
 
-OUTPUT_TARGETS = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
-"""Output of a model → field of `Structures` that is its target, and key of `data` that names it."""
+_TARGETS = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
+# Output of a model → field of `Structures` that is its target, and key of `data` that names it.
 _IN_MEMORY = 20_000  # systems of a split
 _PAIRS_IN_MEMORY = 1 << 30  # bytes, for each split
 _AT_ONCE = 256
@@ -53,29 +48,46 @@ def _path(data: DataConfig, split: str) -> Path:
         return Path(data.paths[split])
     if data.name is not None:
         return Path(recipe(data.name).path(split))
-    hint = f"set data.paths.{split} or data.name"
-    if split == data.validation:
-        hint += ", or data.validation_fraction=0.1 to hold out a part of the training split"
+    hint = f"set data.paths.{split}, data.name or, to hold out a part, data.validation_fraction=0.1"
     raise ValueError(f"no file for split '{split}': {hint}")
 
 
-def open_split(config: RunConfig, split: str, *, targets: bool = True) -> Any:
+def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """A fine-tuning run without the outputs that its first training record has no targets for.
+
+    Most files of one's own hold no relaxed positions; energies are the same without these outputs.
+    """
+    model = config.model
+    if config.finetune.checkpoint is None or model.feedback == "positions":
+        return config, []
+    names = [name for name in _TARGETS if name in model.outputs]
+    first = open_split(config, config.data.train, targets=False)[0] if names else None
+    idle = [name for name in names if getattr(first, _TARGETS[name]) is None]
+    settings = config.model_dump()
+    settings["model"]["outputs"] = [name for name in model.outputs if name not in idle]
+    return RunConfig.model_validate(settings), idle
+
+
+def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
     """The data set of a split's file, as training reads it.
 
-    Records that are too large for the model are invalid and, if `targets`, those without a target
-    of its outputs.
+    Records that are too large for the model and, with `targets`, those that lack one of its
+    outputs' are invalid.
     """
-    data = config.data
-    needed = _needed(config, split) if targets else {}
+    data, outputs = config.data, config.model.outputs if targets else []
+    needed = {field: out for out, field in _TARGETS.items() if out in outputs}
+    if targets and config.training.interpolation > 0 and split == data.train:
+        needed.setdefault("positions_relaxed", "training.interpolation")
 
     def check(systems: Structures) -> None:
         check_systems(config.model, systems)
         for field, user in needed.items():
             if getattr(systems, field) is None:
+                rest = ",".join(name for name in outputs if name != user)
+                without = f"{user}=0" if "." in user else f"'model.outputs=[{rest}]'"
                 raise ValueError(
                     f"sid {systems.sid[0]}: no {field}, needed for {user}: give it as "
-                    f"{getattr(data, field)}, skip such records (data.skip_bad=true), or train "
-                    f"without it ({_without(user, config)})"
+                    f"{getattr(data, field)}, set data.skip_bad=true, or train without ({without})"
                 )
 
     return open_dataset(
@@ -89,21 +101,6 @@ def open_split(config: RunConfig, split: str, *, targets: bool = True) -> Any:
     )
 
 
-def _needed(config: RunConfig, split: str) -> dict[str, str]:
-    """Fields that this run needs of a split's systems, and what for."""
-    outputs: list[str] = [*config.model.outputs]
-    needed = {field: out for out, field in OUTPUT_TARGETS.items() if out in outputs}
-    if config.training.interpolation > 0 and split == config.data.train:
-        needed.setdefault("positions_relaxed", "training.interpolation")
-    return needed
-
-
-def _without(user: str, config: RunConfig) -> str:
-    if user.startswith("training."):
-        return f"{user}=0"
-    return f"'model.outputs=[{','.join(x for x in config.model.outputs if x != user)}]'"
-
-
 def load_splits(config: RunConfig) -> Splits:
     """The training and the validation split.
 
@@ -115,12 +112,15 @@ def load_splits(config: RunConfig) -> Splits:
         ValueError: as of :func:`open_split`, or nothing left to train on.
 
     Warns:
-        UserWarning: skipped records, how many and why; energies far off all others.
+        UserWarning: skipped records, how many and why; energies far off all others; sids that both
+            splits have.
     """
     data = config.data
     whole = _load(config, data.train)
     if data.validation_fraction is None:
-        return Splits(whole, _load(config, data.validation))
+        splits = Splits(whole, _load(config, data.validation))
+        _warn_of_shared(splits)
+        return splits
     count = max(1, round(data.validation_fraction * len(whole)))
     if count >= len(whole):
         raise ValueError(
@@ -135,8 +135,7 @@ def load_splits(config: RunConfig) -> Splits:
 
 
 def _load(config: RunConfig, split: str) -> Any:
-    dataset = open_split(config, split)
-    data = config.data
+    dataset, data = open_split(config, split), config.data
     if data.name is not None and split not in data.paths:
         recipe(data.name).check_count(split, dataset, stacklevel=3)
     if dataset.skipped:
@@ -173,6 +172,7 @@ def split_loader(
         sizes = (sum(x.nbytes for x in one.pairs) for one in paired if one.pairs is not None)
         if sum(sizes) <= _PAIRS_IN_MEMORY:
             systems, cutoff = paired, None
+    on_gpu = settings.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     try:
         return make_loader(
             systems,
@@ -184,8 +184,7 @@ def split_loader(
             cutoff=cutoff,
             rank=world.rank,
             world_size=world.size,
-            pin_memory=settings.accelerator in ("auto", "gpu", "cuda")
-            and torch.cuda.is_available(),
+            pin_memory=on_gpu,
         )
     except ValueError as error:
         if atoms is None:
@@ -214,8 +213,7 @@ def sids_of(systems: Any) -> list[str] | None:
     return [str(one.sid[0]) for one in systems] if isinstance(systems, list) else None
 
 
-def warn_of_shared(splits: Splits) -> None:
-    """Warn of sids that both splits have."""
+def _warn_of_shared(splits: Splits) -> None:
     both = sorted(set.intersection(*(set(sids_of(split) or ()) for split in splits)))
     if both:
         warnings.warn(
@@ -224,10 +222,3 @@ def warn_of_shared(splits: Splits) -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-def write_sids(path: Path, sids: Sequence[str]) -> None:
-    """A CSV file with the column sid: which systems were held out."""
-    with temporary_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as f:
-        rows = csv.writer(f, lineterminator="\n")
-        rows.writerows([["sid"], *([sid] for sid in sids)])

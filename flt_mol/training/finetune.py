@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from flt_mol.data import make_loader
 from flt_mol.data.loader import TargetStatistics
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_weights
-from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.nn.radial import PairTypes
-from flt_mol.training.config import FinetuneConfig, RunConfig
-from flt_mol.training.data import OUTPUT_TARGETS, open_split
-from flt_mol.training.folder import flattened
+from flt_mol.training.config import FinetuneConfig
+from flt_mol.training.folder import differences
 
-__all__ = ["freeze", "start_from", "without_idle_outputs"]
+__all__ = ["freeze", "start_from"]
 
 _AT_ONCE = 64
 _AT_MOST = 1000  # systems by which energies are shifted
@@ -64,8 +62,8 @@ def start_from(
     symbols = ", ".join(chemical_symbols[number] for number in new)
     if new and not model.embedding.element.weight.requires_grad:
         warnings.warn(
-            f"finetune.freeze keeps embedding.element.weight, so {symbols}, never trained on, stay "
-            "at the mean of the other elements",
+            f"finetune.freeze keeps embedding.element.weight: {symbols}, never trained on, stay at "
+            "the mean of the other elements",
             stacklevel=2,
         )
     parts = [f"fine-tuning {path}"]
@@ -85,29 +83,17 @@ def _load(
     shared = {name: value for name, value in weights.items() if name in own}
     wrong = misfits({name: own[name] for name in shared}, shared)
     if wrong or not shared:
-        raise ValueError(
-            f"{path} does not fit the model of this run:\n  "
-            + "\n  ".join(wrong or ["no weight of that name"])
-            + _differing_settings(path, model.config)
-        )
+        theirs, ours = checkpoint_config(path).model_dump(), model.config.model_dump()
+        changed = differences({"model": theirs}, {"model": ours}, ignored={"model.seed"})
+        lines = [*(wrong or ["no weight of that name"]), *changed]
+        raise ValueError("\n  ".join([f"{path} does not fit the model of this run:", *lines]))
     model.load_state_dict(shared, strict=False)
     return [name for name in own if name not in shared], sorted(set(weights) - set(own))
 
 
-def _differing_settings(path: Path, ours: EnergyConfig) -> str:
-    theirs = flattened(checkpoint_config(path).model_dump(), "model.")
-    own = flattened(ours.model_dump(), "model.")
-    lines = [
-        f"\n  {key} is {own.get(key)} here and {theirs.get(key)} in the checkpoint"
-        for key in sorted(own.keys() | theirs.keys())
-        if own.get(key) != theirs.get(key) and key != "model.seed"
-    ]
-    return "".join(["\nthese settings differ:", *lines]) if lines else ""
-
-
 def _start_elements(model: EnergyModel, elements: Sequence[int]) -> list[int]:
     """The mean row for elements never trained on; their numbers."""
-    seen = model.elements_seen.clone()
+    seen = model.elements_seen
     new = torch.zeros_like(seen)
     new[list(elements)] = True
     new &= ~seen
@@ -150,8 +136,8 @@ def _shift(
             warnings.warn(
                 f"{name}: targets are {rest:.3f} eV off the checkpoint's predictions"
                 f"{f' beside a constant {middle:.3f}' if refit else ''}, and those it was trained "
-                f"on have a standard deviation of {std:.3f} eV: is it the same quantity, in eV "
-                "(not a total energy), with the same reference (finetune.normalizer=refit)?",
+                f"on have a standard deviation of {std:.3f} eV: is it the same quantity and "
+                "reference (finetune.normalizer=refit), in eV?",
                 stacklevel=5,
             )
     return shifts
@@ -185,12 +171,10 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
 
     They need no gradient, and have no optimiser state and no weight decay. Patterns are as of
     :func:`fnmatch.fnmatchcase`: ``*``, ``?`` and ``[…]``, where ``*`` crosses dots. A name of a
-    part stands for all that is in it. One that matches nothing is a ValueError.
+    part stands for all that is in it.
 
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-        >>> freeze(model, ["0"])
-        ('0.weight', '0.bias')
+    Raises:
+        ValueError: a pattern that matches nothing, or patterns that match everything.
     """
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
@@ -198,11 +182,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
         whole = f"{pattern.rstrip('.')}.*"
         found = [x for x in names if fnmatchcase(x, pattern) or fnmatchcase(x, whole)]
         if not found:
-            parts = {x.rpartition(".")[0] for x in names} | {x.split(".")[0] for x in names}
-            candidates = [*names, *sorted(parts - {""})]
-            near = difflib.get_close_matches(pattern.rstrip(".*"), candidates, n=3, cutoff=0.5)
-            hint = f"near: {', '.join(near)}" if near else f"parts: {', '.join(sorted(parts))}"
-            raise ValueError(f"finetune.freeze: '{pattern}' matches no parameter; {hint}")
+            near = difflib.get_close_matches(pattern.rstrip(".*"), names, n=3, cutoff=0.5)
+            hint = ", ".join(near or dict.fromkeys(name.split(".")[0] for name in names))
+            raise ValueError(f"finetune.freeze: '{pattern}' matches no parameter; there are {hint}")
         frozen.update(found)
     if patterns and len(frozen) == len(names):
         raise ValueError("finetune.freeze matches every parameter: nothing is left to train")
@@ -210,51 +192,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
         if name in frozen:
             parameter.requires_grad_(False)
     return tuple(name for name in names if name in frozen)
-
-
-def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """A fine-tuning run without those outputs of its checkpoint that no record has a target for.
-
-    Most files of one's own hold no relaxed positions. The heads of these outputs are not taken
-    over, and the settings of the loss for them go back to their defaults; energies are the same
-    without them. Outputs stay where energies depend on them (``model.feedback=positions``). It
-    depends on the settings and the data alone, so that a resumed run finds the same.
-
-    Returns:
-        The run, and the names of the outputs that it lost.
-    """
-    if config.finetune.checkpoint is None or config.model.feedback == "positions":
-        return config, []
-    theirs = checkpoint_config(config.finetune.checkpoint).outputs
-    idle: list[str] = [
-        name
-        for name, field in OUTPUT_TARGETS.items()
-        if name in config.model.outputs and name in theirs and not _some_have(config, field)
-    ]
-    if not idle:
-        return config, []
-    outputs = [name for name in config.model.outputs if name not in idle]
-    default = type(config.loss)()
-    changes = {
-        key: getattr(default, key)
-        for name in idle
-        for key in type(default).model_fields
-        if key.startswith(name)
-    }
-    model = config.model.model_copy(update={"outputs": outputs})
-    loss = config.loss.model_copy(update=changes)
-    return config.model_copy(update={"model": model, "loss": loss}), idle
-
-
-def _some_have(config: RunConfig, field: str) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they come when the split is opened in earnest
-        try:
-            dataset = open_split(config, config.data.train, targets=False)
-            first = range(min(len(dataset), _AT_MOST))
-            return any(getattr(dataset[i], field) is not None for i in first)
-        except (OSError, ValueError):  # likewise
-            return True
 
 
 def _some(names: Sequence[str]) -> str:

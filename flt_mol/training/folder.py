@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,8 @@ from flt_mol.training.resume import RESUME
 __all__ = [
     "RunFolder",
     "check_output",
+    "differences",
     "finished_run",
-    "flattened",
     "run_folder",
     "written_files",
 ]
@@ -66,9 +67,9 @@ def check_output(output: str | None, settings: Mapping[str, Any]) -> None:
 def run_folder(output: str | None, name: str, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
     """`output`, or one of runs/NAME, runs/NAME-2, …, with the settings written to it, locked.
 
-    Of these it is the first that holds an interrupted run of the same settings which no process is
-    resuming, or else the first free one. On any exception without weights or a point to resume from
-    all that was put there is removed; else the exception gets a note that names them.
+    Of these it is the first that is free, or holds an interrupted run of the same settings which no
+    process is resuming. On an exception without weights or a point to resume from what was put
+    there is removed; else the exception gets a note that names them.
     """
     with ExitStack() as stack:
         folder, new = _hold(output, name, settings, stack)
@@ -77,15 +78,15 @@ def run_folder(output: str | None, name: str, settings: Mapping[str, Any]) -> It
             with temporary_path(folder / _CONFIG) as temporary:
                 text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
                 temporary.write_text(text, encoding="utf-8")
-        resume = folder / RESUME
+        best, resume = folder / BEST, folder / RESUME
         try:
             yield RunFolder(folder, resume if resume.exists() else None)
         except BaseException as error:
-            if (folder / BEST).exists():
-                error.add_note(f"the best weights so far: {folder / BEST}")
+            if best.exists():
+                error.add_note(f"the best weights so far: {best}")
             if resume.exists() and isinstance(error, KeyboardInterrupt | SystemExit):
                 error.add_note(f"to resume in {folder}, give the same command again")
-            if not (folder / BEST).exists() and not resume.exists():
+            if not best.exists() and not resume.exists():
                 _remove(set(folder.iterdir()) - before)
                 if new:
                     stack.close()
@@ -111,10 +112,8 @@ def _hold(
         if (folder / LAST).exists():  # since this process looked first
             raise ValueError(f"another process has just finished the run in {folder}")
         return folder, new
-    number = 1
-    while True:
+    for number in count(1):
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
-        number += 1
         new = not folder.exists()
         if not new and not _is_interrupted(folder, settings):
             continue
@@ -124,8 +123,9 @@ def _hold(
         except ValueError:
             continue
         if new or _is_interrupted(folder, settings):
-            return folder, new
+            break
         stack.close()
+    return folder, new
 
 
 def _lock(folder: Path, stack: ExitStack, seconds: float) -> None:
@@ -137,31 +137,34 @@ def _lock(folder: Path, stack: ExitStack, seconds: float) -> None:
 
 
 def _is_interrupted(folder: Path, settings: Mapping[str, Any]) -> bool:
-    if not (folder / _CONFIG).is_file() or (folder / LAST).exists():
-        return False
-    return not _changes(folder, settings)
+    return not (folder / LAST).exists() and not _changes(folder, settings)
 
 
 def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
-    """What is different in a folder's run, as KEY=THERE, here HERE."""
     try:
         content = yaml.safe_load((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         return [f"its {_CONFIG} cannot be read ({type(error).__name__})"]
-    there, here = flattened(content if isinstance(content, dict) else {}), flattened(settings)
+    return differences(content if isinstance(content, dict) else {}, settings, _FREE)
+
+
+def differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()
+) -> list[str]:
+    """What two trees of settings differ in."""
+    old, new = _flattened(there), _flattened(here)
     return [
-        f"{key}={there.get(key, 'not given')}, here {here.get(key, 'not given')}"
-        for key in sorted((there.keys() | here.keys()) - _FREE)
-        if key not in there or key not in here or there[key] != here[key]
+        f"{key}={old.get(key, 'not given')}, here {new.get(key, 'not given')}"
+        for key in sorted((old.keys() | new.keys()) - set(ignored))
+        if key not in old or key not in new or old[key] != new[key]
     ]
 
 
-def flattened(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a.b": 1} of {"a": {"b": 1}}."""
+def _flattened(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in node.items():
         nested = isinstance(value, Mapping) and value
-        out |= flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+        out |= _flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import warnings
 from collections.abc import Iterator
@@ -59,18 +60,16 @@ def fit(
     steps = each * settings.epochs
     steps = min(steps, settings.max_steps or steps)
     digest, done = data_digest(splits, world.size), None
-    say(console, _announced(model, config, splits, each, steps))
+    say(
+        console,
+        f"{len(splits.training):,} systems to train on, {len(splits.validation):,} to validate, "
+        f"{sum(p.numel() for p in model.parameters()):,} parameters, {steps:,} steps",
+    )
     if folder.resume is not None:
         done = resume_step(folder.resume, digest)
-        say(console, f"resuming the run in {folder.path}, {_place(done, each, steps)}")
+        say(console, f"resuming the run in {folder.path} after step {done:,} of {steps:,}")
     elif each == 1 and len(splits.training) > 2:
-        key = "batch_size" if settings.batch_atoms is None else "batch_atoms"
-        key = key if settings.accumulate == 1 else "accumulate"
-        say(
-            console,
-            f"{len(splits.training):,} systems in one step an epoch, {_counted(steps, 'step')} in "
-            f"all: few steps learn little; reduce training.{key}, {getattr(settings, key)}",
-        )
+        say(console, "one step an epoch learns little: reduce training.batch_size or accumulate")
     point = ResumePoint(folder.path / RESUME, settings.save_minutes, digest)
     task = EnergyTask(
         model, settings, steps, config.loss, (config.data.train, config.data.validation)
@@ -92,14 +91,11 @@ def _trainer(
     world: World,
 ) -> Trainer:
     settings, bar = config.training, history.console.is_terminal and world.is_first
-    callbacks: list[Any] = [history, *([RichProgressBar()] if bar else [])]
-    if history.average is not None:
-        callbacks.insert(0, history.average)
-    if settings.early_stop is not None:
-        patience = settings.early_stop
-        callbacks.append(
-            EarlyStopping("val/mae", patience=patience, check_on_train_epoch_end=False)
-        )
+    callbacks: list[Any] = [] if history.average is None else [history.average]
+    callbacks += [history, *([RichProgressBar()] if bar else [])]
+    if (patience := settings.early_stop) is not None:
+        stop = EarlyStopping("val/mae", patience=patience, check_on_train_epoch_end=False)
+        callbacks.append(stop)
     try:
         return Trainer(
             max_epochs=math.ceil(steps / each),
@@ -121,10 +117,8 @@ def _trainer(
             callbacks=[*callbacks, point],
         )
     except MisconfigurationException as error:
-        raise ValueError(
-            f"training.accelerator={settings.accelerator} with "
-            f"training.precision={settings.precision} does not work here: {error}"
-        ) from error
+        chosen = f"training.accelerator={settings.accelerator}, precision={settings.precision}"
+        raise ValueError(f"{chosen} do not work here: {error}") from error
 
 
 @contextmanager
@@ -150,8 +144,8 @@ def _own_exits(world: World) -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
-        if world.is_watched:  # with another status the first process would be killed
-            raise SystemExit(0) from None
+        if not world.is_first and "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise SystemExit(0) from None  # else the first process, which started it, is killed
         if stop.number == signal.SIGINT:
             raise KeyboardInterrupt from None
         raise
@@ -161,33 +155,3 @@ def _own_exits(world: World) -> Iterator[None]:
         if isinstance(stop, SIGTERMException):
             raise SystemExit(128 + signal.SIGTERM) from None
         raise
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _announced(model: EnergyModel, config: RunConfig, splits: Splits, each: int, steps: int) -> str:
-    """What a run is about to do, `each` steps an epoch and `steps` in all."""
-    ends, epochs = "", config.training.epochs
-    if steps < each * epochs:
-        last = math.ceil(steps / each)
-        ends = f" (training.max_steps ends it in epoch {last} of {epochs})"
-    return (
-        f"{_counted(len(splits.training), 'system')} to train on, {len(splits.validation):,} to "
-        f"validate, {sum(p.numel() for p in model.parameters()):,} parameters, "
-        f"{_counted(steps, 'step')}{ends}"
-    )
-
-
-def _place(done: int, each: int, steps: int) -> str:
-    """Where a run is resumed that has made `done` of `steps` steps, `each` of them an epoch.
-
-    Example:
-        >>> _place(151, 67, 804), _place(804, 67, 804)
-        ('in epoch 3 of 12, after step 151 of 804', 'after the last of 804 steps')
-    """
-    if done >= steps:
-        return f"after the last of {_counted(steps, 'step')}"
-    epoch, epochs = done // each + 1, math.ceil(steps / each)
-    return f"in epoch {epoch:,} of {epochs:,}, after step {done:,} of {steps:,}"

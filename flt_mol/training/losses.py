@@ -33,11 +33,7 @@ class Loss(NamedTuple):
     errors: dict[str, tuple[Tensor, float]]
 
 
-class _Term(NamedTuple):
-    name: str
-    weight: Tensor | float
-    errors: Tensor  # (K, n)
-    valid: Tensor  # (n,) bool
+_Term = tuple[str, Tensor | float, Tensor, Tensor]  # name, weight, errors (K, n), valid (n,)
 
 
 def training_loss(
@@ -49,10 +45,7 @@ def training_loss(
     moved: Tensor | None = None,
     share: Callable[[int], float] = lambda count: 1.0,
 ) -> Loss:
-    """The loss on one batch.
-
-    Σ_k ω_k [ |E_k − y| / s + w_init |E⁰_k − y⁰| / s₀ + w_disp(p) ‖d_k − d‖₂ ] / Σ_k ω_k, averaged
-    over systems, and for displacements over free atoms; see :class:`LossConfig`.
+    """The loss on one batch, by the formula of :class:`LossConfig`.
 
     Args:
         outputs: of the model: "energy" (B,) eV, and as far as it has them "energy_initial" (B,) eV
@@ -64,30 +57,24 @@ def training_loss(
         normalizers: "energy" and, for that output, "energy_initial"; their std is s and s₀.
         moved: (B,) bool, systems whose `energy_initial` is not that of the positions shown; they
             do not count for it.
-        share: of several processes: number of systems or atoms of this one → factor of its mean,
-            see :func:`flt_mol.training.processes.share`.
+        share: of several processes: number of systems or atoms of this one → factor of its mean.
 
     Raises:
         ValueError: a missing target, naming the sids; an output of another shape than its target.
-
-    Example:
-        >>> one = Structures.single([1], [[0, 0, 0]], energy=1.0)
-        >>> outputs = {"energy": torch.tensor([1.5])}
-        >>> training_loss(outputs, one, 0.0, LossConfig(), {"energy": Normalizer()}).total
-        tensor(0.5000)
     """
     total, systems = torch.zeros(()), float(len(structures))
     errors: dict[str, tuple[Tensor, float]] = {}
-    for term in _terms(outputs, structures, progress, config, normalizers, moved):
-        count = int(term.valid.sum())
-        inside = torch.where(term.valid, term.errors, torch.zeros_like(term.errors))
-        means = inside.sum(-1) / max(count, 1)
+    for name, weight, every, valid in _terms(
+        outputs, structures, progress, config, normalizers, moved
+    ):
+        count = int(valid.sum())
         factor = share(count)
+        means = torch.where(valid, every, torch.zeros_like(every)).sum(-1) / max(count, 1)
         weights = means.new_tensor(recycle_weights(len(means), config))
-        loss = term.weight * factor * (means * weights).sum() / weights.sum()
+        loss = weight * factor * (means * weights).sum() / weights.sum()
         total = total.to(loss) + loss
-        errors[term.name] = means[-1].detach(), float(count)
-        if term.name == "mae":
+        errors[name] = means[-1].detach(), float(count)
+        if name == "mae":
             systems = count / factor
     return Loss(total, {**errors, "loss": (total.detach(), systems)})
 
@@ -101,19 +88,17 @@ def _terms(
     moved: Tensor | None,
 ) -> Iterator[_Term]:
     every = torch.ones(len(structures), dtype=torch.bool, device=structures.positions.device)
-    yield _Term(
-        "mae", 1 / normalizers["energy"].std, _energy_errors(outputs, structures, "energy"), every
-    )
+    errors = _energy_errors(outputs, structures, "energy")
+    yield "mae", 1 / normalizers["energy"].std, errors, every
     weight = config.energy_initial_weight
     if "energy_initial" in outputs and weight != 0:
         scale = (1.0 if weight is None else weight) / normalizers["energy_initial"].std
         errors = _energy_errors(outputs, structures, "energy_initial")
-        yield _Term("energy_initial_mae", scale, errors, every if moved is None else ~moved)
+        yield "energy_initial_mae", scale, errors, every if moved is None else ~moved
     decays = config.displacement_decay != "none"
     if "displacement" in outputs and (config.displacement_weight != 0 or decays):
-        now = displacement_weight(progress, config)
         errors, _ = _displacement_errors(outputs, structures)
-        yield _Term("displacement", now, errors, ~structures.fixed)
+        yield "displacement", displacement_weight(progress, config), errors, ~structures.fixed
 
 
 def displacement_weight(progress: float, config: LossConfig) -> float:
@@ -122,11 +107,6 @@ def displacement_weight(progress: float, config: LossConfig) -> float:
     Args:
         progress: p, 0 to 1.
         config: w₀ its `displacement_weight` (None is 1), w₁ its `displacement_final_weight`.
-
-    Example:
-        >>> config = LossConfig(displacement_weight=3.0, displacement_decay="linear")
-        >>> displacement_weight(0.5, config)
-        1.5
     """
     first = 1.0 if config.displacement_weight is None else config.displacement_weight
     last = config.displacement_final_weight
@@ -138,12 +118,7 @@ def displacement_weight(progress: float, config: LossConfig) -> float:
 
 
 def recycle_weights(count: int, config: LossConfig) -> list[float]:
-    """The weights ω_k of `count` recycles.
-
-    Example:
-        >>> recycle_weights(3, LossConfig())
-        [0.5, 0.5, 1.0]
-    """
+    """The weights ω_k of `count` recycles."""
     if config.recycle_weights is None:
         return [_EARLIER_RECYCLE] * (count - 1) + [1.0]
     return config.recycle_weights
@@ -160,11 +135,6 @@ def error_sums(
 
     Raises:
         ValueError: a missing target, naming the sids.
-
-    Example:
-        >>> one = Structures.single([1], [[0, 0, 0]], energy=1.0)
-        >>> error_sums({"energy": torch.tensor([1.5])}, one)["mae"]
-        (tensor(0.5000), 1)
     """
     errors = {"mae": _energy_errors(outputs, structures, "energy")}
     if "energy_initial" in outputs:

@@ -35,11 +35,6 @@ class World(NamedTuple):
         """Whether this is the process that writes."""
         return self.rank == 0
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether the first process started this one, and is killed if this one fails."""
-        return not self.is_first and _TORCHRUN not in os.environ
-
     def seed(self, seed: int) -> int:
         """Of what a process draws for its own systems: `seed` itself on the first one."""
         if self.is_first:
@@ -58,25 +53,19 @@ def world_of(devices: int, nodes: int) -> World:
                 raise ValueError(f"training.{name} is {asked}, and torchrun started {there}")
         return World(on_this, machines, int(os.environ["RANK"]))
     if nodes > 1:
-        raise ValueError(
-            f"training.nodes is {nodes}: start the run with torchrun on each machine, see "
-            "docs/train.md"
-        )
+        raise ValueError(f"training.nodes is {nodes}: start the run with torchrun (docs/train.md)")
     # Lightning starts the same command for every further device, with this variable.
     return World(devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if devices > 1 else 0)
 
 
 @contextmanager
-def shown_folder(folder: Path, world: World) -> Iterator[None]:
+def shown_folder(folder: Path) -> Iterator[None]:
     """Processes that Lightning starts meanwhile find the folder of the run in their environment."""
-    if world.size == 1:
-        yield
-        return
-    before = dict(os.environ)  # Lightning adds variables of its own
+    before = dict(os.environ)
     os.environ[_FOLDER] = str(folder.absolute())
     try:
         yield
-    finally:
+    finally:  # of what Lightning added, too
         os.environ.clear()
         os.environ.update(before)
 

@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from flt_mol.files import VERSION, temporary_path
+from flt_mol.files import temporary_path
 from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered
 
@@ -36,11 +35,7 @@ class Stopped(SystemExit):
 
 
 def resume_step(path: Path, data: int) -> int:
-    """Optimiser steps before the point in a file.
-
-    Args:
-        path: of the file.
-        data: digest of the data that there are now.
+    """Optimiser steps before the point in a file; `data` is the digest of the data now.
 
     Raises:
         ValueError: the file is damaged, or of other data.
@@ -53,31 +48,19 @@ def resume_step(path: Path, data: int) -> int:
     except Exception as error:  # whatever unpickling foreign bytes comes to
         raise ValueError(f"{path} is damaged or of another version: {hint}") from error
     if saved != data:
-        raise ValueError(
-            f"{path}: the data, or the number of processes, have changed: restore them, or {hint}"
-        )
+        raise ValueError(f"{path}: the data or the number of processes have changed: {hint}")
     return step
 
 
 class ResumePoint(Callback):
     """Writes the state from which `Trainer.fit` resumes, bit for bit, and stops on signals.
 
-    Beside what Lightning saves (weights, optimiser, schedule, callbacks, place in the epoch and in
-    the loader) that is the random states of torch, numpy and Python on every rank. It is written
-    after an optimiser step once `minutes` have passed, at ends of epochs with all that came of
-    their validation, and before a stop. Ctrl-C and SIGTERM stop at the end of the batch: amid a
-    logger's queue they could lock up the program. Of several processes all stop after the same
-    step. A second signal does not wait.
+    Beside what Lightning saves that is the random states of torch, numpy and Python on every rank.
+    It is written after an optimiser step once `minutes` have passed, at ends of epochs, and before
+    a stop. Ctrl-C and SIGTERM stop all processes at the end of the batch (amid a logger's queue
+    they could lock up the program) by :class:`Stopped`; a second signal does not wait.
 
     It comes after the callbacks whose state belongs to the point.
-
-    Args:
-        path: of the file.
-        minutes: between two points within an epoch.
-        data: digest of the data, saved with the point.
-
-    Raises:
-        Stopped: in all processes, once one of them got a signal.
     """
 
     def __init__(self, path: Path, minutes: float, data: int = 0) -> None:
@@ -141,7 +124,6 @@ class ResumePoint(Callback):
             "random_states": gathered(_random_states()),
             "stopped": trainer.should_stop,
             "data": self.data,
-            "versions": _versions(),
         }
 
     def on_load_checkpoint(
@@ -151,13 +133,6 @@ class ResumePoint(Callback):
         saved = checkpoint[_KEY]
         self._random = saved["random_states"][trainer.global_rank]
         trainer.should_stop = saved["stopped"]
-        if saved["versions"] != _versions():
-            warnings.warn(
-                f"{self.path} was written with {saved['versions']}, and this is {_versions()}: the "
-                "weights may come out slightly different",
-                UserWarning,
-                stacklevel=2,
-            )
 
     def _save_or_stop(self, trainer: Trainer, due: bool) -> None:
         wanted = torch.tensor([int(due), self._signal], device=trainer.strategy.root_device)
@@ -177,25 +152,20 @@ def _end(number: int, frame: Any) -> None:
     raise SystemExit(128 + number)
 
 
-def _versions() -> dict[str, str]:
-    return {"flt_mol": VERSION, "torch": str(torch.__version__)}
-
-
 def _random_states() -> dict[str, Any]:
     """Those of Python, numpy and torch, as tensors and plain data."""
-    legacy: Any = np.random.get_state()  # noqa: NPY002
-    name, key, *rest = legacy
-    numpy = (name, key.tolist(), *rest)
-    states: dict[str, Any] = {"python": random.getstate(), "numpy": numpy}
-    states["torch"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
+    name, key, *rest = np.random.get_state()  # type: ignore[misc]  # noqa: NPY002
+    return {
+        "python": random.getstate(),
+        "numpy": (name, key.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
 
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])  # noqa: NPY002
     torch.set_rng_state(states["torch"])
-    if "cuda" in states and len(states["cuda"]) == torch.cuda.device_count():
+    if len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])

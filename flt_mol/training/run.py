@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
 from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage
 from flt_mol.training.config import RunConfig
-from flt_mol.training.data import Splits, load_splits, sids_of, warn_of_shared, write_sids
-from flt_mol.training.finetune import start_from, without_idle_outputs
+from flt_mol.training.data import Splits, load_splits, sids_of, without_idle_outputs
+from flt_mol.training.finetune import start_from
 from flt_mol.training.folder import (
     RunFolder,
     check_output,
@@ -81,46 +82,47 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     console = console or Console() if world.is_first else Console(quiet=True)
     config, idle = without_idle_outputs(_absolute(config))
     settings = config.model_dump(mode="json", exclude={"output"})
-    if (finished := finished_run(config.output, settings)) is not None:
-        return _left_as_it_is(finished, config, console)
+    if (folder := finished_run(config.output, settings)) is not None:
+        say(console, f"the run in {folder} is finished: to train longer give another output")
+        best = read_checkpoint(folder / BEST)["metrics"]
+        for line in closing_lines(config, best):
+            say(console, line)
+        return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
     if world.is_first:
         check_output(config.output, settings)
     splits = load_splits(config)
-    warn_of_shared(splits)
     if idle:
-        say(console, f"no training record has the targets: trained without {', '.join(idle)}")
+        say(console, f"trained without {', '.join(idle)}: the first record has no targets for it")
     with isolate_rng():
         torch.manual_seed(config.training.seed)
         model = build_model(config, splits.training, console)
         torch.manual_seed(world.seed(config.training.seed))  # the same weights, other dropout
-        with _folder(config, name, settings, world) as folder:
-            history = _history(folder, config, {"name": name, **settings}, splits, console)
-            if folder.resume is None and world.is_first:
+        with _folder(config, name, settings, world) as held:
+            history = _history(held, config, {"name": name, **settings}, splits, console)
+            if held.resume is None and world.is_first:
                 _note_start(history, config, model, splits)
-            fit(model, config, splits, history, folder, world)
+            fit(model, config, splits, history, held, world)
             assert history.best is not None
             if world.is_first:
                 _finish(history, config, model, splits)
-            files = written_files(folder.path) if world.is_first else ()
-            return TrainingResult(folder.path, folder.path / BEST, history.best, files)
+            files = written_files(held.path) if world.is_first else ()
+            return TrainingResult(held.path, held.path / BEST, history.best, files)
 
 
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
-    """The best epoch; of a fine-tuning that gained nothing, that it did not, and what to try.
+    """The best epoch; of a fine-tuning that gained nothing, that it did not.
 
     Example:
         >>> closing_lines(RunConfig(), {"epoch": 11.0, "val/mae": 0.08141, "val/ewt": 0.2555})
         ['best epoch 11: val_id MAE 0.0814 eV, EwT 25.55 %']
     """
-    lines = [
-        f"best epoch {int(best['epoch'])}: {config.data.validation} MAE {best['val/mae']:.4f} eV, "
-        f"EwT {100 * best['val/ewt']:.2f} %"
-    ]
+    found = f"{config.data.validation} MAE {best['val/mae']:.4f} eV"
+    ewt = f"EwT {100 * best['val/ewt']:.2f} %"
+    lines = [f"best epoch {int(best['epoch'])}: {found}, {ewt}"]
     if best["epoch"] == 0:
         lines.append(
-            f"training gained nothing over what it started from, {config.finetune.checkpoint}: "
-            "try a lower rate (training.learning_rate), fewer weights (finetune.freeze=[encoder]), "
-            "more structures; or last.ckpt, where few structures were there to choose by"
+            f"training gained nothing over {config.finetune.checkpoint}: try a lower "
+            "training.learning_rate, finetune.freeze=[encoder], or more structures"
         )
     return lines
 
@@ -161,26 +163,13 @@ def _absolute(config: RunConfig) -> RunConfig:
     return config
 
 
-def _left_as_it_is(folder: Path, config: RunConfig, console: Console) -> TrainingResult:
-    """A chain of jobs may give the command of a finished run once more."""
-    best = read_checkpoint(folder / BEST)["metrics"]
-    for line in (
-        f"the run in {folder} is finished, and is left as it is",
-        *closing_lines(config, best),
-        f"to train longer, or on changed data, give another output (--finetune {folder} starts "
-        "from its weights), or remove this one",
-    ):
-        say(console, line)
-    return TrainingResult(folder, folder / BEST, best, written_files(folder), was_finished=True)
-
-
 @contextmanager
 def _folder(
     config: RunConfig, name: str, settings: Mapping[str, Any], world: World
 ) -> Iterator[RunFolder]:
     """Of the process that writes, or for those that follow it."""
     if world.is_first:
-        with run_folder(config.output, name, settings) as folder, shown_folder(folder.path, world):
+        with run_folder(config.output, name, settings) as folder, shown_folder(folder.path):
             yield folder
         return
     path = followed_folder(config.output)
@@ -219,7 +208,9 @@ def _history(
 def _note_start(history: History, config: RunConfig, model: EnergyModel, splits: Splits) -> None:
     """What is held out; what a fine-tuning starts from, a candidate for the best weights."""
     if "held_out" in history.systems:
-        write_sids(history.folder / "held_out.csv", history.systems["held_out"])
+        with (history.folder / "held_out.csv").open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerows([["sid"], *([sid] for sid in history.systems["held_out"])])
     if config.finetune.checkpoint is not None:
         metrics = evaluate_splits(model, {"start": splits.validation})["start"].metrics
         history.best = {"epoch": 0.0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]}
@@ -231,8 +222,7 @@ def _note_start(history: History, config: RunConfig, model: EnergyModel, splits:
 def _finish(history: History, config: RunConfig, model: EnergyModel, splits: Splits) -> None:
     """Plots, and ``last.ckpt``: the sign that the run is finished."""
     folder = history.folder
-    best = load_model(folder / BEST)
-    result = evaluate_splits(best, {config.data.validation: splits.validation})
+    result = evaluate_splits(load_model(folder / BEST), {config.data.validation: splits.validation})
     learning_curve(history.epochs, folder / "learning_curve.png")
     parity(result, folder / "parity.png")
     history.save(LAST, model, history.epochs[-1])

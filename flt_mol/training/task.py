@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,7 +60,10 @@ class EnergyTask(LightningModule):
         self._sids = list(batch.sid)
         progress = min(1.0, self.global_step / max(1, self.total_steps))
         with _naming(self.splits[0]):
-            batch, moved = self._augmented(batch)
+            config = self.training_config
+            batch, moved = move_atoms(batch, config.noise, config.interpolation)
+            batch = shift_images(batch) if config.shift_images else batch
+            batch = rotate(batch, config.rotation)
             loss = training_loss(
                 self.model(batch),
                 batch,
@@ -71,20 +74,10 @@ class EnergyTask(LightningModule):
                 self._share,
             )
             if not bool(loss.total.isfinite()):
-                raise ValueError(
-                    f"the loss is {loss.total.item()} on the batch of sids {self._sids}"
-                    f"{self._hint()}"
-                )
+                raise ValueError(f"the loss is {loss.total.item()}{self._where(batch)}")
         for name, (mean, count) in loss.errors.items():
             self._add(f"train/{name}", mean * count, count)
         return loss.total
-
-    def _augmented(self, batch: Structures) -> tuple[Structures, Tensor]:
-        config = self.training_config
-        batch, moved = move_atoms(batch, config.noise, config.interpolation)
-        if config.shift_images:
-            batch = shift_images(batch)
-        return rotate(batch, config.rotation), moved
 
     def _share(self, count: int) -> float:
         """Of W processes W n_r / Σ n, the weight of a mean over n_r of what all have together.
@@ -108,10 +101,7 @@ class EnergyTask(LightningModule):
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
         scaled = self.trainer.precision == "16-mixed"  # which tries scales that are too large
         if not scaled and not bool(norm.isfinite()):
-            raise ValueError(
-                f"split '{self.splits[0]}': the gradient is not finite after the batch of sids "
-                f"{self._sids}{self._hint()}"
-            )
+            raise ValueError(f"split '{self.splits[0]}': the gradient is not finite{self._where()}")
         self._add("train/gradient_norm", norm.detach(), 1)
 
     def validation_step(self, batch: Structures, batch_idx: int) -> None:
@@ -119,18 +109,17 @@ class EnergyTask(LightningModule):
         with _naming(self.splits[1]):
             outputs = self.model(batch)
             if not all(bool(found.isfinite().all()) for found in outputs.values()):
-                raise ValueError(
-                    f"the model's outputs are not finite on the batch of sids {list(batch.sid)}"
-                    f"{self._hint()}"
-                )
+                raise ValueError(f"the model's outputs are not finite{self._where(batch)}")
             for name, (total, count) in error_sums(outputs, batch).items():
                 self._add(f"val/{name}", total, count)
 
     def on_validation_epoch_end(self) -> None:
         """Log the errors of the epoch, training and validation, over all processes."""
-        for name, (total, count) in _added(gathered(self._plain_sums())).items():
-            if count:
-                self.log(name, total / count)
+        every = gathered(self._plain_sums())
+        for name in dict.fromkeys(name for sums in every for name in sums):
+            found = [sums[name] for sums in every if name in sums]
+            if count := sum(over for _, over in found):
+                self.log(name, sum(total for total, _ in found) / count)
         self._sums = {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -156,10 +145,10 @@ class EnergyTask(LightningModule):
         factor = learning_rate_factor(
             self.total_steps, config.warmup_fraction, config.decay, config.warmup_steps
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
 
     def transfer_batch_to_device(
@@ -177,18 +166,12 @@ class EnergyTask(LightningModule):
     def _plain_sums(self) -> dict[str, tuple[float, float]]:
         return {name: (float(total), count) for name, (total, count) in self._sums.items()}
 
-    def _hint(self) -> str:
-        """What may be wrong other than the systems, once weights have been changed."""
-        if self.global_step == 0:
-            return ""
-        finite = all(bool(p.isfinite().all()) for p in self.model.parameters())
-        what = "have grown too large" if finite else "are no longer finite"
-        rate = self.training_config.learning_rate
-        return (
-            f", after {self.global_step:,} steps without trouble: if these systems are sound, the "
-            f"weights {what}: reduce training.learning_rate, {rate:g}, or warm up for longer "
-            "(training.warmup_fraction)"
-        )
+    def _where(self, batch: Structures | None = None) -> str:
+        """The systems of a batch; once weights were changed, that these may be wrong instead."""
+        sids = self._sids if batch is None else list(batch.sid)
+        rate = f"training.learning_rate, {self.training_config.learning_rate:g}"
+        late = f", after {self.global_step:,} steps; if these are sound, reduce {rate}"
+        return f" on the batch of sids {sids}{late if self.global_step else ''}"
 
 
 def learning_rate_factor(
@@ -197,11 +180,6 @@ def learning_rate_factor(
     """Factor of the peak rate at a step: linear warm-up over w steps, then decay.
 
     "linear" and "cosine" lead to 0 at the last step, "inverse-sqrt" is √(w / (step + 1)).
-
-    Example:
-        >>> factor = learning_rate_factor(100, 0.1, "linear")
-        >>> [round(factor(step), 2) for step in (0, 9, 55, 100)]
-        [0.1, 1.0, 0.5, 0.0]
     """
     warmup = round(total_steps * warmup_fraction) if warmup_steps is None else warmup_steps
     warmup = max(1, warmup)
@@ -215,16 +193,6 @@ def learning_rate_factor(
         return 1.0 - done if decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
     return factor
-
-
-def _added(every: list[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
-    """The sums of several processes together."""
-    out: dict[str, tuple[float, float]] = {}
-    for sums in every:
-        for name, (total, count) in sums.items():
-            before, over = out.get(name, (0.0, 0.0))
-            out[name] = before + total, over + count
-    return out
 
 
 def _exact(device: torch.device) -> torch.dtype:

@@ -37,7 +37,7 @@ def agree(shown, printed):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{x}.md" for x in ("evaluate", "submit", "predict"))]
+    "page", ["README.md", *(f"docs/{x.stem}.md" for x in sorted((ROOT / "docs").glob("*.md")))]
 )
 @pytest.mark.filterwarnings("default")
 def test_blocks_run_and_print_what_the_page_shows(page, tmp_path, monkeypatch, capsys):
@@ -49,7 +49,7 @@ def test_blocks_run_and_print_what_the_page_shows(page, tmp_path, monkeypatch, c
             exec(compile(text, page, "exec"), names)
             lines = capsys.readouterr().out.splitlines()
             shown = re.findall(r"^print\(.*\)  # (.*)$", text, flags=re.MULTILINE)
-            for wanted, line in zip(shown, lines, strict=True):
+            for wanted, line in zip(shown, lines if shown else [], strict=True):
                 agree(wanted, line)
             continue
         for line in text.splitlines():

@@ -54,7 +54,7 @@ def test_a_calculators_energy_only_by_its_own_name(name, tmp_path):
     assert open_dataset(path, energy="calculator")[0].energy.tolist() == [-7.5]
     with pytest.raises(ValueError, match='no targets.*energy="calculator"'):
         open_dataset(path, require_energy=True)
-    with pytest.raises(ValueError, match="energy was asked for.*calculator"):
+    with pytest.raises(ValueError, match="energy is missing.*calculator"):
         open_dataset(path, energy="energy")
 
 

@@ -221,7 +221,6 @@ def test_reading_through_finds_the_first_invalid_record(numbered, write_lmdb, ma
 def test_genuine_records(oc20_data):
     dataset = open_dataset(oc20_data / "is2re_val_20" / "data.lmdb")
     assert len(dataset) == 20
-    assert dataset.kind == "LMDB of PyG 1.x pickles"
     batch = dataset.batch(range(20))
     assert batch.natoms.tolist() == dataset.natoms().tolist()
     assert batch.energy.abs().max() < 10

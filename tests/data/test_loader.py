@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.systems import make_record, make_system, make_systems, same, write_records
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from flt_mol.data import BatchSampler, collate, make_loader, open_dataset, target_statistics
 from flt_mol.data.loader import Chosen, Moments, trained_on
@@ -75,14 +75,12 @@ def test_without_shuffling_the_order_is_theirs():
     assert list(sampler) == list(sampler) == [[0, 1], [2, 3], [4]]
 
 
-def test_orders_by_count_are_those_of_torch(systems):
-    generator = torch.Generator().manual_seed(5)
-    plain = DataLoader(range(30), 4, sampler=RandomSampler(range(30), generator=generator),
-                       generator=generator)  # fmt: skip
-    loader = make_loader(systems, 4, shuffle=True, seed=5)
-    for _ in range(3):
-        expected = [100 + i for batch in plain for i in batch.tolist()]
-        assert sids(loader) == expected
+def test_every_epoch_and_seed_has_its_own_order(systems):
+    epochs = [sids(make_loader(systems, 4, shuffle=True, seed=s)) for s in (1, 1, 2, -1)]
+    loader = make_loader(systems, 4, shuffle=True, seed=1)
+    epochs += [sids(loader) for _ in range(3)]
+    assert epochs[0] == epochs[1] == epochs[4]
+    assert len({tuple(epoch) for epoch in epochs}) == 5
 
 
 def test_the_global_random_state_is_left_alone(systems):
@@ -195,7 +193,6 @@ def test_an_error_in_a_worker_arrives_as_it_was_raised(tmp_path):
     with pytest.raises(ValueError, match="sid 4") as caught:
         list(make_loader(dataset, 2, num_workers=1))
     assert str(caught.value) == str(alone.value)
-    assert "in a worker" in str(caught.value.__cause__)
 
 
 def test_what_workers_read_ahead_does_not_count(dataset):
@@ -242,11 +239,10 @@ def test_a_system_beyond_the_budget_is_named(dataset):
 
 
 def test_chosen_systems(dataset):
-    chosen = Chosen(dataset, [5, 2], ["key 3: lacks"])
+    chosen = Chosen(dataset, [5, 2])
     assert sids(chosen[i] for i in range(2)) == [5, 2]
     assert chosen.natoms().tolist() == [9, 6]
     assert "key 2" in chosen.where(1)
-    assert chosen.skipped == ["key 3: lacks"]
     assert sids(make_loader(chosen, max_atoms=9)) == [5, 2]
 
 
@@ -254,7 +250,7 @@ def test_statistics():
     energies = [-1.0, 4.0, 0.5, 2.5]
     systems = [make_system(i, 3 + i, energy=e) for i, e in enumerate(energies)]
     found = target_statistics(systems, initial=True)
-    assert (found.lowest, found.highest, found.median) == (-1.0, 4.0, 1.5)
+    assert found.median == 1.5
     assert found.energies.count == 4
     assert found.energies.mean == pytest.approx(1.5)
     assert found.energies.std == pytest.approx(np.std(energies))

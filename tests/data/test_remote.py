@@ -61,12 +61,13 @@ def test_everything(published, tmp_path):
     assert result.folder == tmp_path / "data" / "set"
     assert result.received == len(published[1])
     assert result.unpacked == SPLITS
-    assert result.archive == result.folder / "set.tar.gz"
+    assert (result.folder / "set.tar.gz").is_file()
     assert all(row.ok for row in verify(published[0]))
     assert {label.split()[0] for label in labels} >= {"fetch", "check", "unpack"}
     again, requests = fetch(published)
     assert not requests
-    assert again.present == SPLITS
+    assert not again.unpacked
+    assert tuple(again.files) == SPLITS
     found = [p.name for p in result.folder.rglob("*") if p.is_file()]
     assert sorted(found) == ["data.lmdb"] * 3 + ["set.tar.gz"]
 
@@ -76,12 +77,12 @@ def test_one_split_then_the_rest(published):
     assert list(first.files) == ["val_id"]
     second, requests = fetch(published)
     assert not requests
-    assert (second.present, second.unpacked) == (("val_id",), ("train", "test_id"))
+    assert second.unpacked == ("train", "test_id")
 
 
 def test_elsewhere_without_the_archive(published, tmp_path, monkeypatch):
     result, _ = fetch(published, to=tmp_path / "there", keep_archive=False)
-    assert result.archive is None
+    assert not (result.folder / "set.tar.gz").exists()
     assert not (tmp_path / "data").exists()
     monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path / "there"))
     assert len(recipe(published[0]).open("val_id")) == 4
@@ -92,7 +93,7 @@ def test_nothing_is_written_where_all_is_there(published, tmp_path, monkeypatch)
     monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path / "there"))
     result, requests = fetch(published)
     assert not requests
-    assert result.present == SPLITS
+    assert not result.unpacked
     assert not (tmp_path / "there" / "set.tar.gz").exists()
 
 
@@ -118,7 +119,7 @@ def test_lost_connections_are_resumed(length, published):
 
 def test_a_later_run_resumes(published):
     size = len(published[1])
-    with pytest.raises(ValueError, match=r"set\.tar\.gz.*By hand"):
+    with pytest.raises(ValueError, match=r"set\.tar\.gz.* bytes"):
         fetch(published, Reply(drop_after=size // 2), *[Reply(status=503)] * 3, attempts=2)
     result, requests = fetch(published)
     assert requests[0][1]["Range"] == f"bytes={size // 2}-"

@@ -1,7 +1,5 @@
 """Relaxations as IS2RE records: which frame gives what, references, folders, what is refused."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -47,18 +45,12 @@ def test_the_first_frame_is_the_input_and_the_last_gives_the_target(tmp_path):
     assert system.info["reference_energy"] == (-9.5,)
 
 
-@pytest.mark.parametrize(
-    "kind", ["sid", "stem", "name", "csv", "tsv", "json", "list", "info", "none"]
-)
+@pytest.mark.parametrize("kind", ["sid", "stem", "name", "csv", "info", "none"])
 def test_references_of_every_form(kind, tmp_path):
     path = relaxation(tmp_path / "a.traj", sid="x")
-    table = tmp_path / f"t.{'json' if kind == 'list' else kind}"
+    table = tmp_path / "t.csv"
+    table.write_text("sid,energy\nx,-9.0\n")
     given = {"sid": {"x": -9.0}, "stem": {"a": -9.0}, "name": {"a.traj": -9.0}, "info": "reference"}
-    if kind in ("csv", "tsv"):
-        table.write_text("sid,energy\nx,-9.0\n".replace(",", "\t" if kind == "tsv" else ","))
-    elif kind in ("json", "list"):
-        rows = [{"sid": "x", "energy": -9.0}] if kind == "list" else {"x": -9.0}
-        table.write_text(json.dumps(rows))
     references = given.get(kind, "none" if kind == "none" else table)
     energy = from_trajectories([path], references=references)[0].energy.item()
     assert energy == (-12.5 if kind == "none" else -3.5)
@@ -80,10 +72,10 @@ def test_references_that_are_refused(references, reason, tmp_path):
         from_trajectories(path, references=references)
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "sid,energy\nx,1\nx,2\n", "[1, 2]", "{"])
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "sid,energy\nx,1\nx,2\n", "sid;energy\nx;1\n"])
 def test_tables_that_cannot_be_read(text, tmp_path):
     path = relaxation(tmp_path / "a.traj", sid="x")
-    table = tmp_path / ("t.json" if text[:1] in "[{" and text else "t.csv")
+    table = tmp_path / "t.csv"
     table.write_text(text)
     with pytest.raises(ValueError, match=table.name):
         from_trajectories(path, references=table)
@@ -121,7 +113,6 @@ def test_folders_and_subfolders(tmp_path):
     for name in ("a10", "a2"):
         relaxation(tmp_path / "flat" / f"{name}.traj")
         relaxation(tmp_path / name / "relax.traj")
-        write(tmp_path / name / "init.xyz", frame(1))
     flat = from_trajectories(tmp_path / "flat", references="none")
     assert [s.sid for s in flat] == [("a2",), ("a10",)]
     (tmp_path / "flat").rename(tmp_path / "a2" / "inside")
@@ -130,7 +121,7 @@ def test_folders_and_subfolders(tmp_path):
     assert batch.sid == ("a2", "a10")
     assert torch.equal(batch.energy, torch.tensor([-13.5, -14.5], dtype=torch.float64))
     relaxation(tmp_path / "a10" / "again.traj")
-    with pytest.raises(ValueError, match="a10 holds 2 trajectories"):
+    with pytest.raises(ValueError, match="a10 holds several trajectories"):
         from_trajectories(tmp_path, references="none")
     (tmp_path / "void").mkdir()
     with pytest.raises(ValueError, match="no trajectories in .*void"):

@@ -137,3 +137,9 @@ def test_pairs_turn_linear_attention_into_attention_with_a_mask():
     torch.testing.assert_close(normalised(sums), expected)
     plain = linear_sums(q, k, v, ptr) + pair_sums(q, k, v, 0 * f, i, j)
     torch.testing.assert_close(normalised(plain), linear_attention(q, k, v, ptr))
+
+
+def test_forward_mode_raises_instead_of_giving_zero():
+    index, x = torch.tensor([0, 1]), torch.ones(2, 2)
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda x: pair_filter(x, x, x, index, index, 2), (x,), (x,))

@@ -255,9 +255,15 @@ def test_exports_that_are_refused(model, tmp_path):
         export_model(model, tmp_path / "other")
 
 
+@pytest.mark.parametrize("name", ["spectral", "pairs", "centred images"])
+def test_programs_are_of_models_that_look_at_no_cells(name):
+    with pytest.raises(ValueError, match="spectral filters"):
+        export_program(small_model(**KINDS[name]))
+
+
 @pytest.mark.slow
 def test_a_program_is_for_any_number_of_atoms_and_systems(structures):
-    model = EnergyModel(EnergyConfig(embed_dim=16, num_layers=1)).eval()
+    model = EnergyModel(EnergyConfig(embed_dim=16, num_layers=1, recycles=2)).eval()
     program = export_program(model).module()
     for one in (structures, structures[0]):
         given = one.atomic_numbers, one.positions, one.tags, one.ptr

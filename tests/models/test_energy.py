@@ -362,18 +362,6 @@ def test_torchs_global_generator(changes, structures):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("name", ["spectral", "pairs", "centred images"])
-def test_tensors_alone_are_not_enough_for_what_looks_at_cells(name, structures):
-    tensors = structures.atomic_numbers, structures.positions, structures.tags, structures.ptr
-    with pytest.raises(ValueError, match=r"call model\(structures\)"):
-        build(**KINDS[name]).energies(*tensors)
-    with pytest.raises(ValueError, match="more outputs than the energy"):
-        build(outputs=["energy", "energy_initial"]).energies(*tensors)
-    for changes in (KINDS["rpe"], KINDS["performer"], {"recycles": 3}):
-        model = build(**changes)
-        torch.testing.assert_close(model.energies(*tensors), model(structures)["energy"])
-
-
 def test_dropout_is_for_training(structures):
     model = build(**KINDS["both filters"], dropout=0.5)
     with torch.random.fork_rng(devices=[]):

@@ -13,7 +13,6 @@ from flt_mol.nn.frequencies import (
     QuadratureFrequencies,
     normal_vectors,
 )
-from flt_mol.nn.rpe import rotation_error
 
 H, T = 2, 3
 SETS = {
@@ -152,6 +151,14 @@ def test_vectors_are_standard_normal(sampling):
     if sampling == "orthogonal":
         gram = normal_vectors(3, 3, sampling, seeded()) @ normal_vectors(3, 3, sampling, seeded()).T
         assert float(gram.fill_diagonal_(0).abs().max()) < 1e-5
+
+
+def rotation_error(rpe, radius):
+    """The widest range of the sampled mask over directions, at any distance up to the radius."""
+    directions = torch.nn.functional.normalize(torch.randn(256, 3, generator=seeded()), dim=1)
+    with torch.no_grad():
+        masks = [rpe.sampled_mask(r * directions) for r in torch.linspace(0.4, radius, 48)]
+    return max(float((mask.amax(0) - mask.amin(0)).max()) for mask in masks)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ KINDS = {
     "vectors, types": {"vectors": D, "pair_types": True},
     "pair filter": None,
     "pair filter, types": {"pair_types": True},
-    "pair filter, hidden": {"hidden_dim": 5},
 }
 EACH = pytest.mark.parametrize("kind", KINDS)
 
@@ -75,8 +74,6 @@ def explicit(module, x, z, positions, cell, pbc, ptr):
         u = (r / CUTOFF).clamp(max=1)
         window = ((1 - 10 * u**3 + 15 * u**4 - 6 * u**5) * other)[..., None]
         basis, index = gaussians(radial, r, z[rows]), torch.arange(rows.start, rows.stop)
-        if local is None and module.hidden is not None:
-            basis = torch.nn.functional.silu(module.hidden(basis))
         weight = module.weight if local is None else 5.0 * local.weight
         filters = (basis @ weight) * window
         summed = summed.index_add(0, index, torch.einsum("ijc,jc->ic", filters, value[rows]))

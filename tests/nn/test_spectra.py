@@ -55,7 +55,7 @@ def test_f_is_the_fourier_transform_of_g(name):
 
 
 @pytest.mark.parametrize("name", ROUND)
-@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("dim", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_dimensions_follow_from_one(name, dim):
     """g on an axis is the transform along it of f summed over the other axes (projection slice)."""
     spectrum = build(name, dim=dim).double()

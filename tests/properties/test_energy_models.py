@@ -18,14 +18,13 @@ CHECKS = {
     "permutation": testing.check_permutation,
     "translation": testing.check_translation,
     "alone": testing.check_batch_equals_alone,
-    "deterministic": testing.check_deterministic,
     "small": testing.check_empty_and_single_atom,
     "gradients": testing.check_gradients,
     "rotation": testing.check_rotation,
     "images": testing.check_periodic_images,
     "supercell": testing.check_supercell,
 }
-ALWAYS = ("permutation", "translation", "alone", "deterministic", "small")
+ALWAYS = ("permutation", "translation", "alone", "small")
 SETTINGS: dict[str, dict[str, Any]] = {
     "alone": {"larger": 5},
     "rotation": {"tolerance": 1e-5},
@@ -73,12 +72,17 @@ def run(name, model, structures):
     CHECKS[name](model, structures, **arguments)
 
 
-@pytest.mark.parametrize("name", ALWAYS)
+def marked(name):
+    return [] if name in ("permutation", "translation", "alone") else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marked(name)) for name in ALWAYS])
 @every_case
 def test_what_every_model_claims(case, name):
     run(name, case.build(), case.structures())
 
 
+@pytest.mark.slow
 @every_case
 def test_what_some_models_claim(case):
     """Those that do not claim it fail: no claim is left out for caution."""
@@ -99,6 +103,7 @@ def test_what_some_models_claim(case):
                 run(name, model, structures)
 
 
+@pytest.mark.slow
 def test_there_are_models_that_see_images_and_others():
     flags = [
         (model.rotation_invariant, model.sees_images, model.supercell_consistent)

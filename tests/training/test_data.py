@@ -13,7 +13,6 @@ from flt_mol.training.data import (
     load_splits,
     open_split,
     split_loader,
-    warn_of_shared,
 )
 from flt_mol.training.processes import World
 
@@ -102,13 +101,12 @@ def test_an_energy_far_off_all_others_is_warned_of(tmp_path):
 
 def test_shared_sids_are_warned_of(tmp_path):
     run = tiny_run(tmp_path)
-    splits = load_splits(run)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_shared(splits)
+        load_splits(run)
     relaxations(tmp_path / "val.extxyz", 4, first=3)
     with pytest.warns(UserWarning, match=r"2 of 4 .*slab-3, slab-4"):
-        warn_of_shared(load_splits(run))
+        load_splits(run)
 
 
 def test_the_digest_changes_with_the_data(tmp_path):

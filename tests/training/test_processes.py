@@ -34,7 +34,7 @@ def test_alone(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="output=FOLDER"):
         followed_folder(None)
     before = dict(os.environ)
-    with shown_folder(tmp_path, World(2, 1, 0)):
+    with shown_folder(tmp_path):
         os.environ["MASTER_PORT"] = "1"
         assert followed_folder(None) == tmp_path
     assert dict(os.environ) == before
@@ -46,7 +46,6 @@ def test_under_torchrun(monkeypatch):
     for name, value in (("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "6"), ("RANK", "5")):
         monkeypatch.setenv(name, value)
     assert world_of(1, 1) == world_of(2, 3) == World(2, 3, 5)
-    assert not world_of(1, 1).is_watched
     with pytest.raises(ValueError, match=r"training\.devices is 4"):
         world_of(4, 1)
 

@@ -65,7 +65,7 @@ def interrupted(config, folder, monkeypatch, owner, name, when):
         (EnergyTask, "training_step", 9, 0.0, 5),
         (EnergyTask, "training_step", 9, 1e6, 4),
         pytest.param(EnergyTask, "validation_step", 1, 0.0, 3, marks=pytest.mark.slow),
-        (EnergyTask, "validation_step", 3, 1e6, 4),
+        pytest.param(EnergyTask, "validation_step", 3, 1e6, 4, marks=pytest.mark.slow),
         pytest.param(History, "on_train_epoch_end", 1, 0.0, 7, marks=pytest.mark.slow),
         pytest.param(ResumePoint, "on_train_epoch_end", 2, 1e6, 8, marks=pytest.mark.slow),
         ("flt_mol.training.run", "parity", 0, 1e6, 12),
@@ -87,6 +87,7 @@ def test_to_the_same_weights(
     assert result.best == undisturbed.best
 
 
+@pytest.mark.slow
 def test_interrupted_again_and_again(base, undisturbed, tmp_path, monkeypatch):
     for _ in range(3):
         interrupted(base, tmp_path, monkeypatch, EnergyTask, "training_step", 5)
@@ -130,7 +131,9 @@ def test_early_stop(base, tmp_path, monkeypatch):
     assert differing(whole.folder, result.folder) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_signal_stops_at_the_end_of_the_batch(base, undisturbed, tmp_path, monkeypatch, number):
     original, steps = EnergyTask.training_step, []
 

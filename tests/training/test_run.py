@@ -111,7 +111,7 @@ def test_the_training_seed_draws_all_initial_weights(tmp_path):
             assert not torch.equal(value, other.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("energies", [[1.5], [1.5, 1.5, 1.5]])
+@pytest.mark.parametrize("energies", [[1.5], pytest.param([1.5] * 3, marks=pytest.mark.slow)])
 def test_targets_without_standard_deviation(tmp_path, energies):
     config = with_energies(tiny_run(tmp_path, len(energies), batch_size=32), energies)
     with pytest.warns(UserWarning, match="std is set to 1"):
@@ -126,13 +126,14 @@ def test_a_split_without_targets_is_refused_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("max_steps", "epochs"), [(2, 1), (4, 2), (6, 2)])
+@pytest.mark.parametrize(
+    ("max_steps", "epochs"), [(4, 2), pytest.param(6, 2, marks=pytest.mark.slow)]
+)
 def test_a_stop_within_an_epoch_is_validated(tmp_path, max_steps, epochs):
-    result, text = told(tiny_run(tmp_path, epochs=5, max_steps=max_steps))
+    result = go(tiny_run(tmp_path, epochs=5, max_steps=max_steps))
     history = rows(result.folder)
     assert len(history) == epochs
     assert int(history[-1]["step"]) == max_steps - 1
-    assert f"ends it in epoch {epochs} of 5" in text
 
 
 def test_learning_rates_of_a_run(tmp_path, monkeypatch):
@@ -165,7 +166,9 @@ def test_accumulated_batches_make_the_step_of_one(tmp_path):
         torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("clip", "moved"), [(None, True), (1e-12, False)])
+@pytest.mark.parametrize(
+    ("clip", "moved"), [pytest.param(None, True, marks=pytest.mark.slow), (1e-12, False)]
+)
 def test_gradient_clipping(tmp_path, clip, moved):
     config = tiny_run(tmp_path, epochs=1, gradient_clip=clip, weight_decay=0.0, eps=1.0)
     torch.manual_seed(0)
@@ -192,10 +195,11 @@ def test_a_gradient_that_is_not_finite_stops_with_the_sids(tmp_path, monkeypatch
 
 def test_a_rate_that_is_too_high_is_blamed_and_not_the_systems(tmp_path):
     config = tiny_run(tmp_path, epochs=40, learning_rate=1e25, warmup_steps=0, gradient_clip=None)
-    with pytest.raises(ValueError, match=r"steps without trouble.*learning_rate, 1e\+25"):
+    with pytest.raises(ValueError, match=r"steps; .*learning_rate, 1e\+25"):
         go(config)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_error(tmp_path):
     model = {**ALL_OUTPUTS, "recycles": 1, "feedback": "features"}
     config = tiny_run(tmp_path, 4, model=model, epochs=30, batch_size=4, learning_rate=3e-2)
@@ -203,6 +207,7 @@ def test_training_lowers_the_error(tmp_path):
     assert float(history[-1]["train/loss"]) < 0.8 * float(history[0]["train/loss"])
 
 
+@pytest.mark.slow
 def test_bfloat16_and_no_loggers(tmp_path):
     result = go(tiny_run(tmp_path, epochs=1, precision="bf16-mixed", loggers=[]))
     assert 0 <= result.best["val/mae"] < 100
@@ -228,22 +233,6 @@ def test_the_loss_is_told_how_far_training_is(tmp_path, monkeypatch):
     assert seen == [0.0, 0.0, 0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("settings", "hint"),
-    [
-        ({"batch_size": 32}, "training.batch_size, 32"),
-        ({"batch_size": 5, "accumulate": 4}, "training.accumulate, 4"),
-        ({"batch_atoms": 1000}, "training.batch_atoms, 1000"),
-        ({"batch_size": 5}, None),
-    ],
-)
-def test_one_step_an_epoch_is_advised_against(tmp_path, settings, hint):
-    config = tiny_run(tmp_path, 20, epochs=1, **settings)
-    _, text = told(config)
-    assert ("in one step an epoch" in text) == (hint is not None)
-    assert hint is None or hint in text
-
-
 def test_a_share_is_held_out_and_recorded(tmp_path):
     config = tiny_run(tmp_path, 8, data={"validation_fraction": 0.25})
     result = go(config)
@@ -255,6 +244,7 @@ def test_a_share_is_held_out_and_recorded(tmp_path):
     assert sorted(systems["trained"] + held) == sorted(f"slab-{i}" for i in range(8))
 
 
+@pytest.mark.slow
 def test_sids_are_left_out_of_checkpoints_of_large_sets(tmp_path, monkeypatch):
     monkeypatch.setattr("flt_mol.training.data._IN_MEMORY", 1)
     result = go(tiny_run(tmp_path, model=ALL_OUTPUTS))

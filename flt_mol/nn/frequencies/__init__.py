@@ -3,10 +3,17 @@
 `FREQUENCIES` has the families by name; they take plain data.
 """
 
-from flt_mol.nn.frequencies.base import Frequencies, QuadratureFrequencies
-from flt_mol.nn.frequencies.component import ComponentFrequencies
-from flt_mol.nn.frequencies.deterministic import LatticeFrequencies, LebedevFrequencies
-from flt_mol.nn.frequencies.gaussian import GaussianFrequencies, normal_vectors
+from flt_mol.nn.frequencies.base import Frequencies
+from flt_mol.nn.frequencies.deterministic import (
+    LatticeFrequencies,
+    LebedevFrequencies,
+    QuadratureFrequencies,
+)
+from flt_mol.nn.frequencies.gaussian import (
+    ComponentFrequencies,
+    GaussianFrequencies,
+    normal_vectors,
+)
 
 FREQUENCIES: dict[str, type[Frequencies]] = {
     "gaussian": GaussianFrequencies,
@@ -14,7 +21,6 @@ FREQUENCIES: dict[str, type[Frequencies]] = {
     "lattice": LatticeFrequencies,
     "lebedev": LebedevFrequencies,
 }
-
 
 __all__ = [
     "FREQUENCIES",

@@ -9,12 +9,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flt_mol.nn.frequencies.base import QuadratureFrequencies
+from flt_mol.functional.groups import at_least_float32
+from flt_mol.nn.frequencies.base import Frequencies
+from flt_mol.nn.layers import placed
+from flt_mol.nn.spectrum import Spectrum
 
 _MAX_CANDIDATES = 20_000_000
 
 # Of the rules in SciPy, those with positive weights. Each is exact up to its degree.
 _DEGREES: tuple[int, ...] = (3, 5, 7, 9, 11, 15, 17, 19, 21, 23, 29, 31, *range(35, 132, 6))
+
+
+class QuadratureFrequencies(Frequencies):
+    """Fixed frequencies with quadrature weights: ∫ h(ξ) dξ ≈ Σ_t ω_t h(ξ_t) for even h.
+
+    The mask is then Σ_t ω_t g(ξ_t) cos 2πξ_t·x: no noise, but an error that depends on g and x.
+
+    Args:
+        points: ξ (R, ℓ), cycles/Å; of ξ and −ξ, which have the same wave, one is enough.
+        weights: ω (R,) > 0, Å^{-ℓ}.
+
+    Raises:
+        ValueError: shapes that do not belong together, or weights that are not positive.
+    """
+
+    points: Tensor
+    log_weight: Tensor
+
+    def __init__(self, points: Tensor, weights: Tensor) -> None:
+        if points.dim() != 2 or weights.shape != points.shape[:1] or not bool((weights > 0).all()):
+            shapes = f"{tuple(points.shape)} and {tuple(weights.shape)}"
+            raise ValueError(f"expected points (R, ℓ) and weights (R,) > 0, got {shapes}")
+        super().__init__(*points.shape)
+        self.register_buffer("points", placed(points))
+        self.register_buffer("log_weight", placed(weights.log()))
+
+    def forward(self, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
+        """ξ (R, ℓ), cycles/Å, and ρ = R ω g(ξ) (H, R)."""
+        points = at_least_float32(self.points)
+        weights = at_least_float32(self.log_weight).exp()
+        return points, spectrum(points) * (self.num_frequencies * weights)
 
 
 class LatticeFrequencies(QuadratureFrequencies):
@@ -26,13 +60,9 @@ class LatticeFrequencies(QuadratureFrequencies):
     is, for *any* smooth g. Of all lattices with shortest dual vector L the body-centred cubic one
     needs the fewest frequencies (the hexagonal one for ℓ = 2; A*_ℓ for any ℓ) [1].
 
-    ξ_max = cutoff/(2πσ_min) leaves out e^{−cutoff²/2} of the narrowest Gaussian's spectrum, and
-    L = radius + margin·σ_max brings the nearest repetition of the widest one to `margin` standard
-    deviations. For ℓ = 3, the defaults, radius 18 Å and one Gaussian of σ = 1 / 2 / 4 Å with
-    f(0) = 1: R = 4705 / 959 / 269, and rotation moves the mask by 3 to 4e-4. R grows as
-    (radius/σ)³: no set resolves bond lengths over a slab cheaply.
-
-    Goes with every spectrum whose masks are no narrower than σ_min and no wider than σ_max.
+    ξ_max = cutoff/(2πσ_min), L = radius + margin·σ_max, for masks no narrower than σ_min and no
+    wider than σ_max. For ℓ = 3, the defaults, radius 18 Å and one Gaussian of σ = 1 / 2 / 4 Å:
+    R = 4705 / 959 / 269, and rotation moves the mask by 3 to 4e-4 f(0). R grows as (radius/σ)³.
 
     Args:
         radius: of the displacements for which the mask is to be right, Å.
@@ -47,10 +77,6 @@ class LatticeFrequencies(QuadratureFrequencies):
     References:
         [1] Petersen & Middleton, "Sampling and reconstruction of wave-number-limited functions in
         N-dimensional Euclidean spaces", 1962.
-
-    Example:
-        >>> LatticeFrequencies(radius=18.0, sigma=4.0).num_frequencies
-        269
     """
 
     def __init__(
@@ -64,7 +90,7 @@ class LatticeFrequencies(QuadratureFrequencies):
     ) -> None:
         narrowest, widest = _widths(radius, sigma, cutoff, margin)
         period, largest = radius + margin * widest, cutoff / (2 * math.pi * narrowest)
-        points, volume = half_lattice(period, largest, dim)
+        points, volume = _half_lattice(period, largest, dim)
         weights = torch.full(points.shape[:1], 2 * volume, dtype=torch.float64, device="cpu")
         weights[0] = volume
         super().__init__(points, weights)
@@ -84,8 +110,6 @@ class LebedevFrequencies(QuadratureFrequencies):
     Where f itself may be rough, a few shells still do not depend on orientation: for σ = 4 Å,
     ``cutoff=2.5, margin=0.5`` has R = 43, and rotation moves the mask by 6.5e-7 f(0).
 
-    Goes with every spectrum in three dimensions, as `LatticeFrequencies` does.
-
     Args:
         radius: of the displacements for which the mask is to be right, Å.
         sigma: width of the Gaussians in real space, Å; one, or (narrowest, widest).
@@ -99,10 +123,6 @@ class LebedevFrequencies(QuadratureFrequencies):
     References:
         [1] Lebedev & Laikov, "A quadrature formula for the sphere of the 131st algebraic order of
         accuracy", 1999.
-
-    Example:
-        >>> LebedevFrequencies(radius=18.0, sigma=4.0).num_frequencies
-        275
     """
 
     def __init__(
@@ -123,14 +143,11 @@ class LebedevFrequencies(QuadratureFrequencies):
             # The largest spectrum here of Gaussians with f(0) = 1 has one maximum in σ.
             best = min(max(math.sqrt(3) / (2 * math.pi * q), narrowest), widest)
             g = (math.sqrt(2 * math.pi) * best) ** 3 * math.exp(-2 * (math.pi * best * q) ** 2)
-            directions, shares = half_rule(_degree(q * radius, tolerance / (volume * g)))
+            directions, shares = _half_rule(_degree(q * radius, tolerance / (volume * g)))
             points.append(q * directions)
             weights.append(volume * shares)
         if not points:
-            raise ValueError(
-                f"no shell fits below cutoff/(2πσ) for cutoff={cutoff}, sigma={sigma}, radius="
-                f"{radius}: raise cutoff or margin"
-            )
+            raise ValueError(f"no shell fits below cutoff/(2πσ) for {cutoff=}, {sigma=}, {radius=}")
         super().__init__(torch.cat(points), torch.cat(weights))
 
 
@@ -145,24 +162,11 @@ def _widths(radius: float, sigma: float | Sequence[float], *others: float) -> tu
     return low, high
 
 
-def half_lattice(period: float, largest: float, dim: int) -> tuple[Tensor, float]:
-    """ξ (R, ℓ) of the lattice A*_ℓ up to |ξ| = `largest`, the origin first, without any −ξ.
+def _half_lattice(period: float, largest: float, dim: int) -> tuple[Tensor, float]:
+    """ξ (R, ℓ) of A*_ℓ up to |ξ| = `largest`, the origin first, without any −ξ; cell's volume.
 
-    Args:
-        period: L, length of the shortest vectors of the dual lattice A_ℓ, Å.
-        largest: cycles/Å.
-        dim: ℓ.
-
-    Returns:
-        ξ, float64 on CPU, and the volume of the lattice's cell, Å^{-ℓ}.
-
-    Example:
-        >>> points, volume = half_lattice(period=2.0, largest=1.0, dim=1)
-        >>> points.flatten().tolist(), volume
-        ([0.0, 0.5, 1.0], 0.5)
+    `period` is the length of the shortest vectors of the dual lattice A_ℓ, Å. float64 on CPU.
     """
-    if dim < 1:
-        raise ValueError(f"dim must be ≥ 1, got {dim}")
     with torch.device("cpu"):
         # Vectors of A_ℓ of length L; neighbours in the chain meet at 120°.
         gram = torch.eye(dim, dtype=torch.float64)
@@ -184,20 +188,8 @@ def half_lattice(period: float, largest: float, dim: int) -> tuple[Tensor, float
     return points[inside], float(basis.det().abs())
 
 
-def half_rule(degree: int) -> tuple[Tensor, Tensor]:
-    """Directions u (K, 3) of a Lebedev rule, one of u and −u, and weights (K,) that sum to 1.
-
-    Args:
-        degree: up to which polynomials are integrated exactly; one that exists.
-
-    Returns:
-        float64 on CPU.
-
-    Example:
-        >>> directions, weights = half_rule(3)
-        >>> directions.shape, weights.sum().item()
-        (torch.Size([3, 3]), 1.0)
-    """
+def _half_rule(degree: int) -> tuple[Tensor, Tensor]:
+    """Directions u (K, 3) of a Lebedev rule, one of u and −u, and weights (K,) that sum to 1."""
     from scipy.integrate import lebedev_rule  # SciPy takes a while to import
 
     points, weights = lebedev_rule(degree)

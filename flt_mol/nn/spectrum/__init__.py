@@ -7,6 +7,7 @@ that are plain data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,14 @@ import torch
 from flt_mol.nn.layers import seeded_generator
 from flt_mol.nn.spectrum.base import ProductSpectrum, Spectrum, SumSpectrum
 from flt_mol.nn.spectrum.kernels import (
+    BoxSpectrum,
+    BSplineSpectrum,
     CauchySpectrum,
     LaplaceSpectrum,
     MaternSpectrum,
     ShellSpectrum,
+    TentSpectrum,
 )
-from flt_mol.nn.spectrum.local import BoxSpectrum, BSplineSpectrum, TentSpectrum
 from flt_mol.nn.spectrum.terms import (
     DirectionalSpectrum,
     GaussianMixtureSpectrum,
@@ -27,34 +30,21 @@ from flt_mol.nn.spectrum.terms import (
 )
 
 
-def sum_of(
+def combined(
+    combination: Callable[..., Spectrum],
+    /,
     num_heads: int,
     spectra: Sequence[Mapping[str, Any]],
     generator: torch.Generator | None = None,
-) -> SumSpectrum:
-    """A `SumSpectrum` of ``{"name": …, **arguments}`` with names of `SPECTRA`."""
-    return SumSpectrum(*_parts(num_heads, spectra, generator))
-
-
-def product_of(
-    num_heads: int,
-    spectra: Sequence[Mapping[str, Any]],
-    generator: torch.Generator | None = None,
-) -> ProductSpectrum:
-    """A `ProductSpectrum` of ``{"name": …, "dim": …, **arguments}`` with names of `SPECTRA`."""
-    return ProductSpectrum(*_parts(num_heads, spectra, generator))
-
-
-def _parts(
-    num_heads: int, spectra: Sequence[Mapping[str, Any]], generator: torch.Generator | None
-) -> list[Spectrum]:
+) -> Spectrum:
+    """A sum or product of ``{"name": …, **arguments}`` with names of `SPECTRA`."""
     parts, generator = [], seeded_generator(generator)
     for spec in spectra:
         arguments = dict(spec)
         if (name := arguments.pop("name", None)) not in SPECTRA:
             raise ValueError(f"spectrum {name!r} is unknown, expected one of {', '.join(SPECTRA)}")
         parts.append(SPECTRA[name](num_heads=num_heads, generator=generator, **arguments))
-    return parts
+    return combination(*parts)
 
 
 SPECTRA: dict[str, Callable[..., Spectrum]] = {
@@ -68,8 +58,8 @@ SPECTRA: dict[str, Callable[..., Spectrum]] = {
     "tent": TentSpectrum,
     "bspline": BSplineSpectrum,
     "shells": ShellSpectrum,
-    "sum": sum_of,
-    "product": product_of,
+    "sum": partial(combined, SumSpectrum),
+    "product": partial(combined, ProductSpectrum),
 }
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""What a spectrum is, and how spectra are put together."""
+"""What a spectrum is, and sums and products of spectra."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ class Spectrum(nn.Module):
     f(−x) = f(x); masks that know a direction (before from after) have a complex g. A family of your
     own defines `forward`, and `mask` where f is known in closed form.
 
-    Attributes:
+    Args:
         num_heads: H.
         dim: ℓ, the dimension of positions.
 
@@ -44,11 +44,35 @@ class Spectrum(nn.Module):
         return SumSpectrum(self, other) if isinstance(other, Spectrum) else NotImplemented
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"num_heads={self.num_heads}, dim={self.dim}"
+        """What `repr` shows: all plain settings."""
+        given = ((k, v) for k, v in vars(self).items() if k[0] != "_" and k != "training")
+        return ", ".join(f"{name}={value!r}" for name, value in given)
 
 
-class SumSpectrum(Spectrum):
+class _Combined(Spectrum):
+    _operation: Callable[[Tensor, Tensor], Tensor]
+
+    def __init__(self, dim: int, spectra: tuple[Spectrum, ...]) -> None:
+        if len(heads := {spectrum.num_heads for spectrum in spectra}) != 1:
+            raise ValueError(f"expected spectra of the same heads, got {sorted(heads)}")
+        super().__init__(heads.pop(), dim)
+        self.spectra = nn.ModuleList(spectra)
+
+    def _columns(self, coordinates: Tensor) -> list[Tensor]:
+        return [coordinates] * len(self.spectra)
+
+    def forward(self, frequencies: Tensor) -> Tensor:
+        """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
+        parts = zip(self.spectra, self._columns(frequencies), strict=True)
+        return reduce(type(self)._operation, [spectrum(xi) for spectrum, xi in parts])
+
+    def mask(self, displacements: Tensor) -> Tensor:
+        """f(x): displacements (…, ℓ), Å → (…, H)."""
+        parts = zip(self.spectra, self._columns(displacements), strict=True)
+        return reduce(type(self)._operation, [spectrum.mask(x) for spectrum, x in parts])
+
+
+class SumSpectrum(_Combined):
     """The sum of spectra over the same positions: g = Σ_i g_i, f = Σ_i f_i.
 
     Args:
@@ -58,24 +82,15 @@ class SumSpectrum(Spectrum):
         ValueError: none at all, or spectra of different H or ℓ.
     """
 
+    _operation = torch.add
+
     def __init__(self, *spectra: Spectrum) -> None:
-        if len(sizes := {(spectrum.num_heads, spectrum.dim) for spectrum in spectra}) != 1:
-            raise ValueError(f"expected spectra of the same (heads, dim), got {sorted(sizes)}")
-        super().__init__(*sizes.pop())
-        self.spectra = nn.ModuleList(spectra)
-
-    def forward(self, frequencies: Tensor) -> Tensor:
-        """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
-        terms: list[Tensor] = [spectrum(frequencies) for spectrum in self.spectra]
-        return reduce(torch.add, terms)
-
-    def mask(self, displacements: Tensor) -> Tensor:
-        """f(x): displacements (…, ℓ), Å → (…, H)."""
-        spectra = cast(list[Spectrum], list(self.spectra))
-        return reduce(torch.add, [spectrum.mask(displacements) for spectrum in spectra])
+        if len(dims := {spectrum.dim for spectrum in spectra}) != 1:
+            raise ValueError(f"expected spectra of the same dim, got {sorted(dims)}")
+        super().__init__(dims.pop(), spectra)
 
 
-class ProductSpectrum(Spectrum):
+class ProductSpectrum(_Combined):
     r"""The product of spectra over disjoint groups of coordinates, x = (x₁, x₂, …).
 
     f(x) = Π_i f_i(x_i) and g(ξ) = Π_i g_i(ξ_i), in ℓ = Σ_i ℓ_i dimensions: so a mask may depend on
@@ -89,23 +104,11 @@ class ProductSpectrum(Spectrum):
         ValueError: none at all, or spectra of different H.
     """
 
+    _operation = torch.mul
+
     def __init__(self, *spectra: Spectrum) -> None:
-        if len(heads := {spectrum.num_heads for spectrum in spectra}) != 1:
-            raise ValueError(f"expected spectra of the same heads, got {sorted(heads)}")
-        super().__init__(heads.pop(), sum(spectrum.dim for spectrum in spectra))
-        self.spectra = nn.ModuleList(spectra)
+        super().__init__(sum(spectrum.dim for spectrum in spectra), spectra)
+        self._dims = [spectrum.dim for spectrum in spectra]
 
-    def forward(self, frequencies: Tensor) -> Tensor:
-        """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
-        factors: list[Tensor] = [spectrum(xi) for spectrum, xi in self._groups(frequencies)]
-        return reduce(torch.mul, factors)
-
-    def mask(self, displacements: Tensor) -> Tensor:
-        """f(x): displacements (…, ℓ), Å → (…, H)."""
-        return reduce(torch.mul, [spectrum.mask(x) for spectrum, x in self._groups(displacements)])
-
-    def _groups(self, coordinates: Tensor) -> list[tuple[Spectrum, Tensor]]:
-        """Each spectrum with its columns of (…, ℓ)."""
-        spectra = cast(list[Spectrum], list(self.spectra))
-        columns = coordinates.split([spectrum.dim for spectrum in spectra], dim=-1)
-        return list(zip(spectra, columns, strict=True))
+    def _columns(self, coordinates: Tensor) -> list[Tensor]:
+        return list(coordinates.split(self._dims, dim=-1))

@@ -1,9 +1,9 @@
-r"""Functions of the distance: Matérn, Laplace and Cauchy kernels; Gaussian shells.
+r"""Matérn, Laplace and Cauchy kernels; Gaussian shells; local masks.
 
 A kernel of peak 1 is the mean of a wave over a density, K(x) = E[cos 2πξ·x] for ξ ~ p_K [1];
-textbooks take angular frequencies 2πξ. Their spectra have long tails: with Gaussian frequencies the
-variance of a sampled kernel is infinite. Kernels of single coordinates, such as
-Π_j exp(−\|x_j\|/s), are a `ProductSpectrum` of those with ``dim=1``.
+textbooks take angular frequencies 2πξ. The spectra of all but shells have long tails: with Gaussian
+frequencies the variance of a sampled Matérn or Cauchy kernel, or of a box, is infinite. Kernels of
+single coordinates, such as Π_j exp(−\|x_j\|/s), are a `ProductSpectrum` of those with ``dim=1``.
 
 References:
     [1] Rahimi & Recht, "Random features for large-scale kernel machines", NeurIPS 2007.
@@ -13,16 +13,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from flt_mol.nn.spectrum.terms import TermSpectrum
 
-SMOOTHNESS = (0.5, 1.5, 2.5)
+
+class LaplaceSpectrum(TermSpectrum):
+    r"""Laplace kernels, the Matérn kernels of ν = 1/2: f(x) = Σ_t a_t exp(−‖x‖/s_t) per head.
+
+    In any ℓ, g(ξ) = Σ_t a_t 2^ℓ π^{(ℓ−1)/2} Γ((ℓ+1)/2) s_t^ℓ (1 + 4π²s_t²‖ξ‖²)^{−(ℓ+1)/2}.
+    Arguments are those of `TermSpectrum`.
+    """
+
+    nu = 0.5
+
+    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
+        power = self.nu + self.dim / 2
+        constant = math.pow(4 * math.pi, self.dim / 2) * math.gamma(power) / math.gamma(self.nu)
+        inverse = length / math.sqrt(2 * self.nu)
+        stretched = 4 * math.pi**2 * xi.square().sum(-1) * inverse.square()
+        return constant * inverse**self.dim * (1 + stretched).pow(-power)
+
+    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
+        u = math.sqrt(2 * self.nu) * _norm(x) / length
+        decay = (-u).exp()
+        if self.nu == 0.5:
+            return decay
+        return (1 + u) * decay if self.nu == 1.5 else (1 + u + u.square() / 3) * decay
 
 
-class MaternSpectrum(TermSpectrum):
+class MaternSpectrum(LaplaceSpectrum):
     r"""Matérn kernels of smoothness ν, in any dimension ℓ: f(x) = Σ_t a_t K_ν(‖x‖/s_t) per head.
 
     With u = √(2ν) r/s: K_{1/2} = e^{−u}, K_{3/2} = (1 + u) e^{−u},
@@ -51,45 +74,10 @@ class MaternSpectrum(TermSpectrum):
         length_max: float = 4.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        if nu not in SMOOTHNESS:
-            raise ValueError(f"nu is {nu}, expected one of {', '.join(map(str, SMOOTHNESS))}")
+        if nu not in (0.5, 1.5, 2.5):
+            raise ValueError(f"nu is {nu}, expected one of 0.5, 1.5, 2.5")
         super().__init__(num_heads, num_terms, dim, length_min, length_max, generator)
         self.nu = nu
-
-    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
-        power = self.nu + self.dim / 2
-        constant = math.pow(4 * math.pi, self.dim / 2) * math.gamma(power) / math.gamma(self.nu)
-        inverse = length / math.sqrt(2 * self.nu)
-        stretched = 4 * math.pi**2 * xi.square().sum(-1) * inverse.square()
-        return constant * inverse**self.dim * (1 + stretched).pow(-power)
-
-    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
-        u = math.sqrt(2 * self.nu) * _norm(x) / length
-        decay = (-u).exp()
-        if self.nu == 0.5:
-            return decay
-        return (1 + u) * decay if self.nu == 1.5 else (1 + u + u.square() / 3) * decay
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{super().extra_repr()}, nu={self.nu}"
-
-
-class LaplaceSpectrum(TermSpectrum):
-    r"""Laplace kernels, the Matérn kernels of ν = 1/2: f(x) = Σ_t a_t exp(−‖x‖/s_t) per head.
-
-    In any ℓ, g(ξ) = Σ_t a_t 2^ℓ π^{(ℓ−1)/2} Γ((ℓ+1)/2) s_t^ℓ (1 + 4π²s_t²‖ξ‖²)^{−(ℓ+1)/2}.
-    Arguments are those of `TermSpectrum`.
-    """
-
-    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
-        power = (self.dim + 1) / 2
-        constant = math.pow(2, self.dim) * math.pow(math.pi, (self.dim - 1) / 2) * math.gamma(power)
-        stretched = 4 * math.pi**2 * xi.square().sum(-1) * length.square()
-        return constant * length**self.dim * (1 + stretched).pow(-power)
-
-    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
-        return (-_norm(x) / length).exp()
 
 
 class CauchySpectrum(TermSpectrum):
@@ -120,11 +108,7 @@ class ShellSpectrum(TermSpectrum):
         num_heads, num_terms, dim, generator: see `TermSpectrum`.
         powers: n_t ≥ 0 for each term, the same for all heads; None is 0, 1, …, T − 1.
         sigma_min, sigma_max: σ of the first and the last term at the start, Å. The default puts
-            peaks at 0, 2.1, 3.0, 3.7, 4.2, … Å.
-
-    Attributes:
-        log_sigma: log σ (H, T), σ in Å.
-        amplitude: a (H, T).
+            peaks at 0, 2.1, 3.0, 3.7, 4.2, … Å. The parameter is `log_sigma` (H, T).
 
     Raises:
         ValueError: powers that are not T whole numbers ≥ 0, or widths that are not
@@ -167,6 +151,99 @@ class ShellSpectrum(TermSpectrum):
         return torch.stack(terms, -1)
 
 
+class BoxSpectrum(TermSpectrum):
+    r"""Boxes with learned radii: f(x) = Σ_t a_t Π_j 1[\|x_j\| ≤ v_tj] per head.
+
+    g(ξ) = Σ_t a_t Π_j sin(2πv_tjξ_j)/(πξ_j), with 2v_tj at ξ_j = 0. g is not integrable: **a
+    sampled box has infinite variance under every density of frequencies**, its mask is a noisy,
+    band-limited version of a box. `mask` is the exact one; being flat, it has no gradient to the
+    radii, while g has. Arguments are those of `BSplineSpectrum` without the order, which is 1.
+    """
+
+    _name = "radius"
+    _per_dimension = True
+    order = 1
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_terms: int = 16,
+        dim: int = 3,
+        radius_min: float = 3.0,
+        radius_max: float = 6.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(num_heads, num_terms, dim, radius_min, radius_max, generator)
+        self._peak = _cardinal_bspline(torch.zeros((), dtype=torch.float64), self.order).item()
+
+    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
+        width = 2 * length / self.order
+        return _product(width * torch.sinc(width * xi) ** self.order / self._peak)
+
+    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
+        return _product(_cardinal_bspline(0.5 * self.order * x / length, self.order) / self._peak)
+
+
+class TentSpectrum(BoxSpectrum):
+    r"""Tents, continuous local masks: f(x) = Σ_t a_t Π_j (1 − \|x_j\|/v_tj)_+ per head.
+
+    g(ξ) = Σ_t a_t Π_j sin²(πv_tjξ_j)/(v_tj π²ξ_j²). Arguments are those of `BSplineSpectrum`
+    without the order, which is 2.
+    """
+
+    order = 2
+
+
+class BSplineSpectrum(BoxSpectrum):
+    r"""Local B-splines of order k: masks that vanish where any \|x_j\| ≥ v_j.
+
+    The k-fold convolution with itself of a box of half-width v/k is a piecewise polynomial of
+    degree k − 1 with k − 2 continuous derivatives and support \|x\| ≤ v, the cardinal B-spline
+    β_k(kx/2v). Per head, with T terms and a radius per term and dimension:
+    f(x) = Σ_t a_t Π_j β_k(kx_j/2v_tj)/β_k(0), of peak f(0) = Σ_t a_t;
+    g(ξ) = Σ_t a_t Π_j (2v_tj/k) [sin(2πv_tjξ_j/k)/(2πv_tjξ_j/k)]^k / β_k(0).
+
+    It is the paper's "continuous local RPE" [1] put right: there the power is on the sine alone,
+    which for even k is the spectrum of an odd, imaginary mask, for odd k ≥ 3 of one with jumps.
+    k = 1 is `BoxSpectrum`, k = 2 `TentSpectrum`; large k tends to a Gaussian of width v/√(3k).
+    \|g\| decays as \|ξ_j\|^{−k}: from k = 2 on, the variance of a sampled mask can be finite.
+    Support is a box, so these masks know the axes.
+
+    Args:
+        num_heads, num_terms, dim, generator: see `TermSpectrum`.
+        order: k ≥ 1.
+        radius_min, radius_max: smallest and largest v_t at the start, Å, evenly spaced in log v.
+            The parameter is `log_radius` (H, T, ℓ).
+
+    Raises:
+        ValueError: order below 1, or radii that are not 0 < radius_min ≤ radius_max.
+
+    References:
+        [1] Choromanski et al., AISTATS 2024, "local RPEs".
+
+    Example:
+        >>> spectrum = BSplineSpectrum(num_heads=1, num_terms=1, dim=1, order=3, radius_max=3.0)
+        >>> mask = spectrum.mask(torch.tensor([[0.0], [1.0], [2.9], [3.1]])) / spectrum.amplitude
+        >>> mask.detach().abs().flatten()
+        tensor([1.0000, 0.6667, 0.0017, 0.0000])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_terms: int = 16,
+        dim: int = 3,
+        order: int = 4,
+        radius_min: float = 3.0,
+        radius_max: float = 6.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if order < 1:
+            raise ValueError(f"order is {order}, expected k ≥ 1 (1 box, 2 tent, 3 smooth)")
+        self.order = order
+        super().__init__(num_heads, num_terms, dim, radius_min, radius_max, generator)
+
+
 def _over_peak(n: int) -> float:
     """The transform's n! over the greatest value of u^n e^{−u}: n! (e/n)^n."""
     return math.exp(math.lgamma(n + 1) + n - n * math.log(n)) if n else 1.0
@@ -181,8 +258,26 @@ def _laguerre_function(x: Tensor, degree: int, alpha: float) -> Tensor:
     return current
 
 
+def _cardinal_bspline(x: Tensor, order: int) -> Tensor:
+    """β_k(x) by the recurrence of Cox and de Boor, whose summands are positive."""
+    # The function is even. |x| sets the slope at a kink at 0 to zero, but would lose a curvature.
+    u = order / 2 - (x.abs() if order <= 2 else x)
+    pieces = [((u >= i) & (u < i + 1)).to(u.dtype) for i in range(order)]
+    for m in range(2, order + 1):
+        pieces = [
+            ((u - i) * pieces[i] + (i + m - u) * pieces[i + 1]) / (m - 1)
+            for i in range(order - m + 1)
+        ]
+    return pieces[0]
+
+
 def _norm(x: Tensor) -> Tensor:
     """‖x‖ over the last axis: (…, ℓ) → (…), with gradient 0, not NaN, at the origin."""
     squared = x.square().sum(-1)
     zero = squared.eq(0)
     return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
+
+
+def _product(x: Tensor) -> Tensor:
+    """Π over the last, short axis: (…, ℓ) → (…); `torch.prod`'s gradient divides by factors."""
+    return reduce(torch.mul, x.unbind(-1))

@@ -11,8 +11,6 @@ from flt_mol.functional.groups import at_least_float32
 from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 from flt_mol.nn.spectrum.base import Spectrum
 
-FORMS = ("amplitude", "weight")
-
 
 class TermSpectrum(Spectrum):
     r"""f(x) = Σ_t a_t K(x; s_t), g(ξ) = Σ_t a_t K̂(ξ; s_t) per head, with K of peak 1.
@@ -27,12 +25,10 @@ class TermSpectrum(Spectrum):
         length_min, length_max: shortest and longest s_t at the start, Å.
         generator: on CPU; None takes a seed from torch's global one.
 
-    Attributes:
-        log_length: log s (H, T), or (H, T, ℓ) where each dimension has its own, s in Å.
-        amplitude: a (H, T).
-
     Raises:
         ValueError: lengths that are not 0 < length_min ≤ length_max < ∞, or T < 1.
+
+    Parameters are the amplitudes `amplitude` (H, T) and `log_length` (H, T), log s.
     """
 
     # What lengths are called, in parameters and messages; one for all dimensions, or for each.
@@ -96,10 +92,6 @@ class TermSpectrum(Spectrum):
         """K: x (…, 1, 1, ℓ), s (H, T) or (H, T, ℓ) → (…, H, T)."""
         raise NotImplementedError
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{super().extra_repr()}, num_terms={self.num_terms}"
-
 
 class GaussianSpectrum(TermSpectrum):
     r"""A sum of T zero-centred Gaussians per head, in any dimension ℓ.
@@ -112,25 +104,15 @@ class GaussianSpectrum(TermSpectrum):
     Both forms begin as the same function.
 
     Args:
-        num_heads, num_terms, dim: H, T and ℓ.
-        form: "amplitude" or "weight".
+        num_heads, num_terms, dim, generator: see `TermSpectrum`.
+        form: "amplitude" or "weight", which names the parameter (H, T) beside `log_sigma` (H, T).
         sigma_min, sigma_max: narrowest and widest σ_t at the start, Å, evenly spaced in log σ.
-        generator: on CPU; None takes a seed from torch's global one.
-
-    Attributes:
-        log_sigma: log σ (H, T), σ in Å.
-        amplitude, weight: a or w (H, T), whichever `form` says.
 
     Raises:
         ValueError: unknown form, or widths that are not 0 < sigma_min ≤ sigma_max.
 
     References:
         [1] Choromanski et al., AISTATS 2024, section 4.3.
-
-    Example:
-        >>> spectrum = GaussianSpectrum(num_heads=4, num_terms=8)
-        >>> spectrum.mask(torch.zeros(5, 3)).shape, spectrum(torch.zeros(16, 3)).shape
-        (torch.Size([5, 4]), torch.Size([4, 16]))
     """
 
     _name = "sigma"
@@ -147,8 +129,8 @@ class GaussianSpectrum(TermSpectrum):
         sigma_max: float = 4.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        if form not in FORMS:
-            raise ValueError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
+        if form not in ("amplitude", "weight"):
+            raise ValueError(f"form is {form!r}, expected amplitude or weight")
         super().__init__(num_heads, num_terms, dim, sigma_min, sigma_max, generator)
         self.form = form
         self.register_parameter("mean", None)  # those of wave packets, see below
@@ -175,10 +157,6 @@ class GaussianSpectrum(TermSpectrum):
     def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
         return (-x.square().sum(-1) / (2 * length.square())).exp()
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{super().extra_repr()}, form={self.form!r}"
-
 
 class GaussianMixtureSpectrum(GaussianSpectrum):
     r"""A mixture of T Gaussians per head at frequencies ±μ_t: wave packets in real space.
@@ -191,11 +169,8 @@ class GaussianMixtureSpectrum(GaussianSpectrum):
 
     Args:
         num_heads, num_terms, dim, form, sigma_min, sigma_max, generator: see `GaussianSpectrum`.
-        mean_std: standard deviation of each coordinate of μ_t at the start, normal, cycles/Å.
-
-    Attributes:
-        mean: μ (H, T, ℓ), cycles/Å.
-        log_sigma, amplitude, weight: as in `GaussianSpectrum`.
+        mean_std: standard deviation of each coordinate of μ_t at the start, normal, cycles/Å; the
+            parameter is `mean` (H, T, ℓ).
 
     Raises:
         ValueError: see `GaussianSpectrum`; a negative mean_std.
@@ -251,14 +226,7 @@ class DirectionalSpectrum(GaussianMixtureSpectrum):
     f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²) cos(2πμ_t·x + α_t), of spectrum
     g(ξ) = ½ Σ_t a_t (√(2π) σ_t)^ℓ [e^{iα_t} G_t(ξ − μ_t) + e^{−iα_t} G_t(ξ + μ_t)], complex, with
     g(−ξ) the conjugate of g(ξ); G_t and `form` as in `GaussianMixtureSpectrum`, and its arguments.
-
-    Attributes:
-        phase: α (H, T), uniform on the circle at the start.
-        mean, log_sigma, amplitude, weight: as in `GaussianMixtureSpectrum`.
-
-    Example:
-        >>> DirectionalSpectrum(num_heads=4, num_terms=8, dim=1)(torch.zeros(16, 1)).dtype
-        torch.complex64
+    The parameter `phase` is α (H, T), uniform on the circle at the start.
     """
 
     _directional = True
