@@ -102,9 +102,9 @@ class Chunk(NamedTuple):
     ptr: Tensor
 
 
-def chunks_of(ptr: Tensor, num_rows: int, size: int | None) -> list[Chunk]:
+def chunks_of(ptr: Tensor, num_rows: int, size: int) -> list[Chunk]:
     """At most `size` rows at a time, or all at once: systems may be cut."""
-    if size is None or num_rows <= size:
+    if num_rows <= size:
         return [Chunk(slice(None), slice(None), ptr)]
     offsets, chunks = ptr.tolist(), []
     for start in range(0, num_rows, size):
@@ -140,7 +140,8 @@ class KeySums:
             level = level.detach()
         with torch.autocast(keys.device.type, enabled=False):
             # A column of ones makes the normaliser one more column of the sums.
-            sums = system_sums(keys, with_ones(value), chunk.ptr)
+            ones = value.new_ones(1).expand(*value.shape[:-1], 1)
+            sums = system_sums(keys, torch.cat([value, ones], -1), chunk.ptr)
         if chunk.rows == slice(None):
             self.sums, self.level = sums, level
             return keys.transpose(0, 1)

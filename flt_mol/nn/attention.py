@@ -234,11 +234,13 @@ class Attention(nn.Module):
             run = causal_log_attention if log else causal_attention
             return run(queries, keys, rows.value, rows.ptr)
         key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
-        size = None  # gradients, graphs and pairs need the features of all rows
+        own = [Chunk(slice(None), slice(None), rows.ptr)]
+        others = [Chunk(slice(None), slice(None), key_ptr)]
+        # Gradients, graphs and pairs need the features of all rows.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
             size = max(1, MAX_FEATURES // (self.num_heads * self.feature_map.num_features))
-        own = chunks_of(rows.ptr, len(rows.query), size)
-        others = own if rows.key_ptr is None else chunks_of(key_ptr, len(rows.key), size)
+            own = chunks_of(rows.ptr, len(rows.query), size)
+            others = own if rows.key_ptr is None else chunks_of(key_ptr, len(rows.key), size)
         sums, parts = KeySums(key_ptr.shape[0] - 1, log), []
         for chunk in others:
             keys = sums.add(self._features(rows, chunk, key=True), rows.value[chunk.rows], chunk)

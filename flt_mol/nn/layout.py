@@ -110,7 +110,15 @@ def layout_of(
     if ptr is not None and system is not None:
         raise ValueError("give ptr or system, not both")
     if system is not None:
-        return _by_system(system, num_systems, rows, name)
+        if system.shape != (rows,):
+            raise ValueError(
+                f"system has shape {tuple(system.shape)}, expected ({rows},), one for each row of "
+                f"{name}"
+            )
+        if num_systems is not None and torch.compiler.is_compiling():
+            fits = ((system >= 0) & (system < num_systems)).all()
+            require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
+        return Layout(*offsets_of(system, num_systems), None, (rows,))
     if num_systems is not None:
         raise ValueError("num_systems belongs to system; ptr says it already")
     if ptr is None:
@@ -152,18 +160,6 @@ def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tup
             "own context, which may be empty; with system, give num_systems"
         )
     return layout, keys
-
-
-def _by_system(system: Tensor, num_systems: int | None, rows: int, name: str) -> Layout:
-    if system.shape != (rows,):
-        raise ValueError(
-            f"system has shape {tuple(system.shape)}, expected ({rows},), one for each row of "
-            f"{name}"
-        )
-    if num_systems is not None and torch.compiler.is_compiling():
-        fits = ((system >= 0) & (system < num_systems)).all()
-        require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
-    return Layout(*offsets_of(system, num_systems), None, (rows,))
 
 
 def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:

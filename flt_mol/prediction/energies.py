@@ -52,6 +52,9 @@ class EnsembleEnergies:
         """Number of structures B."""
         return int(self.members.shape[1])
 
+    def __repr__(self) -> str:
+        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
+
 
 def predict(
     atoms: Atoms | Iterable[Atoms],

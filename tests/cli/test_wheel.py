@@ -29,7 +29,7 @@ def installed(tmp_path_factory):
     (site,) = environment.glob("lib/python*/site-packages")
     # Dependencies come from this environment; path files in it (an editable install) do not count.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = ["install", "--no-deps", "--no-index", str(wheel)]
+    install = ["install", "--no-deps", "--no-index", "--ignore-installed", str(wheel)]
     subprocess.run([*pip, "--python", str(environment), *install], check=True, cwd=folder)
     return environment / "bin"
 
