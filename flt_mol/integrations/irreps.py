@@ -115,6 +115,8 @@ class IrrepsLinear(nn.Module):
         torch.Size([5, 8])
     """
 
+    _scalars: Tensor
+
     def __init__(
         self,
         irreps_in: str | o3.Irreps,

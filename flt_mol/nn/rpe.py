@@ -115,8 +115,10 @@ class FourierRPE(nn.Module):
         phase = phases(displacements, frequencies)
         phase = phase.unsqueeze(-2) if frequencies.dim() == 2 else phase
         if not ratio.is_complex():
-            return (phase.cos() * ratio).mean(-1)
-        return (phase.cos() * ratio.real - phase.sin() * ratio.imag).mean(-1)
+            waves: Tensor = phase.cos() * ratio
+        else:
+            waves = phase.cos() * ratio.real - phase.sin() * ratio.imag
+        return waves.mean(-1)
 
     def extra_repr(self) -> str:
         """What `repr` shows."""

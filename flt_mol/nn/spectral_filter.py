@@ -202,13 +202,13 @@ class SpectralFilter(nn.Module):
         with without_autocast(value):
             amplitudes = self.amplitudes.to(value.dtype)
             for group in geometry.groups:
-                own = padded[group.atoms]
+                rows = padded[group.atoms]
                 if group.kernels is not None:
-                    out = kernel_filter(own, amplitudes, group.kernels.to(value.dtype))
+                    out = kernel_filter(rows, amplitudes, group.kernels.to(value.dtype))
                 else:
                     assert group.waves is not None
                     spectrum = group.spectra.to(value.dtype) @ amplitudes.T
-                    out = structure_factor_filter(own, spectrum, group.waves.to(value.dtype))
+                    out = structure_factor_filter(rows, spectrum, group.waves.to(value.dtype))
                 parts.append(out.flatten(0, 1))
             return torch.cat(parts).index_select(0, geometry.place)
 

@@ -139,7 +139,7 @@ def _compare(layer: Layer, before: Rows, after: Rows, tolerance: float, change: 
 def _orthogonal(rows: Rows, generator: torch.Generator) -> Tensor:
     """(B, ℓ, ℓ) proper rotations, float64."""
     dim = rows.placed().shape[1]
-    q = torch.linalg.qr(torch.randn(len(rows), dim, dim, generator=generator).double()).Q
+    q: Tensor = torch.linalg.qr(torch.randn(len(rows), dim, dim, generator=generator).double()).Q
     q[..., 0] *= torch.linalg.det(q).sign()[:, None]
     return q.to(rows.ptr.device)
 

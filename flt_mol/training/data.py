@@ -29,7 +29,7 @@ __all__ = [
     "without_idle_outputs",
 ]
 
-_TARGETS = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
+_TARGETS: dict[str, str] = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
 # Output of a model → field of `Structures` that is its target, and key of `data` that names it.
 _IN_MEMORY = 20_000  # systems of a split
 _PAIRS_IN_MEMORY = 1 << 30  # bytes, for each split
@@ -60,7 +60,7 @@ def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
     model = config.model
     if config.finetune.checkpoint is None or model.feedback == "positions":
         return config, []
-    names = [name for name in _TARGETS if name in model.outputs]
+    names: list[str] = [name for name in _TARGETS if name in model.outputs]
     first = open_split(config, config.data.train, targets=False)[0] if names else None
     idle = [name for name in names if getattr(first, _TARGETS[name]) is None]
     settings = config.model_dump()
@@ -75,7 +75,7 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
     outputs' are invalid.
     """
     data, outputs = config.data, config.model.outputs if targets else []
-    needed = {field: out for out, field in _TARGETS.items() if out in outputs}
+    needed: dict[str, str] = {field: out for out, field in _TARGETS.items() if out in outputs}
     if targets and config.training.interpolation > 0 and split == data.train:
         needed.setdefault("positions_relaxed", "training.interpolation")
 

@@ -154,7 +154,8 @@ def _end(number: int, frame: Any) -> None:
 
 def _random_states() -> dict[str, Any]:
     """Those of Python, numpy and torch, as tensors and plain data."""
-    name, key, *rest = np.random.get_state()  # type: ignore[misc]  # noqa: NPY002
+    state: Any = np.random.get_state()  # noqa: NPY002
+    name, key, *rest = state
     return {
         "python": random.getstate(),
         "numpy": (name, key.tolist(), *rest),

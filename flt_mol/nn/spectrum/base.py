@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 
@@ -50,7 +49,9 @@ class Spectrum(nn.Module):
 
 
 class _Combined(Spectrum):
-    _operation: Callable[[Tensor, Tensor], Tensor]
+    @staticmethod
+    def _combine(a: Tensor, b: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def __init__(self, dim: int, spectra: tuple[Spectrum, ...]) -> None:
         if len(heads := {spectrum.num_heads for spectrum in spectra}) != 1:
@@ -64,12 +65,14 @@ class _Combined(Spectrum):
     def forward(self, frequencies: Tensor) -> Tensor:
         """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
         parts = zip(self.spectra, self._columns(frequencies), strict=True)
-        return reduce(type(self)._operation, [spectrum(xi) for spectrum, xi in parts])
+        found: list[Tensor] = [spectrum(xi) for spectrum, xi in parts]
+        return reduce(type(self)._combine, found)
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (…, ℓ), Å → (…, H)."""
         parts = zip(self.spectra, self._columns(displacements), strict=True)
-        return reduce(type(self)._operation, [spectrum.mask(x) for spectrum, x in parts])
+        found = [cast(Spectrum, spectrum).mask(x) for spectrum, x in parts]
+        return reduce(type(self)._combine, found)
 
 
 class SumSpectrum(_Combined):
@@ -82,7 +85,9 @@ class SumSpectrum(_Combined):
         ValueError: none at all, or spectra of different H or ℓ.
     """
 
-    _operation = torch.add
+    @staticmethod
+    def _combine(a: Tensor, b: Tensor) -> Tensor:
+        return a + b
 
     def __init__(self, *spectra: Spectrum) -> None:
         if len(dims := {spectrum.dim for spectrum in spectra}) != 1:
@@ -104,7 +109,9 @@ class ProductSpectrum(_Combined):
         ValueError: none at all, or spectra of different H.
     """
 
-    _operation = torch.mul
+    @staticmethod
+    def _combine(a: Tensor, b: Tensor) -> Tensor:
+        return a * b
 
     def __init__(self, *spectra: Spectrum) -> None:
         super().__init__(sum(spectrum.dim for spectrum in spectra), spectra)
