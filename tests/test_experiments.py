@@ -64,7 +64,6 @@ def test_log_linear_attention_is_the_quadratic_sum():
         "long_range/run.py --rows pairs pairs_both --seeds 0 --epochs 1",
         "speed/run.py lengths --at-most 512 --rounds 1",
         "speed/run.py one_system --at-most 1000 --rounds 1",
-        "speed/run.py modes --at-most 64 --rounds 1",
     ],
 )
 def test_small_runs(arguments, tmp_path):

@@ -161,7 +161,7 @@ _COUNTED = {c: _WIDTHS[op.arg.n] for c, op in _OPCODES.items() if op.arg and op.
 _LINES = {c: 2 if c in b"ci" else 1 for c, op in _OPCODES.items() if op.arg and op.arg.n == -1}
 
 
-def _run_of(without: frozenset[int]) -> Callable[[bytes, int], re.Match[bytes] | None]:
+def _run_of(without: frozenset[int]) -> Callable[[bytes, int, int], re.Match[bytes] | None]:
     by_length: dict[int, bytes] = {}
     for code, op in _OPCODES.items():
         length = op.arg.n if op.arg else 0
@@ -177,7 +177,7 @@ def _run_of(without: frozenset[int]) -> Callable[[bytes, int], re.Match[bytes] |
 _QUICK, _CAREFUL = _run_of(frozenset()), _run_of(_NESTING)
 
 
-def _walk(data: bytes, run: Callable[[bytes, int], re.Match[bytes] | None]) -> int:
+def _walk(data: bytes, run: Callable[[bytes, int, int], re.Match[bytes] | None]) -> int:
     """How many bytes of the pickle are opcodes.
 
     Lengths and memo indices beyond the record are refused, and values nested without end: Python's
@@ -187,7 +187,7 @@ def _walk(data: bytes, run: Callable[[bytes, int], re.Match[bytes] | None]) -> i
     while True:
         if not 0 <= index <= at:
             raise ValueError(f"memo index {index} at byte {at}")
-        found = run(data, at)
+        found = run(data, at, at + _CODE + 1)
         at = len(data) if found is None else found.end()
         if at >= len(data) or at - strings > _CODE:
             raise ValueError("truncated, or of too many values; store arrays")

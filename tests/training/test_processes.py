@@ -71,7 +71,8 @@ def environment():
 def test_two_make_the_epochs_of_one(tmp_path):
     """Same global batches, of which the last has 4 systems for one process and 2 for the other.
 
-    No dropout: each process draws its own. Sums over two halves round otherwise: 1e-5 relative.
+    No dropout: each process draws its own. Sums over two halves round otherwise, and AdamW divides
+    by √v: measured 4e-5 relative in an MAE, where other batches would change it by percents.
     """
     model = {**RANDOM, "dropout": 0.0, "redraw_every": None}
     model["pairs"] = {**model["pairs"], "vector_dropout": 0.0}
@@ -97,7 +98,7 @@ def test_two_make_the_epochs_of_one(tmp_path):
     (first, weights), (second, others) = found
     assert len(first) == 2
     for a, b in zip(first, second, strict=True):
-        assert b == pytest.approx(a, rel=1e-5)
+        assert b == pytest.approx(a, rel=2e-4)
     for name, value in weights.items():
         torch.testing.assert_close(others[name], value, rtol=1e-3, atol=1e-5)
 
