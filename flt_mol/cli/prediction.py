@@ -23,7 +23,7 @@ app = typer.Typer()
 
 _SHOWN = 8  # kinds of tagged structures
 
-Files = Annotated[list[Path], typer.Argument(help="Of structures: LMDB, and whatever ASE reads.")]
+Files = Annotated[list[Path], typer.Argument(help="Of structures: LMDB, and all that ASE reads.")]
 Output = Annotated[
     Path | None,
     typer.Option(

@@ -283,7 +283,7 @@ class AseLmdbDataset(LmdbDataset):
     Keys are ``1``, ``2``, …; values JSON, plain or compressed by zlib, in which arrays are
     ``{"__ndarray__": [shape, dtype, flat list]}``. ``nextid`` holds the next key, ``deleted_ids``
     those that are gone. Fixed are the atoms that constraints hold; sid, y_relaxed, y_init,
-    pos_relaxed and whatever else are looked up in the row's `data`, then in its `key_value_pairs`;
+    pos_relaxed and other targets are looked up in the row's `data`, then in its `key_value_pairs`;
     a field of which the two hold different values cannot be read. The calculator's energy and
     forces are there as "calculator" and "forces".
     """

@@ -1,6 +1,6 @@
 """Batches for training: which systems, in which order, with their neighbour pairs.
 
-Orders are drawn from the seed and the epoch: the same on every rank, whatever else is drawn.
+Orders are drawn from the seed and the epoch: the same on every rank, independent of other draws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One function that opens whatever holds structures, in files or in memory."""
+"""One function that opens everything that holds structures, in files or in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def open_dataset(
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
     Read are: an LMDB file of OC20 records (pickles) or of ASE's rows (`.aselmdb`), known by its
-    contents whatever it is called; LMDB's folder form (`data.mdb` inside); flat files
+    contents under any name; LMDB's folder form (`data.mdb` inside); flat files
     (`.safetensors`); files of `torch.save` or `pickle.dump` with PyG objects; any file that ASE
     reads, with all its frames; a folder of LMDB or flat files, else of files that ASE reads, in
     the order of the numbers in their names. And objects in memory: `ase.Atoms`, torch_geometric's

@@ -120,7 +120,7 @@ def _ptr(fields: Mapping[str, Any], about: Mapping[str, Any]) -> NDArray[np.int6
 def _graph(
     fields: Mapping[str, Any], about: Mapping[str, Any], ptr: NDArray[np.int64], b: int
 ) -> dict[str, Any]:
-    """The fields of graph `b`, as they were before batching; others are left out."""
+    """The fields of graph `b`, as they were before batching; others are skipped."""
     slices: Mapping[str, Any] = about.get("_slice_dict", about.get("__slices__")) or {}
     added: Mapping[str, Any] = about.get("_inc_dict", about.get("__cumsum__")) or {}
     found: dict[str, Any] = {}

@@ -313,7 +313,7 @@ def _of_formula(atoms: Atoms, formula: str) -> _Rows:
 def _surface_atoms(
     frame: _Frame, numbers: NDArray[Any], rows: _Rows, surface: Surface
 ) -> NDArray[np.bool_]:
-    """Which of the slab's atoms `rows` (S,), the adsorbate left out, are at its upper surface."""
+    """Which of the slab's atoms `rows` (S,), without the adsorbate, are at its upper surface."""
     height = frame.height[rows]
     if surface == "oc20":
         near = height >= height.max() - _DEPTH * frame.slant - 1e-3

@@ -152,7 +152,7 @@ def _label(text: str) -> str:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, with a canvas of its own whatever backend is configured."""
+    """An empty figure, in inches, with a canvas of its own with any backend configured."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

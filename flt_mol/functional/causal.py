@@ -55,7 +55,7 @@ def causal_log_attention(
         ptr: (B + 1,), first row of each system.
 
     Returns:
-        (N, H, V), computed in at least float32 whatever the autocast dtype, in that dtype.
+        (N, H, V), computed in at least float32 for any autocast dtype, in that dtype.
 
     Raises:
         ValueError: `ptr` does not describe N rows, or shapes that do not belong together.
@@ -88,7 +88,7 @@ def causal_attention(
         ptr: (B + 1,), first row of each system.
 
     Returns:
-        (N, H, V), computed in at least float32 whatever the autocast dtype, in that dtype.
+        (N, H, V), computed in at least float32 for any autocast dtype, in that dtype.
 
     Raises:
         ValueError: `ptr` does not describe N rows, or shapes that do not belong together.

@@ -52,7 +52,7 @@ def exact_attention(
         causal: whether row i sees rows up to i of its system only; without `key_ptr` only.
 
     Returns:
-        (N, H, V), at least float32 whatever the autocast dtype; 0 for queries without keys.
+        (N, H, V), at least float32 for any autocast dtype; 0 for queries without keys.
 
     Raises:
         ValueError: `ptr` does not describe N rows, `key_ptr` not K rows of as many systems, or

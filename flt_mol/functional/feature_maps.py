@@ -99,7 +99,7 @@ def softmax_log_features(
             cancels; for keys it does not.
 
     Returns:
-        (N, H, M), at least float32 whatever the autocast dtype.
+        (N, H, M), at least float32 for any autocast dtype.
 
     References:
         [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
@@ -202,7 +202,7 @@ def elu_features(x: Tensor, position_features: Tensor | None = None) -> Tensor:
         position_features: Φ or Ψ (N, H, 2R) or (N, 1, 2R), or None.
 
     Returns:
-        (N, H, 2R + D), at least float32 whatever the autocast dtype.
+        (N, H, 2R + D), at least float32 for any autocast dtype.
 
     References:
         [1] Katharopoulos et al., "Transformers are RNNs", ICML 2020, equation 7.

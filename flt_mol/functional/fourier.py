@@ -66,7 +66,7 @@ def quarter_turn(basis: Tensor) -> Tensor:
 
 
 def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """2πξ·r, at least float32 whatever the autocast dtype.
+    """2πξ·r, at least float32 for any autocast dtype.
 
     Args:
         positions: r (…, ℓ), Å. Centre each system first: a float32 phase of 10⁴ Å is off by 1e-3.

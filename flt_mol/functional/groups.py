@@ -36,7 +36,7 @@ def settled(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
-    """A context in which products of `x` keep their own dtype, whatever autocast asks for."""
+    """A context in which products of `x` keep their own dtype, under autocast too."""
     return torch.autocast(x.device.type, enabled=False)
 
 
@@ -151,11 +151,6 @@ def systems_of(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[slice]:
             f"{num_rows}; found {str(offsets)[:80]}"
         )
     return [slice(start, stop) for start, stop in pairwise(offsets)]
-
-
-def system_offsets(ptr: Tensor, num_rows: int, name: str = "ptr") -> list[int]:
-    """`ptr` as B + 1 plain integers, checked as by `systems_of`."""
-    return [0, *(rows.stop for rows in systems_of(ptr, num_rows, name))]
 
 
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:

@@ -34,7 +34,7 @@ def image_attention(
 
     With one pair per image of j, the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): a
     multiplicative lattice sum, hence the same in a supercell. It is what 3D-Graphormer's explicit
-    image keys compute [1]. Logits may be ±10⁴; a weight of 0 (log w = −∞) is a pair left out.
+    image keys compute [1]. Logits may be ±10⁴; a weight of 0 (log w = −∞) is a skipped pair.
 
     Where pairs are many, Σ n² ≤ 16 P, images are summed first and systems go through n × n
     matrices, in padded groups; else along the pairs. Weights are computed again in the backward
@@ -52,7 +52,7 @@ def image_attention(
         scale: s; None is 1/√D.
 
     Returns:
-        (N, H, V), at least float32 whatever the autocast dtype; 0 for rows without any weight.
+        (N, H, V), at least float32 for any autocast dtype; 0 for rows without any weight.
 
     Raises:
         ValueError: `ptr` does not describe N rows, `log_weight` not P pairs and H heads, or there

@@ -33,7 +33,7 @@ def linear_attention(
         key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
 
     Returns:
-        (N, H, V), accumulated in at least float32 whatever the autocast dtype, in that dtype.
+        (N, H, V), accumulated in at least float32 for any autocast dtype, in that dtype.
 
     Raises:
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
@@ -60,7 +60,7 @@ def linear_sums(
     them under the same normaliser. The arguments are those of `linear_attention`.
 
     Returns:
-        (N, H, V + 1), the normaliser last; at least float32 whatever the autocast dtype.
+        (N, H, V + 1), the normaliser last; at least float32 for any autocast dtype.
 
     Raises:
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
@@ -178,7 +178,7 @@ def system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
     """X_bᵀ Y_b of every system b: (H, N, I), (H, N, J) → (B, H, I, J), 0 for empty systems.
 
     With `read_sums` closed under differentiation: any number of derivatives, and one step for
-    autograd and torch.compile. Both tensors have one dtype; rows beyond ``ptr[B]`` are left out.
+    autograd and torch.compile. Both tensors have one dtype; rows beyond ``ptr[B]`` are skipped.
     """
     systems = systems_of(ptr, x.shape[1])
     out = x.new_empty(len(systems), x.shape[0], x.shape[2], y.shape[2])

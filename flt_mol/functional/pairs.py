@@ -41,7 +41,7 @@ def pair_filter(
         num_rows: N.
 
     Returns:
-        (N, C), at least float32 whatever the autocast dtype; 0 for rows without pairs.
+        (N, C), at least float32 for any autocast dtype; 0 for rows without pairs.
 
     Raises:
         ValueError: shapes that do not belong together.
@@ -124,7 +124,7 @@ def pair_sums(
         index_j: (P,) int64, key.
 
     Returns:
-        (N, H, V + 1), the normaliser last; at least float32 whatever the autocast dtype.
+        (N, H, V + 1), the normaliser last; at least float32 for any autocast dtype.
     """
     q, k, v, w = settled(query_features, key_features, value, weight)
     with without_autocast(v):

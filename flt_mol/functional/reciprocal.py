@@ -1,4 +1,4 @@
-"""Reciprocal vectors of a batch of cells: all |k| ≤ k_max of each, whatever is periodic.
+"""Reciprocal vectors of a batch of cells: all |k| ≤ k_max of each, periodic or not.
 
 Reciprocal vectors carry no 2π: k·a is an integer for every lattice vector a, phases are 2πk·r.
 """
@@ -68,7 +68,7 @@ def reciprocal_vectors(
     decayed at the distance `padding`: for widths σ of f, padding = 4σ gives errors of 2e-4 f(0),
     5σ of 2e-5; k_max = 4/(2πσ) gives 1e-3, 5/(2πσ) 2e-5.
 
-    Periodic directions keep their lattice, whatever basis it is given in. Open directions get
+    Periodic directions keep their lattice, in any basis. Open directions get
     virtual vectors, perpendicular to all others, along the principal axes of the atoms, as long as
     their extent plus `padding`; rows of `cell` for them are ignored. All tensors of floats are
     differentiable functions of `cell`, virtual vectors held constant. K depends on the data:

@@ -2,7 +2,7 @@
 
 The state after j tokens is Σ_j φ(k_j) [v_jᵀ, 1] and, for log features, the level c_m that it is
 relative to, the running maximum of key logits, so that it neither over- nor underflows. A step
-costs O(M·V) per head, whatever came before. Steps are plain differentiable operations.
+costs O(M·V) per head at any length. Steps are plain differentiable operations.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         self.attn_type = "flt"
 
     def reset_parameters(self) -> None:
-        """Draw the weights of all parts anew but those of attention, which draws its own."""
+        """Redraw the weights of all parts but those of attention, which draws its own."""
         for part in (self.conv, *self.mlp, self.norm1, self.norm2, self.norm3):
             if hasattr(part, "reset_parameters"):
                 part.reset_parameters()

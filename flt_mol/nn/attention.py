@@ -286,7 +286,7 @@ class Attention(nn.Module):
         """The normalised weights A of each system: B matrices (H, n, m), rows summing to 1.
 
         Attention is linear in its values, so its weights are what comes out for values that are
-        the rows of a unit matrix: those in use, whatever the mode.
+        the rows of a unit matrix: those in use, in any mode.
         """
         key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
         keys, heads = rows.value.shape[:2]

@@ -19,7 +19,7 @@ Given = TypeVar("Given", SpectralGeometry, LocalGeometry)
 
 
 class BlockGeometry(NamedTuple):
-    """What blocks are told of where atoms are; made once for a stack, None where no part needs it.
+    """What blocks know about where atoms are; made once for a stack, None where no part needs it.
 
     Attributes:
         position_features: Φ and Ψ, for attention that shares an RPE.
@@ -46,7 +46,7 @@ class FLTBlock(nn.Module):
 
     Attention weighs atoms against each other; the two filters are sums that nothing normalises,
     which is how a density gets in: the spectral filter over all atoms and their images, coarse,
-    the local filter over neighbours, fine. Each part may be left out.
+    the local filter over neighbours, fine. Each part is optional.
 
     Args:
         attention: the attention layer, or None.

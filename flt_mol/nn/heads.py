@@ -110,7 +110,7 @@ class DisplacementHead(nn.Module):
     r"""d_i = Σ_j m_ij r̂_ij with m_ij = Σ_c s_c(x_i) F_c(r_ij) (V x_j)_c, F_c(r) = Σ_t W_tc B_t(r).
 
     A sum of directions to neighbours, periodic images included, weighted by invariants, as forces
-    are [1]: it turns and mirrors with the system, whatever the weights, and is the same in a
+    are [1]: it turns and mirrors with the system, for any weights, and is the same in a
     supercell. x goes through a LayerNorm first, s = Linear ∘ GELU ∘ Linear, V is linear. B is 0
     from the cutoff on, so nothing jumps there; below 0.1 Å, where directions have no meaning,
     r̂ fades out as r². Time O(P·T·C'), memory O(P·T + N·C).

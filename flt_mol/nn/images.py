@@ -190,7 +190,7 @@ class GaussianBias(nn.Module):
             return (-0.5 * steps.square()).clamp(min=SMALLEST_EXPONENT).exp()
 
     def bias(self, features: Tensor) -> Tensor:
-        """G (P, T), as of `features`, → f (P, H), in its dtype whatever autocast asks for."""
+        """G (P, T), as of `features`, → f (P, H), in its dtype under autocast too."""
         with without_autocast(features):
             return applied(self.out, gelu(applied(self.hidden, features)))
 

@@ -65,7 +65,7 @@ def drawn_linear(
 
 
 def applied(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear map in the dtype of `x`, whatever that of its weights.
+    """A linear map in the dtype of `x`, for weights of any dtype.
 
     Example:
         >>> applied(nn.Linear(2, 3).double(), torch.ones(1, 2)).dtype

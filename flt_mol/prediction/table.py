@@ -45,7 +45,7 @@ class Prediction:
 
 
 class StructureFiles:
-    """The structures of several files, in order: LMDB, and whatever ASE reads; targets are ignored.
+    """The structures of several files, in order: LMDB, and all that ASE reads; targets are ignored.
 
     Args:
         files: one path or several; a file may hold many frames.
@@ -131,7 +131,7 @@ def predict_files(
     skip_bad: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Prediction]:
-    """Energies of all structures of `files`, in order: LMDB, and whatever ASE reads.
+    """Energies of all structures of `files`, in order: LMDB, and all that ASE reads.
 
     Args:
         model: as of :func:`~flt_mol.prediction.members.load_members`.

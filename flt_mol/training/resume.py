@@ -45,7 +45,7 @@ def resume_step(path: Path, data: int) -> int:
         refuse_damaged(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
         step, saved = int(content["global_step"]), content[_KEY]["data"]
-    except Exception as error:  # whatever unpickling foreign bytes comes to
+    except Exception as error:  # anything that unpickling foreign bytes raises
         raise ValueError(f"{path} is damaged or of another version: {hint}") from error
     if saved != data:
         raise ValueError(f"{path}: the data or the number of processes have changed: {hint}")
