@@ -72,7 +72,7 @@ def test_two_make_the_epochs_of_one(tmp_path):
     """Same global batches, of which the last has 4 systems for one process and 2 for the other.
 
     No dropout: each process draws its own. Sums over two halves round otherwise, and AdamW divides
-    by √v: measured 4e-5 relative in an MAE, where other batches would change it by percents.
+    by √v: 4e-5 relative was measured in an MAE.
     """
     model = {**RANDOM, "dropout": 0.0, "redraw_every": None}
     model["pairs"] = {**model["pairs"], "vector_dropout": 0.0}
