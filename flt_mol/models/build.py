@@ -37,29 +37,28 @@ from flt_mol.nn.embedding import AtomError
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.structures import Structures
 
-__all__ = ["Geometry", "build_encoder", "build_rpe", "check_systems", "naming_sid"]
+__all__ = ["Geometry", "build_encoder", "check_systems", "naming_sid"]
 
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:
-    """The stack of blocks, with the RPE that they share."""
-    rpe = None if config.rpe is None else build_rpe(config, config.rpe, generator)
+    """The stack of blocks, with the RPE that they share.
+
+    Raises:
+        ValueError: arguments of a family of the RPE that cannot work.
+    """
+    rpe = None if config.rpe is None else _rpe(config, config.rpe, generator)
     width = 0 if rpe is None else rpe.num_features
     blocks = [_block(config, index, width, generator) for index in range(config.num_layers)]
     return FLTEncoder(blocks, rpe, config.recycles)
 
 
-def build_rpe(config: EnergyConfig, rpe: RPEConfig, generator: torch.Generator) -> FourierRPE:
-    """The relative positional encoding of a model.
-
-    Raises:
-        ValueError: arguments of a family that cannot work.
-    """
+def _rpe(config: EnergyConfig, rpe: RPEConfig, generator: torch.Generator) -> FourierRPE:
     known = {"num_heads": config.num_heads, "generator": generator}
+    known["num_terms"] = rpe.spectrum.get("num_terms")
+    if not rpe.frequencies.get("learned_sigma", False):
+        known["redraw_every"] = config.redraw_every
     try:
         spectrum = _of_family(SPECTRA, rpe.spectrum, known)
-        known["num_terms"] = rpe.spectrum.get("num_terms")
-        if not rpe.frequencies.get("learned_sigma", False):
-            known["redraw_every"] = config.redraw_every
         frequencies = _of_family(FREQUENCIES, rpe.frequencies, known)
         return FourierRPE(spectrum, frequencies, split=rpe.split)
     except (TypeError, ValueError) as error:
@@ -67,10 +66,10 @@ def build_rpe(config: EnergyConfig, rpe: RPEConfig, generator: torch.Generator) 
 
 
 def _of_family(registry: Any, spec: dict[str, Any], known: dict[str, Any]) -> Any:
+    given = {key: value for key, value in spec.items() if key != "name"}
     family = registry[spec["name"]]
     takes = inspect.signature(family).parameters
-    arguments = {key: value for key, value in known.items() if key in takes}
-    return family(**arguments, **{key: value for key, value in spec.items() if key != "name"})
+    return family(**{key: value for key, value in known.items() if key in takes} | given)
 
 
 def _block(
@@ -103,9 +102,7 @@ def _block(
     )
 
 
-def _attention(
-    config: EnergyConfig, position_dim: int, generator: torch.Generator
-) -> FLTAttention:
+def _attention(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTAttention:
     return FLTAttention(
         config.embed_dim,
         config.num_heads,

@@ -39,9 +39,11 @@ FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 2
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-_STATE_DICTS = ("state_dict", "model_state_dict", "model")
-_AVERAGED = ("ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "ema")
-_RAW = ("raw_state_dict", "current_model_state")  # the second is Lightning's
+# Names under which tools keep weights, averaged ones first.
+_STATE_DICTS = (
+    *("ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "ema"),
+    *("state_dict", "model_state_dict", "model"),
+)
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _IN_FOLDERS = ("best.ckpt", "weights.ckpt", WEIGHTS_FILE)
 
@@ -116,19 +118,14 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     raise ValueError(f"no checkpoint at '{name}'; models with weights: {', '.join(shipped)}")
 
 
-def load_model(
-    name_or_path: str | Path,
-    map_location: str | torch.device = "cpu",
-    averaged: bool = True,
-) -> EnergyModel:
+def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu") -> EnergyModel:
     """The trained model of a checkpoint, in eval mode.
 
-    Weights of any float dtype become float32.
+    Weights of any float dtype become float32; averaged ones (EMA) are taken where there are some.
 
     Args:
         name_or_path: see `find_checkpoint`.
         map_location: where the model goes.
-        averaged: whether averaged weights (EMA) are taken where the file has both.
 
     Raises:
         ValueError: no such device here; no or no whole checkpoint; missing, extra or wrongly
@@ -136,7 +133,7 @@ def load_model(
     """
     device = find_device(map_location)
     path = find_checkpoint(name_or_path)
-    content = read_checkpoint(path, averaged)
+    content = read_checkpoint(path)
     weights = content["state_dict"]
     with torch.random.fork_rng(devices=[]):
         model = EnergyModel(_config(path, weights))
@@ -168,38 +165,36 @@ def _config(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
         raise ValueError(f"{path}: its model configuration is damaged: {error}") from error
 
 
-def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint file, on CPU, the model's weights by name in ``state_dict``.
 
-    Weights are found under the names that tools give them, or bare; names of wrappers (DDP,
-    torch.compile, averages, modules that hold the model) are stripped. ``config``, ``metrics``,
-    ``trained_on`` and ``systems`` are mappings, empty where there are none.
+    Weights are found under the names that tools give them, averaged ones (EMA) first, or bare;
+    names of wrappers (DDP, torch.compile, modules that hold the model) are stripped. ``config``,
+    ``metrics``, ``trained_on`` and ``systems`` are mappings, empty where there are none.
 
     Args:
         path: a file; of an exported folder, its ``model.safetensors``.
-        averaged: whether averaged weights (EMA) are taken where the file has both.
 
     Raises:
-        ValueError: damaged, cut short, not readable as a checkpoint, of a later format, or asking
-            for more than tensors and plain data; the message names the file.
+        ValueError: damaged, not a checkpoint, of a later format, or asking for more than tensors
+            and plain data; the message names the file.
     """
     path = Path(path)
     refuse_damaged(path)
-    exported = path.suffix.lower() == ".safetensors"
-    content = _load_export(path) if exported else _load(path)
+    content = _load_export(path) if path.suffix.lower() == ".safetensors" else _load(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
     ours = content.get("format") == FORMAT
     if ours and content["format_version"] > FORMAT_VERSION:
         raise ValueError(
-            f"{path}: format {content['format_version']}, written by flt_mol "
-            f"{content.get('flt_mol_version')}; this version reads up to {FORMAT_VERSION}"
+            f"{path}: format {content['format_version']}, this version of flt_mol reads up to "
+            f"{FORMAT_VERSION}"
         )
     found = dict(content) if ours else {}
     for key in ("config", "metrics", "trained_on", "systems"):
         found[key] = dict(found.get(key) or {})
     try:
-        found["state_dict"] = _find_weights(content, averaged)
+        found["state_dict"] = _find_weights(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return found
@@ -235,15 +230,17 @@ def _load(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # anything that unpickling foreign bytes comes to
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise ValueError(f"{path}: holds {named[1]}: only tensors and plain data load") from error
+            raise ValueError(
+                f"{path}: holds {named[1]}: only tensors and plain data load"
+            ) from error
         raise ValueError(f"{path}: checkpoint incomplete, or none") from error
 
 
-def _find_weights(content: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
-    """Of one model under its own names: under a key that tools use, or bare."""
-    keys = (*_AVERAGED, *_STATE_DICTS) if averaged else (*_RAW, *_STATE_DICTS, *_AVERAGED)
-    found = {**dict(content.get("training_state") or {}), **content}
-    for weights in (*(found[key] for key in keys if isinstance(found.get(key), Mapping)), content):
+def _find_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of one model under its own names."""
+    for weights in (*(content.get(key) for key in _STATE_DICTS), content):
+        if not isinstance(weights, Mapping):
+            continue
         ends = [key for key in weights if f".{key}".endswith(f".{CONFIG_KEY}")]
         roots = [key.removesuffix(CONFIG_KEY) for key in ends]
         if len(roots) > 1:
@@ -256,11 +253,12 @@ def _find_weights(content: Mapping[str, Any], averaged: bool) -> dict[str, Tenso
 def _without_wrappers(weights: Mapping[str, Any], root: str) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for key, value in weights.items():
-        if isinstance(key, str) and key.startswith(root):
-            if not isinstance(value, Tensor):
-                raise ValueError(f"'{key}' is a {type(value).__name__}, expected a tensor")
-            parts = key.removeprefix(root).split(".")
-            out[".".join(part for part in parts if part not in _WRAPPERS)] = value
+        if not key.startswith(root):
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(f"'{key}' is a {type(value).__name__}, expected a tensor")
+        parts = key.removeprefix(root).split(".")
+        out[".".join(part for part in parts if part not in _WRAPPERS)] = value
     return out
 
 
@@ -269,14 +267,11 @@ def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
     for key, want in expected.items():
-        if key not in found or key == CONFIG_KEY:
-            continue
-        have = found[key]
-        if have.shape != want.shape:
-            shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
-            lines.append(f"wrong shape: {key} is {shapes}")
-        elif have.is_floating_point() != want.is_floating_point() or have.is_complex():
-            lines.append(f"wrong type: {key} is {have.dtype}, expected {want.dtype}")
+        have = want if key == CONFIG_KEY else found.get(key, want)
+        floats = have.is_floating_point() == want.is_floating_point() and not have.is_complex()
+        if have.shape != want.shape or not floats:
+            shown = (f"{tuple(x.shape)} of {x.dtype}" for x in (have, want))
+            lines.append(f"{key} is {next(shown)}, expected {next(shown)}")
     return lines
 
 

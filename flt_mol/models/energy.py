@@ -46,8 +46,8 @@ class Normalizer(nn.Module):
     def fit(self, targets: Any) -> None:
         """Take mean and population standard deviation of a tensor of targets, eV.
 
-        Or those of an object with float `mean` and `std`. One target, or equal ones, deviate by 0:
-        std falls back to 1 with a warning.
+        Or those of an object with float `mean` and `std`. Where all targets are equal, std is 1,
+        with a warning.
 
         Raises:
             ValueError: no targets, or mean or standard deviation not finite in float32.
