@@ -31,7 +31,6 @@ from flt_mol.integrations.irreps import (
     number_of_invariants,
     o3,
     refuse_missing,
-    terms_of,
 )
 from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.images import PairWeights
@@ -100,8 +99,6 @@ class IrrepsAttention(Attention):
         rounded = [(-(-mul // num_heads) * num_heads, ir) for mul, ir in self.irreps]
         self.irreps_value = o3.Irreps(rounded)
         refuse_missing("irreps_out", self.irreps_out, self.irreps_value, "the values")
-        self._terms, self._value_terms = terms_of(self.irreps), terms_of(self.irreps_value)
-        self._dim = self.irreps.dim
         self.head_dim, self.norms = head_dim, norms
         generator = seeded_generator(generator)
         width = number_of_invariants(self.irreps, norms)
@@ -128,24 +125,20 @@ class IrrepsAttention(Attention):
 
         Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows of irreps_out.
         """
-        check_rows(x, self._dim, "x", self.query.weight)
+        check_rows(x, self.irreps.dim, "x", self.query.weight)
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
         layout.refuse_unsorted(pairs, images)
         rows = layout.pack(x)
-        scalars = invariants(rows, self._terms, self.norms)
+        scalars = invariants(rows, self.irreps, self.norms)
         shape = -1, self.num_heads, self.head_dim
         query, key = self.query(scalars).view(shape), self.key(scalars).view(shape)
-        value = by_head(self.value(rows), self._value_terms, self.num_heads)
+        value = by_head(self.value(rows), self.irreps_value, self.num_heads)
         at = None
         if images is None:
             at = self.features_at(layout, positions, position_features, "mean")
         packed = AttentionRows(query, key, value, layout.ptr, None, at, at, pairs, images)
         out = self.attend(packed).to(value.dtype)
-        return layout.unpack(self.out(joined(out, self._value_terms)))
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{self.irreps}, num_heads={self.num_heads}, mode={self.mode!r}"
+        return layout.unpack(self.out(joined(out, self.irreps_value)))
 
 
 class IrrepsPairFilter(nn.Module):
@@ -195,10 +188,8 @@ class IrrepsPairFilter(nn.Module):
         self.irreps_in = cleaned(irreps_in)
         self.irreps_out = self.irreps_in if irreps_out is None else cleaned(irreps_out)
         self.irreps_sh = o3.Irreps.spherical_harmonics(lmax)
-        self._dim = self.irreps_in.dim
         self.num_basis = num_basis
         generator = seeded_generator(generator)
-        self.harmonics = _Harmonics(lmax)
         self.product = _products(self.irreps_in, self.irreps_sh, self.irreps_out)
         self._set_constants()
         width = num_basis if hidden_dim is None else hidden_dim
@@ -217,19 +208,17 @@ class IrrepsPairFilter(nn.Module):
         `local` is what an `nn.LocalBasis` of `num_basis` functions gives; ValueError for another.
         """
         pairs = local.pairs
-        check_features(x, self._dim)
-        if local.basis.shape[1] != self.num_basis:
-            count = local.basis.shape[1]
-            raise ValueError(
-                f"local has {count} radial functions, this filter takes {self.num_basis}"
-            )
+        check_features(x, self.irreps_in.dim)
+        if (count := local.basis.shape[1]) != self.num_basis:
+            raise ValueError(f"local has {count} radial functions, expected {self.num_basis}")
         value = self.value(x)
         # At distance 0 there is no direction, and its gradient would have no bound.
         zero = local.distances == 0
         inverse = local.distances.masked_fill(zero, 1.0).reciprocal().masked_fill(zero, 0.0)
         with without_autocast(value):
             dtype = at_least_float32(value).dtype
-            harmonics = self.harmonics(local.vectors * inverse[:, None]).to(dtype)
+            unit = local.vectors * inverse[:, None]
+            harmonics = o3.spherical_harmonics(self.irreps_sh, unit, False, "component").to(dtype)
             radial = local.basis
             if self.hidden is not None:
                 radial = nn.functional.silu(applied(self.hidden, radial))
@@ -254,25 +243,9 @@ class IrrepsPairFilter(nn.Module):
                     exact = o3.wigner_3j(*ls, dtype=kind, device=constant.device)
                     setattr(module, name, exact)
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{self.irreps_in} -> {self.irreps_out}, lmax={self.irreps_sh.lmax}"
-
 
 def _reset_constants(module: IrrepsPairFilter, _: object) -> None:
     module._set_constants()
-
-
-class _Harmonics(o3.SphericalHarmonics):  # type: ignore[misc]
-    """Y of l = 0 … lmax, of mean square 1, that can be copied where e3nn uses TorchScript."""
-
-    def __init__(self, lmax: int) -> None:
-        self.lmax = lmax
-        irreps = o3.Irreps.spherical_harmonics(lmax)
-        super().__init__(irreps, normalize=False, normalization="component")
-
-    def __reduce__(self) -> tuple[type[_Harmonics], tuple[int]]:
-        return _Harmonics, (self.lmax,)
 
 
 def _products(
