@@ -132,9 +132,8 @@ class IrrepsNorm(nn.Module):
     r"""Layer norm of irreps: x / √(mean ‖x‖²/(2l + 1) + ε) per term and atom, equivariant to O(3).
 
     The mean is over the channels of a term; from 0e channels theirs is subtracted before. Then a
-    learned weight per channel, and a bias for 0e: for those it is torch's LayerNorm. The other
-    terms are those of Equiformer's [1]. Each atom is normalised by itself, unlike in
-    `e3nn.nn.BatchNorm`: what an atom gets does not depend on the batch.
+    learned weight per channel, and a bias for 0e, as torch's LayerNorm; the other terms are those
+    of Equiformer's [1]. Unlike `e3nn.nn.BatchNorm`, nothing depends on the batch.
 
     Args:
         irreps: e3nn irreps of the features.
