@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
-from flt_mol.functional.groups import operator, settled, without_autocast
+from flt_mol.functional.groups import settled, without_autocast
 from flt_mol.functional.linear import with_ones
 
 _CHUNK = {"cpu": 2**17}  # numbers of a chunk's largest tensor
@@ -134,7 +135,7 @@ def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]
     return (slice(k, k + size) for k in range(0, num_pairs, size))
 
 
-@operator("pair_filter")
+@custom_op("flt_mol::pair_filter", mutates_args=())
 def _filter(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
     """∂F/∂x: Σ_p (B_p W) ∘ y_j, one row per receiver."""
     out = y.new_zeros(num_rows, w.shape[1])
@@ -144,7 +145,7 @@ def _filter(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int
     return out
 
 
-@operator("pair_filter_basis")
+@custom_op("flt_mol::pair_filter_basis", mutates_args=())
 def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂B: (x_i ∘ y_j) Wᵀ, one row per pair."""
     out = x.new_empty(len(i), w.shape[0])
@@ -155,7 +156,7 @@ def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return out
 
 
-@operator("pair_filter_weight")
+@custom_op("flt_mol::pair_filter_weight", mutates_args=())
 def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂W: Σ_p B_pᵀ (x_i ∘ y_j)."""
     out = x.new_zeros(b.shape[1], x.shape[1])
