@@ -37,8 +37,6 @@ from flt_mol.nn.embedding import AtomError
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.structures import Structures
 
-__all__ = ["Geometry", "build_encoder", "check_systems", "naming_sid"]
-
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:
     """The stack of blocks, with the RPE that they share.
@@ -169,31 +167,27 @@ class Geometry(nn.Module):
         """
         numbers, ptr = structures.atomic_numbers, structures.ptr
         where = structures.positions, structures.cell, structures.pbc, ptr
-        geometry = BlockGeometry()
+        found: dict[str, Any] = {}
         filters = (block.spectral for block in encoder.blocks)
         first = next((layer for layer in filters if isinstance(layer, SpectralFilter)), None)
         if first is not None:
-            geometry = geometry._replace(waves=first.geometry(*where))
+            found["waves"] = first.geometry(*where)
         if encoder.rpe is not None:
             _check_finite(structures)
-            features = encoder.rpe(structures.positions, ptr)
-            geometry = geometry._replace(position_features=features)
+            found["position_features"] = encoder.rpe(structures.positions, ptr)
         if self.cutoff is None:
-            return x, geometry
+            return x, BlockGeometry(**found)
         pairs = self.pairs(structures)
         vectors = pairs.vectors(structures.positions, structures.cell, ptr)
         if self.local is not None:
-            local = self.local(pairs, vectors, len(numbers), numbers)
-            geometry = geometry._replace(local=local)
+            found["local"] = self.local(pairs, vectors, len(numbers), numbers)
             if self.density is not None:
-                x = x + self.density(x, local)
+                x = x + self.density(x, found["local"])
         if self.correction is not None:
-            weights = self.correction(pairs, pairs.groups(), vectors, numbers)
-            geometry = geometry._replace(pairs=weights)
+            found["pairs"] = self.correction(pairs, pairs.groups(), vectors, numbers)
         if self.images is not None:
-            x, images = self._with_images(x, structures, pairs)
-            geometry = geometry._replace(images=images)
-        return x, geometry
+            x, found["images"] = self._with_images(x, structures, pairs)
+        return x, BlockGeometry(**found)
 
     def pairs(self, structures: Structures) -> NeighborPairs:
         """Those that the structures carry, if they are for this cutoff; else found here."""

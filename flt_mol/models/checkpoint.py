@@ -19,22 +19,6 @@ from flt_mol.files import VERSION, readable, shipped_folder, temporary_path
 from flt_mol.models.config import EnergyConfig, explain, shipped_name
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel, config_of
 
-__all__ = [
-    "CONFIG_FILE",
-    "WEIGHTS_FILE",
-    "checkpoint_config",
-    "described",
-    "find_checkpoint",
-    "find_device",
-    "header",
-    "load_model",
-    "misfits",
-    "read_checkpoint",
-    "read_weights",
-    "refuse_damaged",
-    "save_checkpoint",
-]
-
 FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 2
 WEIGHTS_FILE = "model.safetensors"
@@ -204,15 +188,13 @@ def refuse_damaged(path: Path) -> None:
     """Refuse what is not a checkpoint at first sight, and wrong checksums, which torch ignores.
 
     Raises:
-        ValueError: a git-lfs pointer, a web page, a file that is damaged or cannot be read.
+        ValueError: a git-lfs pointer, or a file that is damaged or cannot be read.
     """
     with readable(path), path.open("rb") as file:
         head = file.read(32)
         packed = zipfile.is_zipfile(file)
     if head.startswith(b"version https://git-lfs"):
         raise ValueError(f"{path} is a git-lfs pointer, not the weights: `git lfs pull` gets them")
-    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise ValueError(f"{path} is a web page, not a checkpoint: the download went wrong")
     if packed:
         try:
             with zipfile.ZipFile(path) as archive:

@@ -15,19 +15,6 @@ from flt_mol.nn.feature_maps import FEATURE_MAPS, RandomFeatures
 from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.spectrum import SPECTRA
 
-__all__ = [
-    "EnergyConfig",
-    "ImageConfig",
-    "PairConfig",
-    "RPEConfig",
-    "Seed",
-    "Settings",
-    "SpectralConfig",
-    "explain",
-    "named_config",
-    "shipped_name",
-]
-
 Seed = Annotated[int, Field(ge=-(2**62), lt=2**62)]
 Count = Annotated[int, Field(ge=1)]
 Unsigned = Annotated[int, Field(ge=0)]

@@ -29,8 +29,6 @@ from flt_mol.models.checkpoint import (
 )
 from flt_mol.models.energy import EnergyModel
 
-__all__ = ["export_checkpoint", "export_model", "export_program"]
-
 
 def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
     """:func:`export_model` of a checkpoint, with what it says of its run and its metrics.
