@@ -77,7 +77,17 @@ def _block(
     pairs, left = config.pairs, config.num_layers - index
     if config.far_blocks is None or left <= config.far_blocks:
         if config.attention != "none":
-            attention = _attention(config, position_dim, generator)
+            attention = FLTAttention(
+                config.embed_dim,
+                config.num_heads,
+                feature_map=config.feature_map,
+                num_features=None if config.feature_map == "elu" else config.num_features,
+                position_dim=position_dim,
+                redraw_every=config.redraw_every,
+                dropout=config.dropout,
+                mode=config.attention,
+                generator=generator,
+            )
         if config.spectral is not None:
             settings = config.spectral.model_dump()
             heads = settings.pop("num_heads")
@@ -90,28 +100,9 @@ def _block(
         for far in (attention, spectral):
             if far is not None:
                 far.out.weight.mul_(config.far_scale)
-    return FLTBlock(
-        attention,
-        config.ffn_dim,
-        config.dropout,
-        spectral=spectral,
-        local=local,
-        local_norm=pairs is None or pairs.norm,
-    )
-
-
-def _attention(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTAttention:
-    return FLTAttention(
-        config.embed_dim,
-        config.num_heads,
-        feature_map=config.feature_map,
-        num_features=None if config.feature_map == "elu" else config.num_features,
-        position_dim=position_dim,
-        redraw_every=config.redraw_every,
-        dropout=config.dropout,
-        mode=config.attention,
-        generator=generator,
-    )
+    norm = pairs is None or pairs.norm
+    parts: dict[str, Any] = {"spectral": spectral, "local": local, "local_norm": norm}
+    return FLTBlock(attention, config.ffn_dim, config.dropout, **parts)
 
 
 def _local_filter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -261,12 +261,6 @@ class EnergyModel(nn.Module):
             far = float(displacement.abs().max())
             raise ValueError(f"{error} (a recycle moves atoms by up to {far:.3g} Å)") from None
         return x, geometry
-
-
-def config_of(weights: Mapping[str, Tensor]) -> EnergyConfig:
-    """The configuration that a state dict of an EnergyModel carries."""
-    text = bytes(weights[CONFIG_KEY].to(torch.uint8).tolist()).decode()
-    return EnergyConfig.model_validate(json.loads(text))
 
 
 def _add_config(model: Any, weights: Any, prefix: str, metadata: Any) -> None:
