@@ -133,9 +133,9 @@ class _TensorModel(nn.Module):
         self.model = model
 
     def forward(self, numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor) -> Tensor:
-        model, tags = self.model, nn.functional.pad(tags, (0, 1))
-        atoms = model.embedding(nn.functional.pad(numbers, (0, 1), value=1), tags)
-        x = model.encoder(atoms, nn.functional.pad(positions, (0, 0, 0, 1)), ptr)
+        model, tags = self.model, torch.cat([tags, tags.new_zeros(1)])
+        atoms = model.embedding(torch.cat([numbers, numbers.new_ones(1)]), tags)
+        x = model.encoder(atoms, torch.cat([positions, positions.new_zeros(1, 3)]), ptr)
         return model.normalizer.denormalize(model.head(x, tags, ptr))
 
 

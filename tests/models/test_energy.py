@@ -1,8 +1,8 @@
-from dataclasses import json
+import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import replace
 import torch
 from conftest import ALL_OUTPUTS, KINDS, SPECTRAL, all_outputs, small_model, small_pairs, small_rpe
 
