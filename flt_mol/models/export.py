@@ -165,7 +165,7 @@ def export_program(model: EnergyModel) -> ExportedProgram:
         raise ValueError("only models of energies without pairs, images, spectral filters export")
     # Three systems of seven atoms: sizes of 0 and 1 would be taken for constants here.
     device = next(model.parameters()).device
-    numbers, tags = torch.ones(2, 7, dtype=torch.int64, device=device)
+    numbers = torch.ones(7, dtype=torch.int64, device=device)
     positions = torch.zeros(7, 3, dtype=torch.float32, device=device)
     ptr = torch.tensor([0, 2, 5, 7], device=device)
     atoms, offsets = {0: Dim("atoms", min=1)}, {0: Dim("offsets", min=2)}
@@ -173,6 +173,6 @@ def export_program(model: EnergyModel) -> ExportedProgram:
     with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         return torch.export.export(
             _TensorModel(deepcopy(model).eval()),
-            (numbers, positions, tags, ptr),
+            (numbers, positions, torch.zeros_like(numbers), ptr),
             dynamic_shapes=(atoms, atoms, atoms, offsets),
         )
