@@ -12,11 +12,12 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from numpy.typing import NDArray
 from torch import nn
 
+from flt_mol.data import from_ase
 from flt_mol.prediction.energies import (
     evaluating,
     model_device,
     predict_structures,
-    structures_of,
+    structure_of,
 )
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
@@ -32,8 +33,8 @@ class FLTCalculator(Calculator):
     gradient is no force: forces are refused unless the model was trained on them
     (`trained_on_forces`); no shipped model was. Stress always is.
 
-    Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings, as of
-    :func:`flt_mol.predict`, come once per calculator and kind.
+    Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings are those of
+    :func:`flt_mol.predict`.
 
     Args:
         checkpoint: a checkpoint, the name of a shipped model, or a module; a list or tuple of them
@@ -60,7 +61,6 @@ class FLTCalculator(Calculator):
 
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
         self._members = load_members(checkpoint, device)
-        self._warned: set[str] = set()
         self._spread: float | None = None
         if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
             self.implemented_properties = ["energy", "forces"]
@@ -93,7 +93,7 @@ class FLTCalculator(Calculator):
         """What has changed since the last calculation, tags and fixed atoms too."""
         changes: list[str] = list(super().check_state(atoms, tol))  # type: ignore[no-untyped-call]
         if self.atoms is not None:
-            before, now = (structures_of(x, 0, {}) for x in (self.atoms, atoms))
+            before, now = (from_ase(x.copy(), ignore_energy=True) for x in (self.atoms, atoms))
             for name in ("tags", "fixed"):
                 if not torch.equal(getattr(before, name), getattr(now, name)):
                     changes.append(name)
@@ -109,9 +109,8 @@ class FLTCalculator(Calculator):
         super().calculate(atoms, properties, system_changes)  # type: ignore[no-untyped-call]
         if self.atoms is None:
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
-        notes: dict[str, str] = {}
-        structure = structures_of(self.atoms, str(self.atoms.symbols), notes)
-        found = predict_structures(self._members, [structure], 1, notes=notes, warned=self._warned)
+        structure = structure_of(self.atoms, str(self.atoms.symbols))
+        found = predict_structures(self._members, [structure])
         ensemble = self._members.ensemble
         self.results = {"energy": float((found.mean if ensemble else found)[0])}
         self._spread = float(found.spread[0]) if ensemble else None
