@@ -59,21 +59,15 @@ class FLTCalculator(Calculator):
     # Of what ASE compares, what no energy here depends on.
     ignored_changes = {"initial_charges", "initial_magmoms"}  # noqa: RUF012
 
+    spread: float | None = None
+    """Of an ensemble, the standard deviation of the last energies (ddof = 1), eV; else None."""
+
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
         self._members = load_members(checkpoint, device)
-        self._spread: float | None = None
         if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
             self.implemented_properties = ["energy", "forces"]
         # ASE's databases store parameters beside the results.
         super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]
-
-    @property
-    def spread(self) -> float | None:
-        """Of an ensemble, the standard deviation of its energies (ddof = 1), eV.
-
-        Of the last calculation; None if there was none, or no ensemble.
-        """
-        return self._spread if self.results else None
 
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
@@ -85,8 +79,10 @@ class FLTCalculator(Calculator):
                 not trained on them.
         """
         if name not in self.implemented_properties:
-            reason = _REFUSALS.get(name, f"FLTCalculator has no {name}")
-            raise PropertyNotImplementedError(reason)
+            raise PropertyNotImplementedError(
+                f"no {name}: the energy is that of adsorption after relaxation, and its gradient "
+                "is no force"
+            )
         return super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
@@ -111,9 +107,9 @@ class FLTCalculator(Calculator):
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
         structure = structure_of(self.atoms, str(self.atoms.symbols))
         found = predict_structures(self._members, [structure])
-        ensemble = self._members.ensemble
-        self.results = {"energy": float((found.mean if ensemble else found)[0])}
-        self._spread = float(found.spread[0]) if ensemble else None
+        if self._members.ensemble:
+            self.spread, found = float(found.spread[0]), found.mean
+        self.results = {"energy": float(found[0])}
         if "forces" in self.implemented_properties and "forces" in properties:
             forces = [_forces(model, structure) for model in self._members.models]
             self.results["forces"] = np.mean(forces, axis=0)
@@ -131,11 +127,3 @@ def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
     if not np.isfinite(forces).all():
         raise ValueError(f"the model gives forces that are not finite for {structure.sid[0]}")
     return np.asarray(forces)
-
-
-_REFUSALS = {
-    "forces": "this model was not trained on forces: its energy is that of the relaxed structure, "
-    "and its gradient is no force",
-    "stress": "this model has no stress: its energy is that of adsorption, after relaxation",
-    "free_energy": "this model has no free_energy: leave force_consistent out",
-}
