@@ -131,10 +131,10 @@ def load_splits(config: RunConfig) -> Splits:
             f"{data.validation_fraction:g} leaves none to train on"
         )
     order = np.random.default_rng(config.training.seed % 2**63).permutation(len(whole)).tolist()
-    held, kept = (Chosen(whole, sorted(rows)) for rows in (order[:count], order[count:]))
+    held, kept = sorted(order[:count]), sorted(order[count:])
     if isinstance(whole, list):
-        return Splits([*kept], [*held])
-    return Splits(kept, held)
+        return Splits([whole[i] for i in kept], [whole[i] for i in held])
+    return Splits(Chosen(whole, kept), Chosen(whole, held))
 
 
 def _load(config: RunConfig, split: str) -> Any:

@@ -101,12 +101,9 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     with run_folder(config.output, name, settings, world) as folder, isolate_rng():
         best_file = folder.path / BEST
         if folder.is_finished:
-            say(
-                console,
-                f"the run in {folder.path} is finished: to train longer give another output",
-            )
             best = read_checkpoint(best_file)["metrics"]
-            for line in closing_lines(config, best):
+            done = f"the run in {folder.path} is finished: to train longer give another output"
+            for line in (done, *closing_lines(config, best)):
                 say(console, line)
             return TrainingResult(folder.path, best_file, best, written_files(folder.path), True)
         splits = load_splits(config)
