@@ -168,7 +168,7 @@ def test_several_kinds_of_nodes_are_refused():
 
 def test_errors_name_place_sid_and_field(records):
     records[1]["pos"] = records[1]["pos"] * float("nan")
-    with pytest.raises(ValueError, match=r"list of 3 SimpleNamespace, system 1, sid 101: pos"):
+    with pytest.raises(ValueError, match=r"list in memory, system 1, sid 101: pos"):
         list(open_dataset([look_alike_1(record) for record in records]))
     dataset = open_dataset([look_alike_1(record) for record in records], on_error="skip")
     assert [system.sid[0] for system in dataset] == [100, 102]
