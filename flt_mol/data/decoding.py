@@ -177,6 +177,7 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         fields = ", ".join(record) or "none"
         raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
     n = _array(numbers, "atomic_numbers").size
+    several = False
     if n == 0:
         raise ValueError("atomic_numbers is empty: the system has no atoms")
     if natoms is None:
@@ -185,8 +186,11 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         stored = _array(natoms, "natoms")
         if stored.size != 1 or stored.item() != n:
             raise ValueError(f"natoms is {stored.tolist()}, but there are {n} atomic numbers")
-    batch = record.get("batch")
-    if not isinstance(batch, str | int | None) and np.unique(_array(batch, "batch")).size > 1:
+    if "batch" in record:
+        with suppress(ValueError):  # another field of that name
+            batch = to_numpy(record["batch"])
+            several = batch.size == n and batch.dtype.kind in "iu" and np.ptp(batch) > 0
+    if several:
         raise ValueError("batch is of several graphs: store one system per record")
     return n
 

@@ -164,6 +164,7 @@ def _examine(dataset, index, seen):
 
 def main(path):
     """The process that reads: with little memory, under a hook that notes what is forbidden."""
+
     from flt_mol.data import LmdbDataset
 
     warnings.simplefilter("ignore")
