@@ -1,17 +1,7 @@
 """Modules: RPE families, frequencies, feature maps, attention, filters, blocks."""
 
-from flt_mol.nn.attention import (
-    Attention,
-    AttentionInputs,
-    AttentionRows,
-    Fidelity,
-    FLTAttention,
-)
-from flt_mol.nn.block import (
-    BlockGeometry,
-    FLTBlock,
-    FLTEncoder,
-)
+from flt_mol.nn.attention import Attention, AttentionInputs, AttentionRows, Fidelity, FLTAttention
+from flt_mol.nn.block import BlockGeometry, FLTBlock, FLTEncoder
 from flt_mol.nn.feature_maps import (
     FEATURE_MAPS,
     ELUFeatures,
@@ -29,15 +19,8 @@ from flt_mol.nn.frequencies import (
     LatticeFrequencies,
     LebedevFrequencies,
 )
-from flt_mol.nn.heads import (
-    DisplacementHead,
-    EnergyHead,
-)
-from flt_mol.nn.images import (
-    GaussianBias,
-    ImageKeys,
-    PairWeights,
-)
+from flt_mol.nn.heads import DisplacementHead, EnergyHead
+from flt_mol.nn.images import GaussianBias, ImageKeys, PairWeights
 from flt_mol.nn.local_filter import (
     LocalBasis,
     LocalFilter,
@@ -45,16 +28,9 @@ from flt_mol.nn.local_filter import (
     PairCorrection,
     PairFilter,
 )
-from flt_mol.nn.multihead import (
-    FLTMultiheadAttention,
-)
-from flt_mol.nn.rpe import (
-    FourierRPE,
-)
-from flt_mol.nn.spectral_filter import (
-    SpectralFilter,
-    SpectralGeometry,
-)
+from flt_mol.nn.multihead import FLTMultiheadAttention
+from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import (
     SPECTRA,
     BoxSpectrum,
@@ -71,9 +47,7 @@ from flt_mol.nn.spectrum import (
     SumSpectrum,
     TentSpectrum,
 )
-from flt_mol.nn.streaming import (
-    AttentionState,
-)
+from flt_mol.nn.streaming import AttentionState
 
 __all__ = [
     "FEATURE_MAPS",
