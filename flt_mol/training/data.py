@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from flt_mol.data import make_loader, open_dataset
-from flt_mol.data.loader import Chosen, Loader
+from flt_mol.data.loader import Loader, sizes_of
 from flt_mol.data.recipes import recipe, skipped_message
 from flt_mol.data.schema import far_off_message
 from flt_mol.models.build import check_systems
@@ -134,7 +135,7 @@ def load_splits(config: RunConfig) -> Splits:
     held, kept = sorted(order[:count]), sorted(order[count:])
     if isinstance(whole, list):
         return Splits([whole[i] for i in kept], [whole[i] for i in held])
-    return Splits(Chosen(whole, kept), Chosen(whole, held))
+    return Splits(Subset(whole, kept), Subset(whole, held))
 
 
 def _load(config: RunConfig, split: str) -> Any:
@@ -200,7 +201,7 @@ def data_digest(splits: Splits, processes: int) -> int:
                 for field in (system.atomic_numbers, system.positions, system.energy):
                     crc = zlib.crc32(field.contiguous().numpy().tobytes(), crc)
         else:
-            crc = zlib.crc32(np.asarray(split.natoms(), np.int64).tobytes(), crc)
+            crc = zlib.crc32(sizes_of(split).tobytes(), crc)
     return crc
 
 
