@@ -119,10 +119,10 @@ def convert(
         if progress is not None:
             progress(done, 2 * len(chosen))
 
-    def systems() -> Iterator[tuple[list[int], Structures]]:
+    def batches() -> Iterator[tuple[Structures, NDArray[Any] | None]]:
         for rows, batch in readable_batches(source, chosen, on_invalid):
             kept.extend(rows)
-            yield rows, batch
+            yield batch, _forces(source, rows, batch) if forces else None
             count(len(batch))
         if not kept:
             first = f"; the first: {skipped[0]}" if skipped else ""
@@ -130,7 +130,7 @@ def convert(
 
     remove_leftovers(output)
     with temporary_path(output, durable=True) as temporary:
-        _WRITERS[output.suffix.lower()](source, systems(), temporary, forces)
+        _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
         _compare(source, kept, temporary, count)
         size = temporary.stat().st_size
     left_out = _left_out(source, kept[0], forces)
@@ -181,26 +181,19 @@ def remove_leftovers(output: Path) -> None:
     beside = f".{output.name}."
     for path in output.parent.glob(f"{beside}*.tmp{output.suffix}"):
         process = path.name.removeprefix(beside).partition(".")[0]
-        if os.name != "posix" or not process.isdigit():
-            continue
-        try:
-            os.kill(int(process), 0)  # sends nothing: asks whether it is running
-        except ProcessLookupError:
+        if os.name == "posix" and process.isdigit() and not _runs(int(process)):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        except OSError:  # of somebody else
-            continue
 
 
-Batches = Iterator[tuple[list[int], Structures]]
-
-
-def _write_flat(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
-    about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
-    pairs = ((b, _forces(source, rows, b) if forces else None) for rows, b in systems)
-    write_flat(pairs, path, about)
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # sends nothing
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # else it is of somebody else
+    return True
 
 
 def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -> NDArray[Any]:
@@ -214,18 +207,30 @@ def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -
     return np.concatenate(parts)
 
 
-def _write_frames(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
+Batches = Iterator[tuple[Structures, NDArray[Any] | None]]
+
+
+def _write_flat(batches: Batches, path: Path, source: str) -> None:
+    write_flat(batches, path, {"source": source, "written_by": f"flt_mol {VERSION}"})
+
+
+def _atoms(system: Structures) -> Any:
+    """One system as ASE atoms, with all that a file is to hold in `info` and `arrays`."""
+    atoms: Any = to_ase(system)
+    atoms.info |= {name: value for name, (value,) in system.info.items() if value is not None}
+    if system.positions_relaxed is not None:
+        atoms.arrays["pos_relaxed"] = system.positions_relaxed.double().numpy()
+    return atoms
+
+
+def _write_frames(batches: Batches, path: Path, source: str) -> None:
     """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
     with path.open("w", encoding="utf-8") as file:
-        for system in (system for _, batch in systems for system in batch):
-            atoms: Any = to_ase(system)
-            atoms.info |= {name: v for name, (v,) in system.info.items() if v is not None}
+        for atoms in (_atoms(system) for batch, _ in batches for system in batch):
             for name, value in atoms.info.items():
                 atoms.info[name] = _kept_text(value) if isinstance(value, str) else value
-            if system.positions_relaxed is not None:
-                atoms.arrays["pos_relaxed"] = system.positions_relaxed.double().numpy()
             further = [name for name in atoms.arrays if name not in ("numbers", "positions")]
             write_extxyz(file, [atoms], columns=["symbols", "positions", *further, "move_mask"])
 
@@ -239,49 +244,34 @@ def _kept_text(text: str) -> str:
     return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
-def _write_rows(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
+def _write_rows(batches: Batches, path: Path, source: str) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
     from ase.io.jsonio import encode
 
     def items() -> Iterator[tuple[bytes, bytes]]:
         count = 0
-        for rows, batch in systems:
-            for row, system in zip(rows, batch, strict=True):
+        for batch, forces in batches:
+            each = None if forces is None else np.split(forces, batch.ptr[1:-1].tolist())
+            for b, system in enumerate(batch):
                 count += 1
-                text = encode(_row(system, _forces(source, [row], system) if forces else None))
+                text = encode(_row(system, None if each is None else each[b]))
                 yield str(count).encode(), zlib.compress(text.encode())
         yield b"nextid", zlib.compress(str(count + 1).encode())
 
     write_lmdb(path, items())
 
 
-def _row(system: Structures, force: NDArray[Any] | None) -> dict[str, Any]:
-    data = {name: value for name, (value,) in system.info.items() if value is not None}
-    data["sid"] = system.sid[0]
-    for name, energy in (("y_relaxed", system.energy), ("y_init", system.energy_initial)):
-        if energy is not None:
-            data[name] = energy.item()
-    if system.positions_relaxed is not None:
-        data["pos_relaxed"] = system.positions_relaxed.numpy()
-    held = system.fixed.nonzero().flatten().tolist()
-    row = {
-        "numbers": system.atomic_numbers.numpy(),
-        "positions": system.positions.numpy(),
-        "cell": system.cell[0].numpy(),
-        "pbc": system.pbc[0].numpy(),
-        "tags": system.tags.numpy(),
-        "constraints": [{"name": "FixAtoms", "kwargs": {"indices": held}}] if held else [],
-        "key_value_pairs": {},
-        "data": data,
-        "ctime": 0.0,
-        "mtime": 0.0,
-        "user": "",
-        # ASE's rows have a random name; here it is made of what the row holds.
-        "unique_id": hashlib.sha256(repr(data).encode()).hexdigest()[:32],
-    }
-    if force is not None and not np.isnan(force).all():
-        row |= {"calculator": "unknown", "forces": force}
-    return row
+def _row(system: Structures, forces: NDArray[Any] | None) -> dict[str, Any]:
+    from ase.db.row import atoms2dict
+
+    atoms = _atoms(system)
+    data = {**atoms.info, **{n: v for n, v in atoms.arrays.items() if n == "pos_relaxed"}}
+    # ASE's rows have a random name; here it is made of what the row holds.
+    name = hashlib.sha256(repr(data).encode()).hexdigest()[:32]
+    row = {**atoms2dict(atoms), "data": data, "key_value_pairs": {}, "unique_id": name}
+    if forces is not None and not np.isnan(forces).all():
+        row |= {"calculator": "unknown", "forces": forces}
+    return {**row, "ctime": 0.0, "mtime": 0.0, "user": ""}
 
 
 _WRITERS = dict(zip(SUFFIXES, (_write_flat, _write_rows, _write_frames), strict=True))

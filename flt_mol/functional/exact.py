@@ -6,20 +6,14 @@ in one operator, which autograd and torch.compile see as a single step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from flt_mol.functional.groups import (
-    check_ptr,
-    operator,
-    settled,
-    systems_of,
-    without_autocast,
-)
+from flt_mol.functional.groups import check_ptr, settled, systems_of, without_autocast
 
 # Weights that are held at once (1 MB in float32). Up to as many over all heads of a system, three
 # plain products are faster than torch's fused attention (measured on CPU, D from 16 to 96).
@@ -74,26 +68,27 @@ def exact_attention(
         return out.transpose(0, 1)
 
 
-@operator("exact_attention")
+@custom_op("flt_mol::exact_attention", mutates_args=())
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, scale: float, causal: bool
 ) -> Tensor:
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
     for rows, keys in _systems(q, k, ptr, key_ptr):
-        system = q[:, rows], k[:, keys], v[:, keys]
-        small = q.shape[0] * system[0].shape[1] * system[1].shape[1] <= MAX_WEIGHTS
-        if small:
-            out[:, rows] = _weights(*system[:2], scale, causal).bmm(system[2])
+        own_q, own_k, own_v = q[:, rows], k[:, keys], v[:, keys]
+        if q.shape[0] * own_q.shape[1] * own_k.shape[1] <= MAX_WEIGHTS:
+            out[:, rows] = _weights(own_q, own_k, scale, causal).bmm(own_v)
         else:
-            out[:, rows] = _fused(*system, scale, causal)
+            out[:, rows] = _fused(own_q, own_k, own_v, scale, causal)
     return out
 
 
-@_attend.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, scale: float, causal: bool
-) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+def _systems(
+    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
+) -> list[tuple[slice, slice]]:
+    """The queries and keys of each system that has both."""
+    systems = systems_of(ptr, queries.shape[1])
+    both = zip(systems, systems_of(key_ptr, keys.shape[1], "key_ptr"), strict=True)
+    return [(r, k) for r, k in both if r.start < r.stop and k.start < k.stop]
 
 
 def _weights(q: Tensor, k: Tensor, scale: float, causal: bool, first: int = 0) -> Tensor:
@@ -158,34 +153,7 @@ def _blocks(num_heads: int, rows: slice, keys: slice) -> list[tuple[slice, slice
     ]
 
 
-@operator("exact_attention_gradients")
-def _gradients_op(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor,
-    key_ptr: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(grad, out, q, k, v, ptr, key_ptr, scale, causal)
-
-
-@_gradients_op.register_fake
-def _(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor,
-    key_ptr: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+_gradients_op = custom_op("flt_mol::exact_attention_gradients", _gradients, mutates_args=())
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -196,21 +164,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # A derivative that will be differentiated itself must be seen step by step.
     step_by_step = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    run: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
-        _gradients if step_by_step else _gradients_op
-    )
+    run = _gradients if step_by_step else _gradients_op
     with without_autocast(grad):
         gradients = run(grad, *ctx.saved_tensors, ctx.scale, ctx.causal)
     return *gradients, None, None, None, None
 
 
+_attend.register_fake(lambda q, k, v, *_: q.new_empty(*q.shape[:2], v.shape[-1]))
+_gradients_op.register_fake(lambda grad, out, q, k, v, *_: tuple(map(torch.empty_like, (q, k, v))))
 _attend.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _systems(
-    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> list[tuple[slice, slice]]:
-    """The queries and keys of each system that has both."""
-    systems = systems_of(ptr, queries.shape[1])
-    both = zip(systems, systems_of(key_ptr, keys.shape[1], "key_ptr"), strict=True)
-    return [(r, k) for r, k in both if r.start < r.stop and k.start < k.stop]

@@ -13,17 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 from torch.nn.functional import softplus
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.groups import (
-    at_least_float32,
-    operator,
-    settled,
-    systems_of,
-)
+from flt_mol.functional.groups import at_least_float32, settled, systems_of
 
-SOFTPLUS_TAIL, SOFTPLUS_LINEAR = -18.0, 40.0
 # Where to cut x before exp(x) beside values of 1: far below rounding, far above underflow. Numbers
 # below the smallest normal one make `exp` and products ten to eighty times slower on CPUs.
 LEAST_EXPONENT = {torch.float32: -60.0, torch.float64: -600.0}
@@ -42,15 +37,8 @@ def orthogonal_projection(
     """W (M, dim) whose rows are orthogonal within blocks of `dim`, each one standard normal.
 
     Directions are the columns of Q of a Gaussian's QR decomposition, made uniform by giving R a
-    positive diagonal; lengths are those of independent Gaussian vectors [1, section 3.2].
-
-    Args:
-        num_features: M.
-        dim: number of columns.
-        generator: on CPU.
-
-    Returns:
-        float32 on CPU, the same numbers for the same generator on every machine's default dtype.
+    positive diagonal; lengths are those of independent Gaussian vectors [1, section 3.2]. float32
+    on CPU.
 
     References:
         [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
@@ -135,14 +123,10 @@ def hyperbolic_log_features(
     key: bool = False,
     subtract_norm: bool = True,
 ) -> Tensor:
-    """Logarithms of positive random features in opposite pairs, w and −w [1, Lemma 1].
+    """Log φ_{±m}(x) = ±w_m·x̂ − ‖x̂‖²/2, positive random features in opposite pairs [1, Lemma 1].
 
-    log φ_{±m}(x) = ±w_m·x̂ − ‖x̂‖²/2: of the same expectation as `softmax_log_features` of as many
-    features, for half the products and of smaller variance. The factor 1/√(2M) cancels. Arguments
-    are those of `softmax_log_features`; the result is (N, H, 2M).
-
-    References:
-        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
+    Of the same expectation as `softmax_log_features` of as many features, for half the products and
+    of smaller variance. Arguments and reference are those there; the result is (N, H, 2M).
     """
     logits = softmax_log_features(
         x, projection, at, position_projection, key=key, subtract_norm=False
@@ -188,10 +172,9 @@ def softplus_log_features(logits: Tensor) -> Tensor:
         tensor([-1000.0000,     6.9078])
     """
     # log(log(1 + e^z)) = z − e^z/2 + O(e^2z): exact to rounding, in float64 too, below −18.
-    tail = logits.clamp(max=SOFTPLUS_TAIL)
-    tail = tail - 0.5 * tail.exp()
-    head = softplus(logits.clamp(min=SOFTPLUS_TAIL), threshold=SOFTPLUS_LINEAR).log()
-    return torch.where(logits < SOFTPLUS_TAIL, tail, head)
+    tail = logits.clamp(max=-18.0)
+    head = softplus(logits.clamp(min=-18.0), threshold=40.0).log()
+    return torch.where(logits < -18.0, tail - 0.5 * tail.exp(), head)
 
 
 def elu_features(x: Tensor, position_features: Tensor | None = None) -> Tensor:
@@ -257,7 +240,7 @@ def stabilised_features(
     return queries.transpose(0, 1), keys.transpose(0, 1)
 
 
-@operator("stabilised_keys")
+@custom_op("flt_mol::stabilised_keys", mutates_args=())
 def stabilised_keys(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     """exp(k − c) (H, K, M), and c (B, H, M), the largest k of each system; 0 without keys."""
     out, least = x.new_empty(x.shape), LEAST_EXPONENT[x.dtype]
@@ -271,7 +254,7 @@ def stabilised_keys(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     return out, level
 
 
-@operator("stabilised_queries")
+@custom_op("flt_mol::stabilised_queries", mutates_args=())
 def stabilised_queries(x: Tensor, level: Tensor, ptr: Tensor) -> Tensor:
     """exp(q + c − max_m (q + c)) (H, N, M), for the level c (B, H, M) of the keys."""
     out, least = x.new_empty(x.shape), LEAST_EXPONENT[x.dtype]
@@ -282,22 +265,8 @@ def stabilised_queries(x: Tensor, level: Tensor, ptr: Tensor) -> Tensor:
     return out
 
 
-@stabilised_keys.register_fake
-def _(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2])
-
-
-@stabilised_queries.register_fake
-def _(x: Tensor, level: Tensor, ptr: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _save_keys(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[0])
-
-
-def _save_queries(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(output)
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output if isinstance(output, Tensor) else output[0])
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -305,5 +274,9 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return grad * features, *(None for _ in ctx.needs_input_grad[1:])
 
 
-stabilised_keys.register_autograd(_backward, setup_context=_save_keys)
-stabilised_queries.register_autograd(_backward, setup_context=_save_queries)
+stabilised_keys.register_fake(
+    lambda x, ptr: (x.new_empty(x.shape), x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2]))
+)
+stabilised_queries.register_fake(lambda x, level, ptr: x.new_empty(x.shape))
+stabilised_keys.register_autograd(_backward, setup_context=_save)
+stabilised_queries.register_autograd(_backward, setup_context=_save)

@@ -1,16 +1,9 @@
 """Sums over atoms with a filter that is known by its spectrum on the reciprocal lattice.
 
-out_i = Σ_j F_h(r_i − r_j) v_jh with F_h(r) = Σ_k w_k g_h(k) cos 2πk·r, w_k the weights of
-`reciprocal_vectors`: periodic, unnormalised, of any sign. Two routes to the same numbers:
-
-- **structure factors**: S_k = Σ_j e^{−2πik·r_j} v_j, times w_k g_h(k), read back at every atom.
-  O(N·K·C) time, O(N·K + K·C) memory.
-- **kernels**: the matrices of T fixed radial functions, once for all layers, O(N²·K·T); then a
-  layer mixes them to one per head and multiplies, O(N²·(T·H + C)) time, O(N²·(T + H)) memory.
-  Faster where systems are small and layers several.
-
-Systems come in groups of G, padded to L atoms and K vectors: padded vectors have a spectrum of 0,
-padded atoms a value of 0, and what is read at them is dropped.
+out_i = Σ_j F_h(r_i − r_j) v_jh, F_h(r) = Σ_k w_k g_h(k) cos 2πk·r, w_k the weights of
+`reciprocal_vectors`. By **structure factors** Σ_j e^{−2πik·r_j} v_j it takes O(N·K·C) time; by
+**kernels**, matrices of T radial functions shared by layers, O(N²·(T·H + C)), faster for small
+systems. Systems come in groups of G, padded to L atoms and K vectors with values and spectra of 0.
 """
 
 from __future__ import annotations

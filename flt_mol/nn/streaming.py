@@ -11,7 +11,7 @@ from flt_mol.functional import streaming
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState
-from flt_mol.nn.layout import Layout
+from flt_mol.nn.layout import layout_of
 
 
 class AttentionState(NamedTuple):
@@ -49,19 +49,11 @@ class Streaming:
         Raises:
             ValueError: a layer that is not causal, or not in linear mode.
         """
-        self._check_streaming()
-        weight, phi = self.query.weight, self.feature_map
-        sums = streaming.initial_state(
-            num_streams,
-            self.num_heads,
-            phi.num_features,
-            self.embed_dim // self.num_heads,
-            log=phi.exponential,
-            dtype=torch.promote_types(weight.dtype, torch.float32),
-            device=weight.device,
-        )
-        origin = None if self.rpe is None else sums.sums.new_zeros(num_streams, self.rpe.dim)
-        return AttentionState(sums, origin)
+        weight = self.query.weight
+        keys = weight.new_zeros(0, self.num_heads, self.num_features)
+        value = weight.new_zeros(0, self.num_heads, self.embed_dim // self.num_heads)
+        ptr = torch.zeros(num_streams + 1, dtype=torch.int64, device=weight.device)
+        return self._state(keys, value, ptr, None)
 
     def state_after(
         self, x: Tensor, positions: Tensor | None = None, **given: Any
@@ -71,17 +63,21 @@ class Streaming:
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        self._check_streaming()
         layout, rows = self.rows(x, positions, given)
-        phi = self.feature_map
-        keys = phi(rows.key, rows.key_at, key=True)
-        sums = streaming.state_of(keys, rows.value, rows.ptr, log=phi.exponential)
-        origin = None
-        if self.rpe is not None:
+        keys = self.feature_map(rows.key, rows.key_at, key=True)
+        first = None
+        if self.rpe is not None and positions is not None:
+            first = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
+        return self._state(keys, rows.value, rows.ptr, first)
+
+    def _state(
+        self, keys: Tensor, value: Tensor, ptr: Tensor, origin: Tensor | None
+    ) -> AttentionState:
+        self._check_streaming()
+        sums = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
+        if self.rpe is not None and origin is None:
             # Without positions tokens count from 0.
-            origin = sums.sums.new_zeros(rows.ptr.shape[0] - 1, self.rpe.dim)
-            if positions is not None:
-                origin = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
+            origin = sums.sums.new_zeros(len(ptr) - 1, self.rpe.dim)
         return AttentionState(sums, origin)
 
     def step(
@@ -109,11 +105,11 @@ class Streaming:
         """
         self._check_streaming()
         length = state.sums.length
-        streams = len(length)
-        if x.shape != (streams, self.embed_dim):
+        shape = len(length), self.num_heads, -1
+        if x.shape != (len(length), self.embed_dim):
             raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected {(streams, self.embed_dim)}: one token "
-                "of each sequence of the state"
+                f"x has shape {tuple(x.shape)}, expected {(len(length), self.embed_dim)}: one "
+                "token of each sequence of the state"
             )
         origin = state.origin
         if self.rpe is not None and position_features is None and origin is not None:
@@ -123,10 +119,8 @@ class Streaming:
                 positions = at_least_float32(positions)
                 first = (length == 0)[:, None]
                 origin = torch.where(first, positions, origin.to(positions.dtype))
-        ptr = torch.arange(streams + 1, device=length.device)
-        layout = Layout(ptr, None, None, (streams,))
+        layout = layout_of(x, ptr=torch.arange(len(length) + 1, device=length.device))
         at = self.features_at(layout, positions, position_features, origin)
-        shape = (streams, self.num_heads, -1)
         query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)

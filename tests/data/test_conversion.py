@@ -199,9 +199,8 @@ def test_onto_itself(source, tmp_path):
 def test_a_writer_that_lies_is_found_out(suffix, source, tmp_path, monkeypatch):
     from flt_mol.data import conversion
 
-    def wrong(source, systems, path, forces):
-        changed = ((rows, _other(batch)) for rows, batch in systems)
-        right(source, changed, path, forces)
+    def wrong(batches, path, source):
+        right(((_other(batch), forces) for batch, forces in batches), path, source)
 
     right = conversion._WRITERS[suffix]
     monkeypatch.setitem(conversion._WRITERS, suffix, wrong)
