@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class WeightAverage(EMAWeightAveraging):
         return task.model
 
 
+@dataclass(eq=False)
 class History(Callback):
     """Metrics of every epoch, and the weights with the lowest validation MAE as ``best.ckpt``.
 
@@ -58,19 +60,14 @@ class History(Callback):
         console: where errors are printed, of ten epochs at least.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        systems: Mapping[str, Any],
-        average: WeightAverage | None,
-        csv: bool,
-        console: Console,
-    ) -> None:
-        self.folder, self.config, self.systems = folder, config, systems
-        self.average, self.csv, self.console = average, csv, console
-        self.epochs: list[dict[str, float]] = []
-        self.best: dict[str, float] | None = None
+    folder: Path
+    config: Mapping[str, Any]
+    systems: Mapping[str, Any]
+    average: WeightAverage | None
+    csv: bool
+    console: Console
+    epochs: list[dict[str, float]] = field(default_factory=list, init=False)
+    best: dict[str, float] | None = field(default=None, init=False)
 
     def state_dict(self) -> dict[str, Any]:
         """For a run that is resumed."""
