@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
 from flt_mol.files import temporary_path
@@ -71,7 +71,7 @@ class History(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """For a run that is resumed."""
-        return {"epochs": [dict(row) for row in self.epochs], "best": self.best}
+        return {"epochs": list(self.epochs), "best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
@@ -138,7 +138,5 @@ def make_loggers(names: Sequence[str], folder: Path, step: int | None) -> list[L
     if "wandb" in names:
         if importlib.util.find_spec("wandb") is None:
             raise ValueError("training.loggers has wandb, which is not installed: pip install it")
-        from lightning.pytorch.loggers import WandbLogger
-
         made.append(WandbLogger(name=folder.name, save_dir=str(folder / "logs"), project="flt_mol"))
     return made

@@ -34,7 +34,7 @@ def run_folder(
     """`output`, or one of runs/NAME, runs/NAME-2, …, with the settings written to it, locked.
 
     Of these it is the first that is free, or holds an interrupted run of the same settings which no
-    process is resuming. On an exception without weights or a point to resume from what was put
+    process is resuming. On an exception without weights or a point to resume from, what was put
     there is removed; else the exception gets a note that names them. Other processes of the run get
     the folder of the first one.
 
@@ -89,11 +89,10 @@ def _hold(
     if output is not None:
         folder = Path(output)
         new = not folder.exists()
-        if (folder / _CONFIG).exists() and (changed := _changes(folder, settings)):
-            raise ValueError(
-                f"{folder} holds a run with other settings: {'; '.join(changed)}; choose another "
-                "output, or remove it"
-            )
+        used = any((folder / name).exists() for name in (_CONFIG, LAST))
+        if used and (changed := "; ".join(_changes(folder, settings))):
+            hint = "choose another output, or remove it"
+            raise ValueError(f"{folder} holds a run with other settings: {changed}; {hint}")
         if not _lock(folder, stack):
             raise ValueError(f"another process is training into {folder}")
         return folder, new

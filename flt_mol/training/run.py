@@ -23,7 +23,7 @@ from rich.console import Console
 
 from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
-from flt_mol.evaluation.splits import evaluate_splits
+from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
@@ -107,7 +107,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
         splits = load_splits(config)
         if idle:
-            say(console, f"without {', '.join(idle)}: the first record has no targets for it")
+            say(console, f"trained without {', '.join(idle)}: no targets in the first record")
         torch.manual_seed(config.training.seed)
         model = build_model(config, splits.training, console)
         torch.manual_seed(config.training.seed + world.rank)  # the same weights, other dropout
@@ -196,7 +196,7 @@ def _note_start(history: History, config: RunConfig, model: EnergyModel, splits:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerows([["sid"], *([sid] for sid in history.systems["held_out"])])
     if config.finetune.checkpoint is not None:
-        metrics = evaluate_splits(model, {"start": splits.validation})["start"].metrics
+        metrics = evaluate_model(model, splits.validation).metrics
         history.best = {"epoch": 0.0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]}
         history.save(BEST, model, history.best)
         name = config.data.validation
