@@ -47,7 +47,6 @@ from flt_mol.nn.spectrum import (
     SumSpectrum,
     TentSpectrum,
 )
-from flt_mol.nn.streaming import AttentionState
 
 __all__ = [
     "FEATURE_MAPS",
@@ -56,7 +55,6 @@ __all__ = [
     "Attention",
     "AttentionInputs",
     "AttentionRows",
-    "AttentionState",
     "BSplineSpectrum",
     "BlockGeometry",
     "BoxSpectrum",

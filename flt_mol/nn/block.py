@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,8 +14,6 @@ from flt_mol.nn.layout import layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
-
-Given = TypeVar("Given", SpectralGeometry, LocalGeometry)
 
 
 class BlockGeometry(NamedTuple):
@@ -71,7 +69,7 @@ class FLTBlock(nn.Module):
         local_norm: bool = True,
     ) -> None:
         super().__init__()
-        embed_dim = _width(attention, spectral, local)
+        embed_dim = _width(attention=attention, spectral=spectral, local=local)
         normed = local_norm or attention is not None or spectral is not None
         self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
@@ -115,10 +113,12 @@ class FLTBlock(nn.Module):
                 images=images,
             )
         if self.spectral is not None:
-            waves = _needed(waves, "waves", "SpectralFilter.geometry")
+            if waves is None:
+                raise ValueError("this block needs waves: pass what SpectralFilter.geometry gives")
             out = out + self.spectral(h, waves)
         if self.local is not None:
-            local = _needed(local, "local", "a LocalBasis")
+            if local is None:
+                raise ValueError("this block needs local: pass what a LocalBasis gives")
             out = out + self.local(h if self.local_norm else x, local)
         fed: Tensor = self.ffn(self.ffn_norm(out))
         return out + fed
@@ -128,8 +128,7 @@ class FLTEncoder(nn.Module):
     """A stack of blocks that share one RPE, applied `recycles` times to its own output.
 
     Position features are computed once per forward and shared by all blocks and recycles
-    (Choromanski, Li et al. 2024, appendix: four passes of the same blocks on OC20), and padded
-    rows are packed once.
+    (Choromanski, Li et al. 2024, appendix: four recycles on OC20), and padded rows are packed once.
 
     Args:
         blocks: the blocks in order.
@@ -187,10 +186,10 @@ class FLTEncoder(nn.Module):
             system: (N,), the system of each row in any order, instead of `ptr`.
             num_systems: B, with `system` only.
             mask: (B, L) bool, True for real rows, for padded rows.
-            pairs: weights of near pairs of packed rows, see `FLTAttention`.
-            images: keys that are periodic images, see `FLTAttention`.
-            waves: of packed rows, for blocks with spectral filters.
-            local: of packed rows, for blocks with local filters.
+            pairs: see `BlockGeometry`, of packed rows.
+            images: likewise.
+            waves: likewise.
+            local: likewise.
 
         Raises:
             ValueError: arguments that do not belong together or do not fit `x`.
@@ -220,25 +219,16 @@ class FLTEncoder(nn.Module):
         return x
 
 
-def _width(*parts: FLTAttention | SpectralFilter | LocalFilter | None) -> int:
-    kinds = (FLTAttention, SpectralFilter, LocalFilter)
+def _width(**parts: FLTAttention | SpectralFilter | LocalFilter | None) -> int:
+    kinds = {"attention": FLTAttention, "spectral": SpectralFilter, "local": LocalFilter}
     widths = set()
-    for part, kind in zip(parts, kinds, strict=True):
+    for name, part in parts.items():
         if part is None:
             continue
-        if not isinstance(part, kind):
-            raise ValueError(
-                f"a block takes a {kind.__name__}, got a {type(part).__name__}: add what other "
-                "layers give beside the block"
-            )
+        if not isinstance(part, kinds[name]):
+            raise ValueError(f"{name} is a {type(part).__name__}, expected {kinds[name].__name__}")
         widths.add(part.channels if isinstance(part, LocalFilter) else part.embed_dim)
     if len(widths) != 1:
         have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
         raise ValueError(f"a block with {have}: give parts of one width")
     return int(widths.pop())
-
-
-def _needed(geometry: Given | None, name: str, source: str) -> Given:
-    if geometry is None:
-        raise ValueError(f"this block has a filter that needs {name}: pass what {source} gives")
-    return geometry

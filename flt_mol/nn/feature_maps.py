@@ -1,13 +1,7 @@
-"""φ as modules: what attention applies to queries and keys, each with its positions beside it.
+"""φ as modules: maps of [Φ, q̂] and [Ψ, k̂], q̂ = q D^{-1/4}, that never form these concatenations.
 
-A map acts on the concatenations [Φ, q̂] and [Ψ, k̂], with q̂ = q D^{-1/4}, without forming them.
-`SoftmaxFeatures` and `HyperbolicFeatures` are unbiased estimates of exp(q·k/√D + Φ·Ψ): the
-softmax. The others define an attention of their own, in which position features act as further
-inputs, no longer as the exponential of a mask [1].
-
-References:
-    [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
-    Encodings in Transformers", AISTATS 2024, appendix on image data: φ(x) = ReLU(Wx).
+`SoftmaxFeatures` and `HyperbolicFeatures` are unbiased estimates of exp(q·k/√D + Φ·Ψ). The others
+define an attention of their own, in which position features are further inputs.
 """
 
 from __future__ import annotations
@@ -104,10 +98,7 @@ class RandomFeatures(FeatureMap, Redrawn):
     """Maps that begin with fixed random directions W (M, 2R + D) per head, saved as buffers.
 
     Args:
-        num_heads: H.
-        head_dim: D.
-        position_dim: 2R.
-        num_features: M.
+        num_heads, head_dim, position_dim, num_features: H, D, 2R and M.
         orthogonal: whether directions are orthogonal in blocks, else independent.
         redraw_every: None, or the number of training steps after which training draws another W,
             while eval keeps the saved one: see `Redrawn` for what a step is.
@@ -203,10 +194,7 @@ class SoftplusFeatures(FeatureMap):
     are trained; before that they are no estimate of anything.
 
     Args:
-        num_heads: H.
-        head_dim: D.
-        position_dim: 2R.
-        num_features: M.
+        num_heads, head_dim, position_dim, num_features: H, D, 2R and M.
         generator: on CPU, for W at the start; None takes a seed from torch's global one.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,9 +31,7 @@ class Layout(NamedTuple):
     @property
     def num_rows(self) -> int:
         """How many packed rows there are."""
-        if self.order is not None:
-            return self.order.shape[0]
-        return self.leading[0] * (self.leading[1] if len(self.leading) == 2 else 1)
+        return math.prod(self.leading) if self.order is None else self.order.shape[0]
 
     def refuse_unsorted(self, *counted: object) -> None:
         """Refuse what counts packed rows, such as pairs, where rows were given in another order.
@@ -49,24 +48,24 @@ class Layout(NamedTuple):
     def pack(self, x: Tensor) -> Tensor:
         """Rows as given, (N, …) or (B, L, …), to packed rows (K, …)."""
         if len(self.leading) == 2:
-            if self.mask is not None:
-                # Padding may hold NaN, whose product with a gradient of 0 is NaN.
-                x = torch.where(self.mask.view(*self.leading, *[1] * (x.dim() - 2)), x, 0.0)
-            x = x.flatten(0, 1)
+            # Padding may hold NaN, whose product with a gradient of 0 is NaN.
+            x = self._masked(x).flatten(0, 1)
         return x if self.order is None else x[self.order]
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Packed rows (K, …) to rows as given, zeros at padding."""
         rows = packed
         if self.order is not None:
-            total = self.leading[0] * (self.leading[1] if len(self.leading) == 2 else 1)
-            rows = packed.new_zeros(total, *packed.shape[1:]).index_copy(0, self.order, packed)
+            rows = packed.new_zeros(math.prod(self.leading), *packed.shape[1:])
+            rows = rows.index_copy(0, self.order, packed)
         if len(self.leading) == 2:
-            rows = rows.view(*self.leading, *packed.shape[1:])
-            if self.mask is not None:
-                mask = self.mask.view(*self.leading, *[1] * (packed.dim() - 1))
-                rows = torch.where(mask, rows, 0.0)
+            rows = self._masked(rows.view(*self.leading, *packed.shape[1:]))
         return rows
+
+    def _masked(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            return x
+        return torch.where(self.mask.view(*self.leading, *[1] * (x.dim() - 2)), x, 0.0)
 
 
 def layout_of(
@@ -82,9 +81,9 @@ def layout_of(
 
     Args:
         x: (N, C) or (B, L, C).
-        ptr: (B + 1,), first row of each system, for packed rows.
-        system: (N,), the system of each row in any order. Without `ptr` and `system`, rows (N, C)
-            are one system.
+        ptr: (B + 1,), first row of each system, for packed rows. Without `ptr` and `system`, rows
+            (N, C) are one system.
+        system: (N,), the system of each row in any order.
         num_systems: B, with `system` only.
         mask: (B, L) bool, True for real rows, for padded rows only.
         name: what errors call `x`.
@@ -106,9 +105,9 @@ def layout_of(
         raise ValueError(
             f"a mask belongs to padded rows (B, L, C); {name} has {x.dim()} dimensions"
         )
-    rows = x.shape[0]
     if ptr is not None and system is not None:
         raise ValueError("give ptr or system, not both")
+    rows = x.shape[0]
     if system is not None:
         if system.shape != (rows,):
             raise ValueError(
@@ -123,8 +122,7 @@ def layout_of(
         raise ValueError("num_systems belongs to system; ptr says it already")
     if ptr is None:
         ptr = torch.tensor([0, rows], dtype=torch.int64, device=x.device)
-    elif not torch.compiler.is_compiling():
-        check_ptr(ptr, rows)
+    check_ptr(ptr, rows)
     return Layout(ptr, None, None, (rows,))
 
 
@@ -139,20 +137,17 @@ def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tup
     Raises:
         ValueError: arguments that do not belong together, or different numbers of systems.
     """
-    get, num_systems = given.get, given.get("num_systems")
-    both = [s for s in (get("system"), get("context_system")) if isinstance(s, Tensor)]
+    num_systems = given.get("num_systems")
+    both = [s for s in map(given.get, ("system", "context_system")) if isinstance(s, Tensor)]
     if num_systems is None and len(both) == 2:
         if torch.compiler.is_compiling():
             raise ValueError("a graph needs num_systems beside system and context_system")
         num_systems = 1 + max(int(s.max()) if s.numel() else -1 for s in both)
     layouts = []
-    for rows, prefix in ((x, ""), (context, "context_")):
-        system = get(f"{prefix}system")
-        count = None if system is None else num_systems
-        ptr, mask, name = get(f"{prefix}ptr"), get(f"{prefix}mask"), prefix[:-1] or "x"
-        layouts.append(
-            layout_of(rows, ptr=ptr, system=system, num_systems=count, mask=mask, name=name)
-        )
+    for rows, prefix, name in ((x, "", "x"), (context, "context_", "context")):
+        own = {key: given.get(prefix + key) for key in ("ptr", "system", "mask")}
+        count = None if own["system"] is None else num_systems
+        layouts.append(layout_of(rows, **own, num_systems=count, name=name))
     layout, keys = layouts
     if layout.ptr.shape != keys.ptr.shape:
         raise ValueError(
