@@ -31,11 +31,11 @@ class CausalState(NamedTuple):
 
     def streams(self, index: Tensor) -> CausalState:
         """The states of streams `index` (K,), in that order and as often as they are named."""
-        return CausalState(*(None if x is None else x[index] for x in self))
+        return CausalState._make(None if x is None else x[index] for x in self)
 
     def detach(self) -> CausalState:
         """The same numbers without the history that gradients follow."""
-        return CausalState(*(None if x is None else x.detach() for x in self))
+        return CausalState._make(None if x is None else x.detach() for x in self)
 
 
 def state_of(keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> CausalState:

@@ -52,7 +52,7 @@ class FLTBlock(nn.Module):
         dropout: probability, applied to the feed-forward net's output.
         spectral: the spectral filter.
         local: the local filter.
-        local_norm: whether it takes normalised features. Deep stacks and many passes need it.
+        local_norm: whether it takes normalised features. Deep stacks and many recycles need it.
 
     Raises:
         ValueError: no part at all, or parts of different widths.
@@ -69,7 +69,7 @@ class FLTBlock(nn.Module):
         local_norm: bool = True,
     ) -> None:
         super().__init__()
-        embed_dim = _width(attention=attention, spectral=spectral, local=local)
+        embed_dim = _width(attention, spectral, local)
         normed = local_norm or attention is not None or spectral is not None
         self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
@@ -212,23 +212,18 @@ class FLTEncoder(nn.Module):
 
     def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
         """One pass through the blocks: (N, C) → (N, C), for those who read out every pass."""
-        features, *rest = geometry
-        given = dict(zip(BlockGeometry._fields[1:], rest, strict=True))
         for block in self.blocks:
-            x = block(x, ptr, features, **given)
+            x = block(x, ptr, **geometry._asdict())
         return x
 
 
-def _width(**parts: FLTAttention | SpectralFilter | LocalFilter | None) -> int:
-    kinds = {"attention": FLTAttention, "spectral": SpectralFilter, "local": LocalFilter}
-    widths = set()
-    for name, part in parts.items():
-        if part is None:
-            continue
-        if not isinstance(part, kinds[name]):
-            raise ValueError(f"{name} is a {type(part).__name__}, expected {kinds[name].__name__}")
-        widths.add(part.channels if isinstance(part, LocalFilter) else part.embed_dim)
+def _width(
+    attention: FLTAttention | None, spectral: SpectralFilter | None, local: LocalFilter | None
+) -> int:
+    widths = {part.embed_dim for part in (attention, spectral) if part is not None}
+    if local is not None:
+        widths.add(local.channels)
     if len(widths) != 1:
         have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
         raise ValueError(f"a block with {have}: give parts of one width")
-    return int(widths.pop())
+    return widths.pop()

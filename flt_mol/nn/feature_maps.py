@@ -100,8 +100,8 @@ class RandomFeatures(FeatureMap, Redrawn):
     Args:
         num_heads, head_dim, position_dim, num_features: H, D, 2R and M.
         orthogonal: whether directions are orthogonal in blocks, else independent.
-        redraw_every: None, or the number of training steps after which training draws another W,
-            while eval keeps the saved one: see `Redrawn` for what a step is.
+        redraw_every: training steps after which training draws another W, while eval keeps the
+            saved one (see `Redrawn`), or None.
         generator: on CPU; None takes a seed from torch's global one.
     """
 
@@ -150,13 +150,11 @@ class RandomFeatures(FeatureMap, Redrawn):
 
 
 class SoftmaxFeatures(RandomFeatures):
-    """Positive random features [1]: φ_m(x) = exp(w_m·x̂ − ‖x̂‖²/2), as logarithms.
+    """Positive random features: φ_m(x) = exp(w_m·x̂ − ‖x̂‖²/2), as logarithms.
 
     E[φ(q)·φ(k)]/M = exp(q·k/√D + Φ·Ψ), up to a factor of the query's, which attention divides out.
     The relative variance of one weight is (exp(‖q̂ + k̂‖²) − 1)/M: good for small logits only.
-
-    References:
-        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
+    Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
     """
 
     exponential = True
@@ -166,12 +164,10 @@ class SoftmaxFeatures(RandomFeatures):
 
 
 class HyperbolicFeatures(RandomFeatures):
-    """Positive features in opposite pairs: exp(±w_m·x̂ − ‖x̂‖²/2), M/2 directions [1, Lemma 1].
+    """Positive features in opposite pairs: exp(±w_m·x̂ − ‖x̂‖²/2), M/2 directions.
 
-    Of the same expectation as `SoftmaxFeatures`, at half the products for the same M.
-
-    References:
-        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
+    Of the same expectation as `SoftmaxFeatures`, and by the same lemma, at half the products for
+    the same M.
     """
 
     exponential = True
@@ -225,11 +221,7 @@ class SoftplusFeatures(FeatureMap):
 
 
 class ELUFeatures(FeatureMap):
-    """φ(x) = elu([Φ, x̂]) + 1 [1], without any weights: M = 2R + D.
-
-    References:
-        [1] Katharopoulos et al., "Transformers are RNNs", ICML 2020, equation 7.
-    """
+    """φ(x) = elu([Φ, x̂]) + 1, without any weights: M = 2R + D (see `functional.elu_features`)."""
 
     def __init__(self, num_heads: int, head_dim: int, position_dim: int = 0) -> None:
         super().__init__(num_heads, head_dim, position_dim, position_dim + head_dim)
@@ -257,7 +249,7 @@ def feature_map_of(
     generator: torch.Generator,
     **settings: Any,
 ) -> FeatureMap:
-    """The map named by, or given as, `choice`, for heads of a certain shape.
+    """The map named by, or given as, `choice`, for H heads of D channels and 2R positions.
 
     Args:
         choice: a name in `FEATURE_MAPS`, or a map, which must be of this shape.
@@ -273,9 +265,8 @@ def feature_map_of(
         own = (choice.num_heads, choice.head_dim, choice.position_dim)
         if own != shape or asked:
             raise ValueError(
-                f"the feature map is for (heads, channels per head, width of position features) "
-                f"{own} and brings its own settings; needed: {shape}, given besides: "
-                f"{', '.join(asked) or 'nothing'}"
+                f"the feature map is for heads, channels and positions {own} and brings its own "
+                f"settings; needed: {shape}, given besides: {', '.join(asked) or 'nothing'}"
             )
         return choice
     if choice not in FEATURE_MAPS:
@@ -299,8 +290,6 @@ def _directions(
     draw = orthogonal_projection if orthogonal else gaussian_projection
     rows = shape.num_features // getattr(shape, "per_direction", 1)
     width = shape.position_dim + shape.head_dim
-    projection = torch.stack(
-        [draw(rows, width, generator=generator) for _ in range(shape.num_heads)]
-    )
-    positions, content = torch.split(projection, [shape.position_dim, shape.head_dim], dim=-1)
+    heads = [draw(rows, width, generator=generator) for _ in range(shape.num_heads)]
+    positions, content = torch.stack(heads).split([shape.position_dim, shape.head_dim], -1)
     return content.contiguous(), positions.contiguous()

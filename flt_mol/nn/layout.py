@@ -91,9 +91,6 @@ def layout_of(
     Raises:
         ValueError: arguments that do not belong together or do not fit `x`.
     """
-    for given, value in (("ptr", ptr), ("system", system), ("mask", mask)):
-        if value is not None and not isinstance(value, Tensor):
-            raise ValueError(f"{given} is a {type(value).__name__}, expected a tensor")
     if x.dim() == 3:
         if ptr is not None or system is not None or num_systems is not None:
             raise ValueError(
@@ -119,7 +116,7 @@ def layout_of(
             require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
         return Layout(*offsets_of(system, num_systems), None, (rows,))
     if num_systems is not None:
-        raise ValueError("num_systems belongs to system; ptr says it already")
+        raise ValueError("num_systems belongs to system, not to ptr")
     if ptr is None:
         ptr = torch.tensor([0, rows], dtype=torch.int64, device=x.device)
     check_ptr(ptr, rows)
@@ -138,7 +135,7 @@ def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tup
         ValueError: arguments that do not belong together, or different numbers of systems.
     """
     num_systems = given.get("num_systems")
-    both = [s for s in map(given.get, ("system", "context_system")) if isinstance(s, Tensor)]
+    both = [s for s in map(given.get, ("system", "context_system")) if s is not None]
     if num_systems is None and len(both) == 2:
         if torch.compiler.is_compiling():
             raise ValueError("a graph needs num_systems beside system and context_system")
@@ -169,12 +166,14 @@ def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:
         )
     sizes = mask.sum(1)
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return Layout(ptr, chosen_rows(mask.flatten()), mask, (batch, length))
+
+
+def chosen_rows(chosen: Tensor) -> Tensor:
+    """Where `chosen` (N,) is true, (K,) in order; in graphs (N,), with the others behind these."""
     if torch.compiler.is_compiling():
-        # Of static shape: real rows first, in order; those of padding stay, behind ptr[-1].
-        order = torch.argsort((~mask).flatten().to(torch.uint8), stable=True)
-    else:
-        order = mask.flatten().nonzero().squeeze(1)
-    return Layout(ptr, order, mask, (batch, length))
+        return torch.argsort((~chosen).to(torch.uint8), stable=True)
+    return chosen.nonzero().squeeze(1)
 
 
 def require(condition: Tensor, message: str) -> None:
@@ -191,23 +190,13 @@ def require(condition: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def check_rows(x: Tensor, width: int, name: str, weight: Tensor) -> None:
-    """Refuse rows of another width, or of another dtype than the weights they meet.
+def check_rows(x: Tensor, width: int, name: str) -> None:
+    """Refuse rows that are not (N, C) or (B, L, C) of this width C.
 
     Raises:
         ValueError: as said.
     """
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} is a {type(x).__name__}, expected a tensor")
     if x.dim() not in (2, 3) or x.shape[-1] != width:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}, expected (N, {width}) or (B, L, {width})"
-        )
-    if x.dtype != weight.dtype:
-        kind = x.device.type
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return
-        raise ValueError(
-            f"{name} is {x.dtype}, the layer's weights are {weight.dtype}: convert one of them, "
-            f"{name}.to({weight.dtype}) or layer.to({x.dtype})"
         )

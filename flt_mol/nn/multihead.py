@@ -112,14 +112,20 @@ class FLTMultiheadAttention(nn.Module):
             **settings,
         ).to(weight.device, weight.dtype)
         own = layer.attention
-        parts = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        parts: tuple[Tensor, ...] = (
+            module.q_proj_weight,
+            module.k_proj_weight,
+            module.v_proj_weight,
+        )
         if module.in_proj_weight is not None:
             parts = module.in_proj_weight.chunk(3)
-        state = dict(zip(("query.weight", "key.weight", "value.weight"), parts, strict=True))
-        state["out.weight"] = weight
+        state = {"out.weight": weight}
+        for k, name in enumerate(("query", "key", "value")):
+            state[f"{name}.weight"] = parts[k]
+            if bias:
+                state[f"{name}.bias"] = module.in_proj_bias.chunk(3)[k]
         if bias:
-            biases = (*module.in_proj_bias.chunk(3), module.out_proj.bias)
-            state |= zip(("query.bias", "key.bias", "value.bias", "out.bias"), biases, strict=True)
+            state["out.bias"] = module.out_proj.bias
         own.load_state_dict(own.state_dict() | state)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             layer.requires_grad_(False)

@@ -106,6 +106,6 @@ class Streaming:
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
             raise ValueError(
-                "only a causal layer in linear mode goes token by token: build it with causal=True "
-                f"and mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
+                "only a causal layer in linear mode streams tokens: build it with causal=True and "
+                f"mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
             )
