@@ -220,9 +220,9 @@ class Attention(nn.Module):
         # Gradients, graphs and pairs need the features of all rows.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
             size = max(1, MAX_FEATURES // (self.num_heads * self.feature_map.num_features))
-        own = others = chunks_of(rows.ptr, len(rows.query), size)
+        own = others = chunks_of(rows.ptr, rows.query.shape[0], size)
         if rows.key_ptr is not None:
-            others = chunks_of(key_ptr, len(rows.key), size)
+            others = chunks_of(key_ptr, rows.key.shape[0], size)
         sums, parts = KeySums(key_ptr.shape[0] - 1, log), []
         for chunk in others:
             at = rows.key_at and rows.key_at._replace(basis=rows.key_at.basis[chunk.rows])
@@ -442,7 +442,6 @@ class FLTAttention(Streaming, Attention):
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
-        features = given.get("position_features")
         if context is None:
             if any(given.get(name) is not None for name in _OF_CONTEXT):
                 raise ValueError("context_… is given, but no context")
@@ -474,30 +473,22 @@ class FLTAttention(Streaming, Attention):
         query, key = self.query(own).view(shape), self.key(sources).view(shape)
         value = self.value(value_rows).view(shape)
         at = key_at = None
-        if images is None and context is None:
-            origin = "first" if self.causal else "mean"
+        if images is None:
+            key_positions = given.get("context_positions")
+            key_features = given.get("context_features")
+            origin: str | Tensor = "first" if self.causal else "mean"
+            if context is not None and self.rpe is not None and key_features is None:
+                # One origin for both: what an estimate's features are depends on it.
+                packed = packed_positions(keys, key_positions, self.rpe.dim)
+                packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
+                origin = mean_per_system(packed, keys.ptr)
+            features = given.get("position_features")
             at = key_at = self.features_at(layout, positions, features, origin)
-        elif images is None:
-            at, key_at = self._crossed(layout, keys, positions, given)
+            if context is not None:
+                key_at = self.features_at(keys, key_positions, key_features, origin)
         key_ptr = None if context is None else keys.ptr
-        packed = AttentionRows(query, key, value, layout.ptr, key_ptr, at, key_at, pairs, images)
-        return layout, packed
-
-    def _crossed(
-        self, layout: Layout, keys: Layout, positions: Tensor | None, given: AttentionInputs
-    ) -> tuple[PositionFeatures | None, PositionFeatures | None]:
-        """Φ of the queries and Ψ of a context's keys."""
-        features, key_features = given.get("position_features"), given.get("context_features")
-        key_positions = given.get("context_positions")
-        origin: str | Tensor = "mean"
-        if self.rpe is not None and key_features is None:
-            # One origin for both: what an estimate's features are depends on it.
-            packed = packed_positions(keys, key_positions, self.rpe.dim)
-            packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
-            origin = mean_per_system(packed, keys.ptr)
-        return (
-            self.features_at(layout, positions, features, origin),
-            self.features_at(keys, key_positions, key_features, origin),
+        return layout, AttentionRows(
+            query, key, value, layout.ptr, key_ptr, at, key_at, pairs, images
         )
 
     def matrices(
