@@ -266,9 +266,9 @@ def _row(system: Structures, forces: NDArray[Any] | None) -> dict[str, Any]:
 
     atoms = _atoms(system)
     data = {**atoms.info, **{n: v for n, v in atoms.arrays.items() if n == "pos_relaxed"}}
+    row = {**atoms2dict(atoms), "data": data, "key_value_pairs": {}}
     # ASE's rows have a random name; here it is made of what the row holds.
-    name = hashlib.sha256(repr(data).encode()).hexdigest()[:32]
-    row = {**atoms2dict(atoms), "data": data, "key_value_pairs": {}, "unique_id": name}
+    row["unique_id"] = hashlib.sha256(repr(data).encode()).hexdigest()[:32]
     if forces is not None and not np.isnan(forces).all():
         row |= {"calculator": "unknown", "forces": forces}
     return {**row, "ctime": 0.0, "mtime": 0.0, "user": ""}
@@ -281,38 +281,31 @@ def _compare(
     source: StructuresDataset, indices: Sequence[int], written: Path, count: Callable[[int], None]
 ) -> None:
     """Read the file and the source, and refuse what is not the same in both."""
+    near = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that the source took, too
-        back = open_dataset(written)
+        back, first = open_dataset(written), 0
         if len(back) != len(indices):
             raise ValueError(f"{len(indices)} systems were written, and {len(back)} are read")
-        tolerance = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
-        first = 0
         for rows, expected in readable_batches(source, indices):
             batches = readable_batches(back, range(first, first + len(rows)))
             found = Structures.cat([batch for _, batch in batches])
-            name = _difference(expected, found, tolerance)
-            if name is not None:
-                raise ValueError(
-                    f"{source.where(rows[0])} and following: {name} does not come back from "
-                    f"{written.suffix}; choose another kind of file"
-                )
+            for field in (f.name for f in fields(Structures)):
+                a, b = getattr(expected, field), getattr(found, field)
+                if not _same(a, b, near if field.startswith("positions") else 0.0):
+                    raise ValueError(
+                        f"{source.where(rows[0])} and following: {field} does not come back from "
+                        f"{written.suffix}; choose another kind of file"
+                    )
             first += len(rows)
             count(len(rows))
 
 
-def _difference(expected: Structures, found: Structures, tolerance: float) -> str | None:
-    """The first field in which they differ."""
-    for field in fields(Structures):
-        a, b = getattr(expected, field.name), getattr(found, field.name)
-        same = repr(a) == repr(b)
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            near = tolerance if field.name.startswith("positions") else 0.0
-            same = a.dtype == b.dtype and a.shape == b.shape
-            same = same and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-        if not same:
-            return field.name
-    return None
+def _same(a: Any, b: Any, near: float) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return repr(a) == repr(b)
+    alike = a.dtype == b.dtype and a.shape == b.shape
+    return alike and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
 
 
 def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str, ...]:
@@ -320,5 +313,5 @@ def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str,
     kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if forces else ())}
     if not options.ignore_energy:
         kept |= {options.energy, options.energy_initial, options.positions_relaxed}
-    further = [name for name in record if name not in kept and not name.startswith("_")]
-    return tuple(sorted(name for name in further if record[name] is not None))
+    further = {n for n, value in record.items() if value is not None and not n.startswith("_")}
+    return tuple(sorted(further - kept))
