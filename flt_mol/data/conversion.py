@@ -166,14 +166,12 @@ def readable_batches(
 
 
 def _check_output(output: Path, *, forces: bool, overwrite: bool) -> None:
-    suffix = output.suffix.lower()
-    if suffix not in SUFFIXES:
+    if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
-    if forces and suffix == ".extxyz":
+    if forces and output.suffix.lower() == ".extxyz":
         raise ValueError(f"{output}: .extxyz does not hold forces; choose another kind of file")
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
-        kind = " and is a folder" if output.is_dir() else ""
-        raise ValueError(f"{output} exists{kind}: choose another name, or overwrite it")
+        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
 
 
 def remove_leftovers(output: Path) -> None:
@@ -181,19 +179,14 @@ def remove_leftovers(output: Path) -> None:
     beside = f".{output.name}."
     for path in output.parent.glob(f"{beside}*.tmp{output.suffix}"):
         process = path.name.removeprefix(beside).partition(".")[0]
-        if os.name == "posix" and process.isdigit() and not _runs(int(process)):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # sends nothing
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # else it is of somebody else
-    return True
+        if os.name != "posix" or not process.isdigit():
+            continue
+        try:
+            os.kill(int(process), 0)  # sends nothing
+        except ProcessLookupError:
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # of somebody else
+            continue
 
 
 def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -> NDArray[Any]:

@@ -182,7 +182,7 @@ def test_outputs_that_are_refused(source, tmp_path):
     convert(source, tmp_path / "c.safetensors", overwrite=True)
     assert len(open_dataset(tmp_path / "c.safetensors")) == 12
     (tmp_path / "d.extxyz").mkdir()
-    with pytest.raises(ValueError, match=r"d\.extxyz exists and is a folder"):
+    with pytest.raises(ValueError, match=r"d\.extxyz exists"):
         convert(source, tmp_path / "d.extxyz", overwrite=True)
 
 
