@@ -113,7 +113,6 @@ def convert(
         result = convert_data(
             dataset,
             output,
-            on_error=on_error,
             forces=forces,
             overwrite=overwrite,
             progress=partial(bars, "converting"),
@@ -158,7 +157,6 @@ def split(
             dict(wanted),
             seed=seed,
             group_by=group_by,
-            on_error=on_error,
             forces=forces,
             progress=partial(bars, "splitting"),
         )

@@ -25,7 +25,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.opening import open_dataset
-from flt_mol.data.schema import OnError
 from flt_mol.files import VERSION, temporary_path
 from flt_mol.structures import Structures
 
@@ -55,7 +54,7 @@ class ConvertResult:
         output: the file.
         systems: how many it holds.
         bytes: its size.
-        skipped: one message for each record that was skipped.
+        skipped: those of the source.
         left_out: names of stored fields of the first record that the file does not hold.
         seconds: that it took.
     """
@@ -78,7 +77,6 @@ def convert(
     output: str | Path,
     *,
     indices: Sequence[int] | None = None,
-    on_error: OnError = "raise",
     forces: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -88,14 +86,13 @@ def convert(
     `open_dataset(output)` gives the same `Structures` in the same order: bit for bit, but for
     positions in .extxyz, which have eight decimals. Targets that `source` reads under other names
     are stored under OC20's; further plain values are kept; graphs, large further arrays, and forces
-    unless asked for, are left out. The file has its name only when it is whole and was compared.
+    unless asked for, are not. The file has its name only when it is whole and was compared.
 
     Args:
         source: the records.
         output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
             says of which kind.
         indices: which systems, in which order; None for all.
-        on_error: "raise", or "skip": invalid records are skipped and listed.
         forces: keep forces (not in .extxyz).
         overwrite: replace an output that exists.
         progress: called with records done and all: each counts once when it is written, and once
@@ -109,9 +106,9 @@ def convert(
     begun, output = time.perf_counter(), Path(output)
     _check_output(output, forces=forces, overwrite=overwrite)
     chosen = range(len(source)) if indices is None else indices
-    skipped: list[str] = list(source.skipped)
-    on_invalid = skipped.append if on_error == "skip" else None
-    done, kept = 0, list[int]()
+    if not len(chosen):
+        raise ValueError(f"{source.path}: no records to convert")
+    done = 0
 
     def count(systems: int) -> None:
         nonlocal done
@@ -120,22 +117,18 @@ def convert(
             progress(done, 2 * len(chosen))
 
     def batches() -> Iterator[tuple[Structures, NDArray[Any] | None]]:
-        for rows, batch in readable_batches(source, chosen, on_invalid):
-            kept.extend(rows)
+        for rows, batch in readable_batches(source, chosen):
             yield batch, _forces(source, rows, batch) if forces else None
             count(len(batch))
-        if not kept:
-            first = f"; the first: {skipped[0]}" if skipped else ""
-            raise ValueError(f"{source.path}: no record of {len(chosen)} can be converted{first}")
 
     remove_leftovers(output)
     with temporary_path(output, durable=True) as temporary:
         _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
-        _compare(source, kept, temporary, count)
+        _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
-    left_out = _left_out(source, kept[0], forces)
+    left_out = _left_out(source, chosen[0], forces)
     seconds = time.perf_counter() - begun
-    return ConvertResult(output, len(kept), size, tuple(skipped), left_out, seconds)
+    return ConvertResult(output, len(chosen), size, tuple(source.skipped), left_out, seconds)
 
 
 def readable_batches(

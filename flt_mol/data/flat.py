@@ -275,7 +275,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def _check(tensors: Mapping[str, NDArray[Any]]) -> None:
-    texts = ("info", "info_ptr") if "info" in tensors or "sid" not in tensors else ()
+    texts = ("info_ptr", "info") if "info" in tensors or "sid" not in tensors else ()
     for name in ("ptr", *_REQUIRED, *texts):
         if name not in tensors:
             raise ValueError(f"it has no {name}")
@@ -287,9 +287,7 @@ def _check(tensors: Mapping[str, NDArray[Any]]) -> None:
         if tensor.dtype != kind or tensor.shape != shape:
             found = f"{tensor.dtype} {tensor.shape}"
             raise ValueError(f"{name} is {found}, expected {np.dtype(kind)} {shape}")
-    for fence, name in (("ptr", "positions"), ("info_ptr", "info")):
-        ends = tensors.get(fence)
-        if ends is None or name not in tensors:
-            continue
+    for fence, name in (("ptr", "positions"), *([texts] if texts else [])):
+        ends = tensors[fence]
         if ends[0] != 0 or ends[-1] != len(tensors[name]) or (np.diff(ends) < 1).any():
             raise ValueError(f"{fence} does not divide {name} into systems: it is damaged")

@@ -90,12 +90,11 @@ class BatchSampler(Sampler[list[int]]):
         self.rank, self.world_size = rank, world_size
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise ValueError(f"a batch may hold {limit!r}, expected a whole number from 1")
-        if not 0 <= rank < world_size <= len(self.sizes):
-            text = f"rank {rank} of {world_size} ranks cannot share {len(self.sizes)} systems"
-            raise ValueError(text)
-        if self.sizes.max() > limit:
-            text = f"system {self.sizes.argmax()} has size {self.sizes.max()}"
-            raise ValueError(f"{text}, more than a batch may hold ({limit})")
+        n = len(self.sizes)
+        if not 0 <= rank < world_size <= n:
+            raise ValueError(f"rank {rank} of {world_size} ranks cannot share {n} systems")
+        if (largest := self.sizes.max()) > limit:
+            raise ValueError(f"a system has size {largest}, more than a batch may hold ({limit})")
         self._dealt = self.shuffle and self.sizes.min() != self.sizes.max()
         self._count = self._count_dealt() if self._dealt else len(self.plan(0))
         self.epoch, self.position = 0, 0  # the next one, and how many of its batches are done
@@ -140,9 +139,9 @@ class BatchSampler(Sampler[list[int]]):
         while len(batches) % self.world_size:
             i = max(range(len(batches)), key=lambda i: len(batches[i]))
             half = (len(batches[i]) + 1) // 2
-            if half == len(batches[i]):
-                raise ValueError(self._uneven())
             batches[i : i + 1] = [batches[i][:half], batches[i][half:]]
+            if not batches[i + 1]:
+                raise ValueError(self._uneven())
         return batches
 
     def _deal(self, order: Integers, count: int) -> list[list[int]]:
@@ -169,10 +168,8 @@ class BatchSampler(Sampler[list[int]]):
         raise ValueError(self._uneven())
 
     def _uneven(self) -> str:
-        return (
-            f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks in batches up "
-            f"to {self.limit}, each as many: allow larger batches or fewer ranks"
-        )
+        share = f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks"
+        return f"{share} in batches up to {self.limit}, each as many: allow larger batches"
 
 
 class Loader(DataLoader[Structures]):

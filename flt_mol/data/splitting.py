@@ -17,16 +17,9 @@ import numpy as np
 import yaml
 from ase.data import chemical_symbols
 
-from flt_mol.data.conversion import (
-    ConvertResult,
-    Progress,
-    convert,
-    readable_batches,
-    remove_leftovers,
-)
+from flt_mol.data.conversion import ConvertResult, Progress, convert, remove_leftovers
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.recipes import recipe
-from flt_mol.data.schema import OnError
 from flt_mol.files import temporary_path
 
 __all__ = ["Share", "SplitResult", "split"]
@@ -47,7 +40,7 @@ class SplitResult:
     Args:
         folder: with the files and `dataset.yaml`.
         splits: what was written of each.
-        skipped: one message for each record that was skipped.
+        skipped: those of the source.
     """
 
     folder: Path
@@ -62,7 +55,6 @@ def split(
     *,
     seed: int = 0,
     group_by: str | None = None,
-    on_error: OnError = "raise",
     forces: bool = False,
     progress: Progress | None = None,
 ) -> SplitResult:
@@ -82,7 +74,6 @@ def split(
         group_by: a stored field, or one of "composition", "adsorbate" and "slab", which are
             computed from elements and tags where they are not stored; systems of the same value
             stay together. The numbers are then met as well as whole groups can.
-        on_error: "raise", or "skip": invalid records are skipped before the shares are drawn.
         forces: keep forces.
         progress: called with records done and all.
 
@@ -94,24 +85,20 @@ def split(
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists; choose a new or empty folder")
-    skipped: list[str] = list(source.skipped)
-    valid = list(range(len(source)))
-    if on_error == "skip" and source.options.on_error == "raise":
-        valid = [i for rows, _ in readable_batches(source, valid, skipped.append) for i in rows]
-    parts = _assign(_groups(source, group_by, valid), _numbers(fractions, len(valid)), seed)
+    parts = _assign(_groups(source, group_by), _numbers(fractions, len(source)), seed)
     results: dict[str, ConvertResult] = {}
 
     def report(converted: int, total: int | None) -> None:
         if progress is not None:
             done = sum(part.systems for part in results.values())
-            progress(2 * done + converted, 2 * len(valid))
+            progress(2 * done + converted, 2 * len(source))
 
     remove_leftovers(output)
     with temporary_path(output) as folder:
         folder.mkdir()
         try:
-            for key, members in parts.items():
-                rows, file = [valid[i] for i in members], folder / f"{key}.safetensors"
+            for key, rows in parts.items():
+                file = folder / f"{key}.safetensors"
                 results[key] = convert(source, file, indices=rows, forces=forces, progress=report)
             about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
             content = _description(output.name, source, results, about)
@@ -121,7 +108,7 @@ def split(
             shutil.rmtree(folder, ignore_errors=True)
             raise
     moved = {key: replace(one, output=output / one.output.name) for key, one in results.items()}
-    return SplitResult(output, moved, tuple(skipped))
+    return SplitResult(output, moved, tuple(source.skipped))
 
 
 def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
@@ -176,12 +163,12 @@ def _assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict
     return {name: sorted(indices) for name, indices in result.items()}
 
 
-def _groups(source: StructuresDataset, field: str | None, indices: Sequence[int]) -> list[str]:
+def _groups(source: StructuresDataset, field: str | None) -> list[str]:
     """A name for the group of each system: itself alone, the value of a field, or what it is of."""
     if field is None:
-        return [str(index) for index in indices]
+        return [str(index) for index in range(len(source))]
     groups, stored = list[str](), set[bool]()
-    for index in indices:
+    for index in range(len(source)):
         record, where = source.record(index), source.where(index)
         value = record.get(field)
         stored.add(value is not None)
