@@ -27,13 +27,7 @@ _SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number
 
 
 class PairWeights(NamedTuple):
-    """A weight, or its logarithm, per head for pairs (i, j).
-
-    Attributes:
-        index_i: (G,) int64, receiver (query).
-        index_j: (G,) int64, sender (key).
-        weight: (G, H).
-    """
+    """A weight (G, H), or its logarithm, per head for pairs of a query i and a key j, (G,) each."""
 
     index_i: Tensor
     index_j: Tensor
@@ -43,8 +37,8 @@ class PairWeights(NamedTuple):
 class ImageKeys(nn.Module):
     """log w = f(r_i − r_j − T) + log window: the mask for `functional.images.image_attention`.
 
-    The weight of j becomes exp(q_i·k_j) Σ_T exp(f(r_i − r_j − T)) window(‖r_i − r_j − T‖), a
-    multiplicative lattice sum: the same in a supercell.
+    The weight of j becomes exp(q_i·k_j) Σ_T exp(f(r_i − r_j − T)) window(‖r_i − r_j − T‖): the same
+    in a supercell.
 
     Args:
         mask: a module with a method `mask`, such as a `Spectrum` or a `FourierRPE`, which becomes
@@ -93,8 +87,7 @@ class ImageKeys(nn.Module):
             )
         if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
             raise ValueError(
-                "pairs lack the pairs of an atom and itself, so no atom would attend to itself: "
-                "build them with neighbor_pairs(..., self_pairs=True)"
+                "no atom sees itself: build pairs with neighbor_pairs(..., self_pairs=True)"
             )
         window = log_smooth_cutoff(pair_lengths(vectors), self.cutoff)
         log_weight = self.mask(vectors) + window[:, None]
@@ -108,9 +101,9 @@ class GaussianBias(nn.Module):
     """f_h(r) = b_h + Σ_k U_hk GELU(Σ_t W_kt G_t(r) + c_k), G_t(r) = exp(−(a r + b − μ_t)² / 2σ_t²).
 
     The bias that 3D-Graphormer [1] adds to its attention's logits, without a cutoff. μ, σ, and a, b
-    of each ordered pair of elements (`PairTypes`) are learned. `density` is the part that [1] adds
-    to the embedding of atoms, under the smooth cutoff w; both can share `features`. Unlike in [1],
-    Gaussians have height 1, and begin evenly spaced over [0, cutoff], one spacing wide.
+    of each ordered pair of elements (`PairTypes`) are learned. `density` is what [1] adds to the
+    embedding of atoms, under the smooth cutoff w. Unlike in [1], Gaussians have height 1, and begin
+    evenly spaced over [0, cutoff], one spacing wide.
 
     Args:
         num_heads: H.
@@ -126,7 +119,7 @@ class GaussianBias(nn.Module):
 
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022,
-        section 3 (Gaussian basis function kernel, centrality as a sum of edge features).
+        section 3.
 
     Example:
         >>> layer = GaussianBias(num_heads=4, num_basis=8, pair_types=False)
@@ -166,24 +159,22 @@ class GaussianBias(nn.Module):
     def forward(
         self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
     ) -> Tensor:
-        """Distances (P,), Å, and the atomic numbers (P,) of both atoms if types are on → f (P, H).
-
-        Raises:
-            ValueError: types are on and atomic numbers are missing, none, or not one a pair.
-        """
+        """Distances (P,), Å, and atomic numbers (P,) of both atoms if types are on → f (P, H)."""
         return self.bias(self.features(distances, receiver, sender))
 
     def features(
         self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
     ) -> Tensor:
-        """G (P, T) of the pairs, at least float32; arguments as of `forward`."""
+        """G (P, T) of the pairs, at least float32; arguments as of `forward`.
+
+        Raises:
+            ValueError: types are on and atomic numbers are missing.
+        """
         r = at_least_float32(distances)
         with without_autocast(r):
             if self.pair_types is not None:
                 if receiver is None or sender is None:
-                    raise ValueError(
-                        "pair_types=True needs the atomic numbers (P,) of receivers and senders"
-                    )
+                    raise ValueError("pair_types=True needs atomic numbers (P,) of both atoms")
                 r = self.pair_types(r, receiver, sender)
             centre, log_width = (x.to(r.dtype) for x in (self.centre, self.log_width))
             steps = (r[:, None] - centre) * torch.exp(-log_width)
@@ -199,7 +190,7 @@ class GaussianBias(nn.Module):
     ) -> Tensor:
         """P Σ_j w(r_ij) G(r_ij) + p of each of N atoms: `features` (P, T) → (N, C).
 
-        Pairs of an atom and itself do not count, those beyond the cutoff neither.
+        Pairs of an atom and itself, and those beyond the cutoff, do not count.
 
         Raises:
             ValueError: built without `embed_dim`.

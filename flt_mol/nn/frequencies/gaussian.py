@@ -18,25 +18,19 @@ from flt_mol.nn.spectrum import GaussianSpectrum, Spectrum
 class GaussianFrequencies(Frequencies):
     r"""ξ_i = μ_i + σ_i z_i with z_i ~ N(0, I_ℓ), drawn once and saved.
 
-    With one σ and no μ the density is p(ξ) = N(ξ; 0, σ²I). With a σ per frequency it is that of the
-    whole set, p(ξ) = (1/R) Σ_j N(ξ; 0, σ_j²I), the balance heuristic [2]: the same expectation as
-    with each frequency's own density, without that one's heavy tails. With means it is
+    The density is that of the whole set, p(ξ) = (1/R) Σ_j N(ξ; 0, σ_j²I), the balance heuristic
+    [2], without the heavy tails of each frequency's own. With means it is
     p(ξ) = (1/R) Σ_j ½[N(ξ; μ_j, σ_j²I) + N(ξ; −μ_j, σ_j²I)], drawn from the first half alone:
-    Re g(ξ) e^{2πiξ·x} is the same at ξ and −ξ.
-
-    The draw stays because the expectation of the mask is f for *every* σ and μ: with z drawn again
-    and again they would receive noise alone. Learning σ, as the paper [1] proposes, moves the one
-    set of frequencies that the model keeps; with `redraw_every` it has to be constant.
-
-    Goes with every spectrum; for the long tails of "matern", "laplace", "cauchy" and "box" the
-    variance of the mask is infinite.
+    Re g(ξ) e^{2πiξ·x} is the same at ξ and −ξ. The expectation of the mask is f for *every* σ and
+    μ: learning σ, as the paper [1] proposes, moves the one set of frequencies that the model keeps,
+    and does not go with `redraw_every`. Goes with every spectrum; for the long tails of "matern",
+    "laplace", "cauchy" and "box" the variance of the mask is infinite.
 
     Args:
         num_frequencies: R.
         dim: ℓ.
-        sigma: Å⁻¹; one value for all, or (lowest, highest), spaced evenly in log σ. A Gaussian of
-            width s in real space has a spectrum of width 1/(2πs): the default covers s of 1 to
-            4 Å. The variance of the mask is finite only for 2π σ s > 1/√2, and least at 1.
+        sigma: Å⁻¹; one value for all, or (lowest, highest), spaced evenly in log σ. For a Gaussian
+            of width s the variance of the mask is finite for 2π σ s > 1/√2, and least at 1.
         learned_sigma: whether σ is a parameter; otherwise a buffer.
         shared_sigma: whether there is one σ in all instead of one per frequency.
         generator: on CPU; None takes a seed from torch's global one.
@@ -135,8 +129,7 @@ class ComponentFrequencies(Frequencies):
     For f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²), a set per head: ξ = z/(2πσ_t) with z ~ N(0, I_ℓ), and
     N̂(x) = Σ_t (a_t/n_t) Σ_{i of t} cos(z_i·x/σ_t), where n_t of the R frequencies belong to t:
     R/T each, the rest to the first ones. Unbiased, |N̂(x)| ≤ Σ_t |a_t| for every draw; gradients
-    reach a and σ, under `redraw_every` too. At equal accuracy it needs 1.5 to 5 times fewer
-    frequencies than a Gaussian of a wrong width. With means and phases, ξ = μ_t + z/(2πσ_t) and the
+    reach a and σ, under `redraw_every` too. With means and phases, ξ = μ_t + z/(2πσ_t) and the
     waves are cos(2πξ·x + α_t). Goes with "gaussian", "gaussian_mixture" and "directional" spectra.
 
     Args:

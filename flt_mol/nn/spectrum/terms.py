@@ -16,7 +16,8 @@ class TermSpectrum(Spectrum):
     r"""f(x) = Σ_t a_t K(x; s_t), g(ξ) = Σ_t a_t K̂(ξ; s_t) per head, with K of peak 1.
 
     A subclass defines K and K̂, `_unit_mask` and `_unit_spectrum`. Lengths s_t begin evenly spaced
-    in log s, amplitudes a_t normal with standard deviation 1/√T: f(0) = Σ_t a_t is about 1.
+    in log s, amplitudes a_t normal with standard deviation 1/√T. Parameters are `amplitude` (H, T)
+    and `log_length` (H, T), log s.
 
     Args:
         num_heads: H.
@@ -27,8 +28,6 @@ class TermSpectrum(Spectrum):
 
     Raises:
         ValueError: lengths that are not 0 < length_min ≤ length_max < ∞, or T < 1.
-
-    Parameters are the amplitudes `amplitude` (H, T) and `log_length` (H, T), log s.
     """
 
     # What lengths are called, in parameters and messages; one for all dimensions, or for each.
