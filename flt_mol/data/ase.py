@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record, Stored
+from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.data.tags import layer_note
 from flt_mol.structures import Structures
 
@@ -38,7 +38,8 @@ _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under oth
 _OF_FOLDERS = {"traj", "extxyz", "xyz", "db", "cif", "vasp", "vasp-xdatcar", "vasp-out", "vasp-xml"}
 _OF_FOLDERS |= {"proteindatabank", "xsf", "gen", "res", "aims", "lammps-data", "lammps-dump-text"}
 _HEAD = 4096  # bytes
-_COLUMNS = {"pos": "positions", "atomic_numbers": "numbers", "cell": "cell", "tags": "tags"}
+_COLUMNS = ("numbers", "positions", "cell", "pbc", "tags", "constraints", "energy", "forces")
+_COLUMNS += ("key_value_pairs", "data")
 
 
 def from_ase(
@@ -291,64 +292,31 @@ def _format_of(path: Path) -> str:
     return kind
 
 
-class _Conflict(Stored):
-    """In place of a field of which a row holds two values."""
-
-    def __init__(self, of_data: Any, of_pairs: Any) -> None:
-        self.values = of_data, of_pairs
-
-    def numpy(self) -> NDArray[Any]:
-        """Refuse."""
-        of_data, of_pairs = self.values
-        raise ValueError(
-            f"of data is {of_data!r:.40}, of key_value_pairs {of_pairs!r:.40}: two values, keep one"
-        )
-
-
-def _merged(pairs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(pairs: Any, data: Any) -> dict[str, Any]:
     """The further fields of a row: those of `data`, then those of `key_value_pairs`."""
     if not isinstance(pairs, Mapping) or not isinstance(data, Mapping):
         raise ValueError("data or key_value_pairs of the row are not names with values")
     fields = {**pairs, **{name: value for name, value in data.items() if value is not None}}
-    for name in pairs.keys() & fields.keys():
-        both = fields[name], pairs[name]
+    for name, value in pairs.items():
+        both = fields[name], value
         if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
-            fields[name] = _Conflict(*both)
+            raise ValueError(
+                f"{name} of data is {both[0]!r:.40}, of key_value_pairs {value!r:.40}: keep one"
+            )
     return fields
 
 
-def row_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of ASE's database, as it is stored in JSON, by OC20's names."""
-    fields = _merged(row.get("key_value_pairs") or {}, row.get("data") or {})
-    fields |= {name: row[column] for name, column in _COLUMNS.items() if column in row}
-    fields["pbc"] = row.get("pbc", [False] * 3)  # ASE leaves out what is False
-    if "forces" in row:
-        fields["forces"] = row["forces"]
-    if "energy" in row:
-        fields["calculator"] = row["energy"]
-    numbers = fields.get("atomic_numbers")
-    if numbers is not None:
-        n = numbers.numpy().size if isinstance(numbers, Stored) else np.size(numbers)
-        fields["natoms"] = n
-        fields["fixed"] = _fixed(row.get("constraints") or [], n)
-    return fields
+def row_record(row: Any) -> dict[str, Any]:
+    """A row of ASE's database, as it is stored in JSON, as :func:`atoms_record`.
 
+    Raises:
+        ValueError: no such row, or constraints that hold atoms that are not there.
+    """
+    from ase.db.row import AtomsRow
 
-def _fixed(constraints: Any, n: int) -> NDArray[np.bool_]:
-    """(n,), the atoms that constraints hold in all three directions."""
-
-    def array(value: Any) -> NDArray[Any]:
-        return value.numpy() if isinstance(value, Stored) else np.asarray(value)
-
-    held = np.zeros((n, 3), dtype=bool)
     try:
-        for constraint in constraints:
-            name, arguments = constraint["name"], constraint["kwargs"]
-            if name in ("FixAtoms", "FixCartesian", "FixScaled"):
-                rows = array(arguments["indices" if "indices" in arguments else "a"])
-                if rows.size:
-                    mask = True if name == "FixAtoms" else arguments.get("mask", True)
-                    held[np.atleast_1d(rows)] |= array(mask).astype(bool)
-    except (TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
-        raise ValueError(f"fixed: its constraints cannot be read ({error})") from error
-    return np.asarray(held.all(axis=1))
+        content = {name: row[name] for name in _COLUMNS if name in row}
+        stored = AtomsRow({"unique_id": "", **content})  # type: ignore[no-untyped-call]
+        return atoms_record(stored.toatoms(add_additional_information=True))
+    except Exception as error:  # of any kind, as the values of a row may be
+        raise ValueError(f"not a row of ASE's database ({error!r})") from error

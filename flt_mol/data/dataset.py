@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,12 @@ class StructuresDataset(Dataset[Structures]):
 
     Subclasses give `_records` (or `_systems`), `_where` and, where records may lack one,
     `_default_sid`, all by row of the file, and call :meth:`_finish` at the end of `__init__`.
+    With on_error="skip", `skipped` holds one message for each invalid record.
 
     Args:
         path: file or folder.
         options: how records are read.
         notes: shared by the parts of a larger data set.
-
-    Attributes:
-        path: as given.
-        skipped: with on_error="skip", one message for each invalid record.
     """
 
     def __init__(
@@ -156,36 +154,30 @@ class StructuresDataset(Dataset[Structures]):
         Returns:
             None where one of them has a target, or none can be read.
         """
-        numbers: dict[str, None] = {}
-        readable = False
+        found: dict[str, bool] = {}
         for row in self._rows[:_AT_ONCE].tolist():
-            try:
+            with suppress(ValueError):
                 record = self._records([row])[0]
-            except ValueError:
-                continue
-            if record.get(self.options.energy) is not None:
-                return None
-            readable = True
-            numbers.update(dict.fromkeys(n for n, value in record.items() if _is_energy(n, value)))
-        if not readable:
+                if record.get(self.options.energy) is not None:
+                    return None
+                found |= {str(name): _is_energy(name, value) for name, value in record.items()}
+        if not found:
             return None
+        numbers = [name for name, possible in found.items() if possible]
         text = (
             f"this split has no targets (no record holds {self.options.energy}); train and "
-            f"evaluate need them, predict does not; stored are: {', '.join(numbers) or 'none'}"
+            "evaluate need them, predict does not; stored are: "
         )
         if "calculator" in numbers:
-            text += (
-                '; energy="calculator" takes the total energies that a calculator found; of '
-                "relaxations, from_trajectories (--references) makes adsorption energies"
-            )
-        return f"{text}; name one with energy=… or --energy" if numbers else text
+            numbers.append('energy="calculator" takes total energies, no adsorption energies')
+        hint = "; name one with energy=… or --energy" if numbers else "none"
+        return f"{text}{', '.join(numbers)}{hint}"
 
     def _rows_of(self, indices: Sequence[int]) -> list[int]:
-        size = len(self._rows)
-        for index in indices:
-            if not -size <= index < size:
-                raise IndexError(f"system {index} of {size} in {self.path}")
-        rows: list[int] = self._rows[np.asarray(indices, dtype=np.int64)].tolist()
+        try:
+            rows: list[int] = self._rows[np.asarray(indices, dtype=np.int64)].tolist()
+        except IndexError as error:
+            raise IndexError(f"{self.path}: {error}") from None
         return rows
 
     def _chunks(self) -> Iterator[list[int]]:
@@ -212,11 +204,8 @@ class StructuresDataset(Dataset[Structures]):
         if self.options.require_energy and (text := self.without_targets()) is not None:
             raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
-            kept: list[int] = []
-            for rows in self._chunks():
-                kept += self._valid(rows)
-            self._rows = np.array(kept, dtype=np.int64)
-            if not kept:
+            self._rows = np.array([i for rows in self._chunks() for i in self._valid(rows)], int)
+            if not len(self):
                 reason = self.skipped[0] if self.skipped else "it is empty"
                 raise ValueError(f"{self.path}: every record is invalid; the first: {reason}")
 
@@ -234,13 +223,10 @@ class StructuresDataset(Dataset[Structures]):
 
 def _is_energy(name: Any, value: Any) -> bool:
     """Whether a field may be a target: one floating-point number (frames are counted by ints)."""
-    if not isinstance(name, str) or name in GRAPH_FIELDS or isinstance(value, str | None):
-        return False
-    try:
+    with suppress(ValueError):
         array = to_numpy(value)
-    except ValueError:
-        return False
-    return array.size == 1 and array.dtype.kind == "f"
+        return name not in GRAPH_FIELDS and array.size == 1 and array.dtype.kind == "f"
+    return False
 
 
 class JoinedDataset(StructuresDataset):

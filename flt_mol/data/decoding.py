@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, heights, to_numpy
+from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, heights, to_numpy
 from flt_mol.data.tags import tags_are_layers
 from flt_mol.structures import Structures
 
@@ -151,10 +151,8 @@ def _sid(
         value = value.tolist()
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | bytes):
+        return value if isinstance(value, str) else value.decode(errors="replace")
     if type(value) is not int:
         array = _array(value, "sid")
         value = array.item() if array.size == 1 else math.nan
@@ -164,8 +162,6 @@ def _sid(
 
 
 def _array(value: Any, field: str) -> NDArray[Any]:
-    if isinstance(value, Stored) and value.array is not None and value.array.dtype.kind in "biuf":
-        return value.array
     try:
         return to_numpy(value)
     except ValueError as error:
@@ -173,7 +169,7 @@ def _array(value: Any, field: str) -> NDArray[Any]:
 
 
 def _count(record: Record, notes: dict[str, str]) -> int:
-    """Atoms of a record; a stored natoms must agree, and batch or ptr of PyG be of one graph."""
+    """Atoms of a record; a stored natoms must agree, and batch of PyG be of one graph."""
     if not all(isinstance(name, str) for name in record):
         raise ValueError("names of fields are not all text (of several records give a list)")
     numbers, natoms = record.get("atomic_numbers"), record.get("natoms")
@@ -181,6 +177,7 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         fields = ", ".join(record) or "none"
         raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
     n = _array(numbers, "atomic_numbers").size
+    several = False
     if n == 0:
         raise ValueError("atomic_numbers is empty: the system has no atoms")
     if natoms is None:
@@ -189,23 +186,13 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         stored = _array(natoms, "natoms")
         if stored.size != 1 or stored.item() != n:
             raise ValueError(f"natoms is {stored.tolist()}, but there are {n} atomic numbers")
-    for field in ("ptr", "batch"):
-        value = record.get(field)
-        if value is not None and _several(value, field, n):
-            raise ValueError(f"{field} is of several graphs: store one system per record")
+    if "batch" in record:
+        with suppress(ValueError):  # another field of that name
+            batch = to_numpy(record["batch"])
+            several = batch.size == n and batch.dtype.kind in "iu" and np.ptp(batch) > 0
+    if several:
+        raise ValueError("batch is of several graphs: store one system per record")
     return n
-
-
-def _several(value: Any, field: str, n: int) -> bool:
-    try:
-        array = to_numpy(value).reshape(-1)
-    except ValueError:  # something else of that name
-        return False
-    if array.dtype.kind not in "iu" or not array.size:
-        return False
-    if field == "batch":
-        return array.size == n and bool((array != array[0]).any())
-    return array.size > 2 and array[0] == 0 and array[-1] == n
 
 
 def _whole(
@@ -322,14 +309,14 @@ def _targets(records: Sequence[Record], options: ReadOptions) -> tuple[str, ...]
     """The names of the targets; those asked for have to be fields of every record."""
     names = (options.energy, options.energy_initial, options.positions_relaxed)
     for record in records:
-        missing = next((n for n in names if n not in _OWN_NAMES and n not in record), None)
+        missing = [name for name in names if name not in _OWN_NAMES and name not in record]
         if options.require_energy and record.get(options.energy) is None:
-            missing = options.energy
-        if missing is not None:
-            stored = [str(n) for n in record if record[n] is not None and n not in GRAPH_FIELDS]
-            near = get_close_matches(missing, stored, n=20, cutoff=0)
+            missing = [options.energy]
+        if missing:
+            stored = [n for n in record if record[n] is not None and n not in GRAPH_FIELDS]
+            near = get_close_matches(missing[0], stored, n=20, cutoff=0)
             raise ValueError(
-                f"{missing} is missing, the target that was asked for; stored are: "
+                f"{missing[0]} is missing, the target that was asked for; stored are: "
                 f"{', '.join(near) or 'none'} (options energy, energy_initial, positions_relaxed)"
             )
     return names
@@ -358,14 +345,10 @@ def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[
     """Further plain values and short lists by name, a tuple of B entries each."""
     info: dict[str, tuple[Any, ...]] = {}
     for name in dict.fromkeys(name for record in records for name in record):
-        if name in _NOT_INFO or name in targets or name.startswith("_"):
-            continue
-        values = tuple(
-            value if type(value) in (str, bool, float) else _plain(value)
-            for value in (record.get(name) for record in records)
-        )
-        if any(value is not None for value in values):
-            info[name] = values
+        if name not in _NOT_INFO and name not in targets and not name.startswith("_"):
+            values = tuple(_plain(record.get(name)) for record in records)
+            if any(value is not None for value in values):
+                info[name] = values
     return info
 
 
@@ -378,10 +361,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         plain = all(type(v) in (str, bool, int, float) for v in value[: _INFO_SIZE + 1])
         return value if plain and len(value) <= _INFO_SIZE else None
-    try:
+    with suppress(ValueError):
         array = np.asarray(value) if isinstance(value, np.generic | str) else to_numpy(value)
-    except ValueError:
-        return None
-    if array.ndim > 1 or array.size > _INFO_SIZE:
-        return None
-    return array.item() if array.size == 1 else array.tolist()
+        if array.ndim <= 1 and array.size <= _INFO_SIZE:
+            return array.item() if array.size == 1 else array.tolist()
+    return None

@@ -65,9 +65,7 @@ class ReadOptions:
 
 
 class Stored:
-    """A value of a record that is decoded when it is asked for, or has been already."""
-
-    array: NDArray[Any] | None = None
+    """A value of a record that is decoded when it is asked for."""
 
     def numpy(self) -> NDArray[Any]:
         """Its numbers.
@@ -79,25 +77,6 @@ class Stored:
 
     def __setstate__(self, state: object) -> None:
         raise ValueError(f"a {type(self).__name__} takes no state")
-
-
-def to_numpy(value: Any) -> NDArray[Any]:
-    """The numbers of a stored value, array, tensor, list or number.
-
-    Raises:
-        ValueError: something else; the text goes after the name of a field.
-
-    Example:
-        >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
-        array([1., 1.], dtype=float32)
-    """
-    if isinstance(value, Stored):
-        array: NDArray[Any] = decoded(value)
-    else:
-        array = _of_tensor(value) if isinstance(value, Tensor) else _of_plain(value)
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"holds {array.dtype}, expected numbers")
-    return array
 
 
 def decoded(value: Any) -> Any:
@@ -112,33 +91,41 @@ def decoded(value: Any) -> Any:
         raise ValueError(f"cannot be decoded ({error})") from error
 
 
-def _of_tensor(tensor: Tensor) -> NDArray[Any]:
+def to_numpy(value: Any) -> NDArray[Any]:
+    """The numbers of a stored value, array, tensor, list or number.
+
+    Raises:
+        ValueError: something else; the text goes after the name of a field.
+
+    Example:
+        >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
+        array([1., 1.], dtype=float32)
+    """
+    value = decoded(value)
+    if isinstance(value, list | tuple):
+        _refuse_endless(value)
     try:
-        tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        array: NDArray[Any] = tensor.numpy(force=True)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"is a tensor of {tensor.dtype} ({tensor.layout}, {tensor.device}) that numpy cannot "
-            "hold; store a common dtype such as float32"
-        ) from error
+        if isinstance(value, Tensor):
+            value = value.float() if value.dtype == torch.bfloat16 else value
+            array = value.numpy(force=True)
+        else:
+            array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"is ragged, or no array of numbers ({error})") from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"holds {array.dtype}, expected numbers")
     return array
 
 
-def _of_plain(value: Any) -> NDArray[Any]:
-    # Lists that hold themselves, or each other again and again, would never end.
+def _refuse_endless(value: Sequence[Any]) -> None:
+    """Refuse lists that hold themselves, or each other again and again."""
     rest, count = [value], 0
     while rest:
         item = rest.pop()
-        if isinstance(item, list | tuple):
-            count += len(item)
-            if count > _LIST_SIZE:
-                raise ValueError("holds lists without end; store an array")
-            rest += [inner for inner in item if isinstance(inner, list | tuple)]
-    try:
-        return np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        raise ValueError("is a ragged list, or holds no numbers") from None
+        count += len(item)
+        if count > _LIST_SIZE:
+            raise ValueError("holds lists without end; store an array")
+        rest += [inner for inner in item if isinstance(inner, list | tuple)]
 
 
 def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -175,13 +162,9 @@ def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:
 def far_off_message(
     energies: NDArray[np.float64], sid: Sequence[int | str], split: str, what: str
 ) -> str | None:
-    """A warning of those that are :func:`far_off`; None where there are none.
+    """A warning of those of a split's (S,) energies, eV, that are :func:`far_off`, if any.
 
-    Args:
-        energies: (S,) targets, eV.
-        sid: S names.
-        split: its name.
-        what: whose scale they set.
+    `what` names whose scale they set.
     """
     far = far_off(energies)
     if not len(far):

@@ -6,16 +6,17 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import sum_per_system
-from flt_mol.models.build import Geometry, build_encoder, check_systems
+from flt_mol.models.build import Geometry, build_encoder, check_systems, naming_sid
 from flt_mol.models.config import EnergyConfig
 from flt_mol.nn import BlockGeometry, DisplacementHead, EnergyHead
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
 from flt_mol.structures import Structures
 
 __all__ = ["CONFIG_KEY", "EnergyModel", "Normalizer", "config_of"]
@@ -45,8 +46,8 @@ class Normalizer(nn.Module):
     def fit(self, targets: Any) -> None:
         """Take mean and population standard deviation of a tensor of targets, eV.
 
-        Or those of an object with float `mean` and `std`. One target, or equal ones, deviate by 0:
-        std falls back to 1 with a warning.
+        Or those of an object with float `mean` and `std`. Where all targets are equal, std is 1,
+        with a warning.
 
         Raises:
             ValueError: no targets, or mean or standard deviation not finite in float32.
@@ -191,8 +192,9 @@ class EnergyModel(nn.Module):
             kind = type(structures).__name__
             raise ValueError(f"expected Structures, got a {kind}: see flt_mol.data.from_ase")
         found: dict[str, list[Tensor]] = {name: [] for name in self.config.outputs}
-        start = self._embedded(structures)
-        x, geometry = self.geometry(structures, structures.positions, self.encoder, start)
+        with naming_sid(structures):
+            start = self.embedding(structures.atomic_numbers, structures.tags)
+            x, geometry = self.geometry(structures, self.encoder, start)
         surroundings = x
         for index in range(self.config.recycles):
             if index and self.config.feedback == "positions":
@@ -271,25 +273,15 @@ class EnergyModel(nn.Module):
         self, structures: Structures, displacement: Tensor, start: Tensor
     ) -> tuple[Tensor, BlockGeometry]:
         """First features and geometry of the positions that a recycle predicted."""
-        before = structures.positions
-        wide = torch.promote_types(before.dtype, torch.float32)
-        positions = (before + displacement.to(wide)).to(before.dtype)
-        found: tuple[Tensor, BlockGeometry]
+        positions = (structures.positions + displacement).to(structures.positions.dtype)
+        moved = replace(structures, positions=positions, pairs=None, cutoff=None)
         try:
-            found = self.geometry(structures, positions, self.encoder, start)
+            with naming_sid(moved):
+                x, geometry = self.geometry(moved, self.encoder, start)
         except ValueError as error:
             far = float(displacement.abs().max())
             raise ValueError(f"{error} (a recycle moves atoms by up to {far:.3g} Å)") from None
-        return found
-
-    def _embedded(self, structures: Structures) -> Tensor:
-        try:
-            x: Tensor = self.embedding(structures.atomic_numbers, structures.tags)
-        except AtomError as error:
-            b = int(structures.system[error.row])
-            atom = f"atom {error.row - int(structures.ptr[b])} (counted from 0)"
-            raise ValueError(f"sid {structures.sid[b]}: {atom} has {error.reason}") from None
-        return x
+        return x, geometry
 
 
 def config_of(weights: Mapping[str, Tensor]) -> EnergyConfig:

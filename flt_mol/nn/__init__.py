@@ -26,26 +26,22 @@ from flt_mol.nn.local_filter import (
     LocalFilter,
     LocalGeometry,
     PairCorrection,
-    PairFilter,
 )
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import (
     SPECTRA,
-    BoxSpectrum,
     BSplineSpectrum,
     CauchySpectrum,
     DirectionalSpectrum,
     GaussianMixtureSpectrum,
     GaussianSpectrum,
-    LaplaceSpectrum,
     MaternSpectrum,
     ProductSpectrum,
     ShellSpectrum,
     Spectrum,
     SumSpectrum,
-    TentSpectrum,
 )
 
 __all__ = [
@@ -57,7 +53,6 @@ __all__ = [
     "AttentionRows",
     "BSplineSpectrum",
     "BlockGeometry",
-    "BoxSpectrum",
     "CauchySpectrum",
     "ComponentFrequencies",
     "DirectionalSpectrum",
@@ -78,7 +73,6 @@ __all__ = [
     "GaussianSpectrum",
     "HyperbolicFeatures",
     "ImageKeys",
-    "LaplaceSpectrum",
     "LatticeFrequencies",
     "LebedevFrequencies",
     "LocalBasis",
@@ -86,7 +80,6 @@ __all__ = [
     "LocalGeometry",
     "MaternSpectrum",
     "PairCorrection",
-    "PairFilter",
     "PairWeights",
     "ProductSpectrum",
     "ReLUFeatures",
@@ -97,5 +90,4 @@ __all__ = [
     "SpectralGeometry",
     "Spectrum",
     "SumSpectrum",
-    "TentSpectrum",
 ]

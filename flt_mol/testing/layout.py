@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +18,13 @@ from flt_mol.testing.layers import (
     fitted,
     outputs,
     same,
-    seeded,
     trainable,
 )
-from flt_mol.testing.rows import Rows, random_rows
+from flt_mol.testing.rows import Rows, random_rows, seeded
 
 
 def check_batch_equals_alone(
-    layer: Layer,
-    rows: Any,
-    *,
-    tolerance: float = 1e-5,
-    larger: int = 50,
+    layer: Layer, rows: Any, *, tolerance: float = 1e-5, larger: int = 50
 ) -> float:
     """A system's outputs do not depend on its batch, nor on the order of systems.
 
@@ -77,26 +71,23 @@ def check_padding(layer: PaddedLayer, rows: Rows, *, tolerance: float = 0.0) -> 
     parameters and of real rows, are the same; outputs at padding are zero. Sizes should differ,
     and an empty system be among them.
     """
-    saved = layer.filler, layer.before, layer.extra
-    try:
-        layer.extra = 2
-        for layer.before in (False, True):
-            first: dict[str, Tensor] = {}
-            for layer.filler in (0.0, 1e6, float("nan")):
-                found = _values_and_gradients(layer, rows)
-                first = first or found
-                for name, value in found.items():
-                    words = f"{name} changed where padding holds {layer.filler:g}"
-                    agree(words, first[name], value, tolerance)
-    finally:
-        layer.filler, layer.before, layer.extra = saved
+    for before in (False, True):
+        first: dict[str, Tensor] = {}
+        for filler in (0.0, 1e6, float("nan")):
+            padded = PaddedLayer(layer.module, layer.call, filler=filler, extra=2, before=before)
+            found = _values_and_gradients(padded, rows)
+            first = first or found
+            for name, value in found.items():
+                agree(
+                    f"{name} changed where padding holds {filler:g}", first[name], value, tolerance
+                )
 
 
 def check_causality(layer: Layer, rows: Rows, *, tolerance: float = 1e-6) -> float:
     """Rows of a system that come later leave no trace in the outputs of those before.
 
     From one third and from two thirds of each system on, features and positions are multiplied by
-    50, and then left out: earlier outputs must stay, and their gradients by later features be 0.
+    50, and then removed: earlier outputs must stay, and their gradients by later features be 0.
     """
     errors = []
     whole = evaluated(layer, rows)
@@ -104,18 +95,15 @@ def check_causality(layer: Layer, rows: Rows, *, tolerance: float = 1e-6) -> flo
     for share in (1 / 3, 2 / 3):
         cut = (share * rows.sizes).ceil().to(torch.int64)
         early = place < cut[rows.system]
-        kept = early.nonzero().squeeze(1)
         scale = torch.where(early, 1.0, 50.0).to(rows.x)[:, None]
         positions = None if rows.positions is None else scale * rows.positions
-        start = rows.taken(kept, torch.cat([cut.new_zeros(1), cut.cumsum(0)]))
-        changes = {
-            "when rows behind were 50 times as large": evaluated(
-                layer, replace(rows, x=scale * rows.x, positions=positions)
-            )[kept],
-            "when rows behind were left out": evaluated(layer, start),
-        }
-        for change, after in changes.items():
-            errors.append(same(layer, whole[kept], after, tolerance, change))
+        larger = replace(rows, x=scale * rows.x, positions=positions)
+        removed = rows.taken(early.nonzero()[:, 0], torch.cat([cut.new_zeros(1), cut.cumsum(0)]))
+        for change, after in (
+            ("when rows behind were 50 times as large", evaluated(layer, larger)[early]),
+            ("when rows behind were removed", evaluated(layer, removed)),
+        ):
+            errors.append(same(layer, whole[early], after, tolerance, change))
         x = rows.x.detach().clone().requires_grad_()
         with evaluating(layer):
             out = outputs(layer, replace(rows, x=x))
@@ -126,32 +114,6 @@ def check_causality(layer: Layer, rows: Rows, *, tolerance: float = 1e-6) -> flo
     return max(errors)
 
 
-def check_streaming(
-    layer: Layer,
-    step: Callable[[Rows, Any], tuple[Tensor, Any]],
-    rows: Rows,
-    *,
-    chunk: int = 1,
-    tolerance: float = 1e-5,
-) -> float:
-    """Rows given one after the other, with carried state, have the outputs of the whole.
-
-    `step` is (the next `chunk` rows of one system, state) → (their outputs, new state); the state
-    is None at the start of each system.
-    """
-    streamed = [evaluated(layer, rows)[:0]]
-    with evaluating(layer), torch.no_grad():
-        for part in rows:
-            state: Any = None
-            for index in torch.arange(part.num_rows, device=part.ptr.device).split(chunk):
-                if len(index):
-                    ptr = part.ptr.new_tensor([0, len(index)])
-                    out, state = step(part.taken(index, ptr), state)
-                    streamed.append(out.reshape(len(index), -1))
-    change = f"from the whole to steps of {chunk}"
-    return same(layer, evaluated(layer, rows), torch.cat(streamed), tolerance, change)
-
-
 def _partner(part: Rows, times: int) -> Rows:
     """One system of `times` the rows of another, in random places."""
     source = torch.arange(part.num_rows, device=part.ptr.device).repeat(times)
@@ -160,7 +122,7 @@ def _partner(part: Rows, times: int) -> Rows:
         return partner
     pbc = False if part.pbc is None else part.pbc[0].tolist()
     dim, dtype = part.positions.shape[1], part.positions.dtype
-    other = random_rows(seeded(None), [len(source)], 0, dim=dim, periodic=pbc, dtype=dtype)
+    other = random_rows(seeded(), [len(source)], 0, dim=dim, periodic=pbc, dtype=dtype)
     other = other.to(part.ptr.device)
     cell = None if part.cell is None else other.cell
     return replace(partner, positions=other.positions, cell=cell)
@@ -172,15 +134,12 @@ def _values_and_gradients(layer: PaddedLayer, rows: Rows) -> dict[str, Tensor]:
     if rows.positions is not None:
         leaves["positions"] = rows.positions.detach().clone().requires_grad_()
     with evaluating(layer):
-        mask = layer.mask_of(rows)
-        out = layer.padded_output(replace(rows, **leaves))
+        out, mask = layer.padded_output(replace(rows, **leaves))
         if not bool((out[~mask] == 0).all()):
             raise AssertionError(f"outputs at padding of {layer.filler:g} are not zero")
         named = {**leaves, **trainable(layer)}
         total = out[mask].square().sum()
         gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
-    found = {"outputs": out[mask].detach()}
-    for name, gradient in zip(named, gradients, strict=True):
-        if gradient is not None:
-            found[f"the gradient of {name}"] = gradient
-    return found
+    changes = zip(named, gradients, strict=True)
+    found = {f"the gradient of {name}": g for name, g in changes if g is not None}
+    return {"outputs": out[mask].detach(), **found}

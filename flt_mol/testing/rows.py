@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -69,17 +70,14 @@ class Rows:
     @classmethod
     def of(cls, structures: Structures) -> Rows:
         """The systems of `structures`, with features (N, 0)."""
-        names = [f.name for f in fields(cls) if f.name != "x"]
-        values = {name: getattr(structures, name) for name in names}
+        values = {f.name: getattr(structures, f.name) for f in fields(cls) if f.name != "x"}
         return cls(structures.positions[:, :0], **values)
 
-    def __getitem__(self, index: int) -> Rows:
-        """System `index` alone, as a batch of one."""
-        rows = torch.arange(*self.ptr[index : index + 2].tolist(), device=self.ptr.device)
-        return self.taken(rows, self.ptr.new_tensor([0, len(rows)]), [index])
-
     def __iter__(self) -> Iterator[Rows]:
-        return (self[b] for b in range(len(self)))
+        """Each system, as a batch of one."""
+        for b, (start, stop) in enumerate(itertools.pairwise(self.ptr.tolist())):
+            rows = torch.arange(start, stop, device=self.ptr.device)
+            yield self.taken(rows, self.ptr.new_tensor([0, len(rows)]), [b])
 
     @classmethod
     def cat(cls, parts: Sequence[Rows]) -> Rows:
@@ -95,16 +93,11 @@ class Rows:
         self, rows: Tensor, ptr: Tensor | None = None, systems: list[int] | None = None
     ) -> Rows:
         """Rows by indices (N',), with their `ptr` (None keeps it), and some or all systems."""
-        chosen = {n: v[rows] for n in _PER_ROW if (v := getattr(self, n)) is not None}
+        index: dict[str, Any] = dict.fromkeys(_PER_ROW, rows)
         if systems is not None:
-            chosen |= {n: v[systems] for n in _PER_SYSTEM if (v := getattr(self, n)) is not None}
-        return replace(self, ptr=self.ptr if ptr is None else ptr, **chosen)
-
-    def reordered(self, generator: torch.Generator) -> tuple[Rows, Tensor]:
-        """The rows of each system in random order, and (N,) which row each was."""
-        keys = torch.rand(self.num_rows, generator=generator, dtype=torch.float64)
-        order = (keys.to(self.ptr.device) + self.system).argsort()
-        return self.taken(order), order
+            index |= dict.fromkeys(_PER_SYSTEM, systems)
+        found = {n: v[at] for n, at in index.items() if (v := getattr(self, n)) is not None}
+        return replace(self, ptr=self.ptr if ptr is None else ptr, **found)
 
     def moved(self, moves: Tensor) -> Rows:
         """Positions plus (N, ℓ)."""
@@ -116,26 +109,6 @@ class Rows:
         turned = (positions.double().unsqueeze(-2) @ q[self.system]).squeeze(-2)
         cell = None if self.cell is None else (self.cell.double() @ q).to(self.cell)
         return replace(self, positions=turned.to(positions), cell=cell)
-
-    def rounded(self) -> Rows:
-        """Positions and cells rounded to 1/1024 Å: whole shifts are then exact in float32."""
-        names = [name for name in ("positions", "cell") if getattr(self, name) is not None]
-        return replace(self, **{n: (getattr(self, n) * 1024).round() / 1024 for n in names})
-
-    def repeated(self, counts: Sequence[int]) -> tuple[Rows, Tensor]:
-        """Systems repeated along their periodic vectors, and the row each is a copy of."""
-        cell, pbc = self.lattice()
-        steps = torch.cartesian_prod(*(torch.arange(n) for n in counts)).reshape(-1, 3).to(cell)
-        parts, sources = [], []
-        for b, part in enumerate(self):
-            times = torch.where(pbc[b], torch.tensor(counts).to(cell), 1)
-            moves = steps[(steps < times).all(1)] @ cell[b]
-            source = torch.arange(part.num_rows, device=cell.device).repeat(len(moves))
-            copies = part.taken(source, self.ptr.new_tensor([0, len(source)]))
-            copies = copies.moved(moves.repeat_interleave(part.num_rows, 0))
-            parts.append(replace(copies, cell=(times[:, None] * cell[b])[None]))
-            sources.append(source + self.ptr[b])
-        return Rows.cat(parts), torch.cat(sources)
 
     def placed(self) -> Tensor:
         """`positions`, or ValueError where there are none."""
@@ -158,6 +131,11 @@ class Rows:
         return Rows(**tensors)
 
 
+def seeded() -> torch.Generator:
+    """One with seed 0: checks repeat, and leave torch's global one alone."""
+    return torch.Generator().manual_seed(0)
+
+
 def random_rows(
     generator: torch.Generator,
     sizes: Sequence[int] = (5, 0, 9, 1),
@@ -170,7 +148,7 @@ def random_rows(
     """Random rows: standard normal features, and atoms of :func:`random_structures` where ℓ = 3.
 
     Args:
-        generator: source of all draws, on CPU.
+        generator: of all numbers, on CPU.
         sizes: rows of each of the B systems, 0 allowed.
         width: C.
         dim: ℓ; None gives no positions, other numbers than 3 give normal ones of width 3.
@@ -200,7 +178,7 @@ def random_structures(
     about 1.2 Å. Tags are random, atoms of tag 0 fixed, energies standard normal.
 
     Args:
-        generator: source of all draws.
+        generator: of all numbers, on CPU.
         natoms: atoms of each of the B systems, 0 allowed.
         periodic: pbc of all systems, or one value for each lattice vector.
         dtype: of positions and cells.

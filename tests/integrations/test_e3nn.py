@@ -472,7 +472,7 @@ REFUSED = {
     "positions are missing": lambda: attention(
         rpe=FourierRPE(GaussianSpectrum(H, 2), GaussianFrequencies(3))
     )(torch.ones(2, DIM)),
-    "8 radial functions, this filter takes 6": lambda: pair_filter()(
+    "8 radial functions, expected 6": lambda: pair_filter()(
         torch.ones(2, DIM), one_pair([1.0, 0.0, 0.0], LocalBasis(CUTOFF, 8))
     ),
 }
