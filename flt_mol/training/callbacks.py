@@ -18,11 +18,17 @@ from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.training.task import EnergyTask
 
-__all__ = ["BEST", "LAST", "History", "WeightAverage", "make_loggers"]
+__all__ = ["BEST", "LAST", "History", "WeightAverage", "make_loggers", "say"]
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 _CSV = Path("logs", "csv", "metrics.csv")
 _LINES = 10
+
+
+def say(console: Console | None, line: str) -> None:
+    """Print a line as it is."""
+    if console is not None and line:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class WeightAverage(EMAWeightAveraging):
@@ -46,7 +52,7 @@ class History(Callback):
     Args:
         folder: of the run.
         config: plain data of the run, for its checkpoints.
-        systems: sids that are trained on and held out, for them, too.
+        systems: sids that are trained on and held out, for its checkpoints, too.
         average: whose weights are used in place of the latest.
         csv: whether metrics go to ``logs/csv/metrics.csv``, too.
         console: where errors are printed, of ten epochs at least.
@@ -110,7 +116,7 @@ class History(Callback):
         if "val/displacement" in row:
             moved, unmoved = row["val/displacement"], row["val/displacement_unmoved"]
             line += f"  displacement {moved:.3f} Å (unmoved {unmoved:.3f})"
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, line)
 
     def _write_csv(self) -> None:
         """As Lightning's logger does, which counts from 0, but not lost or doubled by resuming."""

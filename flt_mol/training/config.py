@@ -32,6 +32,7 @@ __all__ = [
     "LossConfig",
     "RunConfig",
     "TrainingConfig",
+    "absolute_paths",
     "find_run",
     "load_run_config",
     "run_name",
@@ -303,11 +304,11 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     """
     file = find_run(name_or_path)
     try:
-        content = _absolute(_read(file), file.parent)
+        content = absolute_paths(_read(file), file.parent)
         typed: dict[str, Any] = {}
         for text in overrides:
             _override(typed, text)
-        typed = _absolute(typed, Path.cwd(), of_file=False)
+        typed = absolute_paths(typed, Path.cwd(), of_file=False)
         chosen = typed["model"].get("name") if isinstance(typed.get("model"), dict) else None
         if chosen is not None:
             content.pop("model", None)
@@ -419,8 +420,8 @@ def _merged(base: Any, over: Any) -> Any:
     return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
 
 
-def _absolute(content: dict[str, Any], base: Path, of_file: bool = True) -> dict[str, Any]:
-    """`content` with relative paths taken from `base`."""
+def absolute_paths(content: dict[str, Any], base: Path, of_file: bool = True) -> dict[str, Any]:
+    """The plain data of a run, with relative paths taken from `base`; `output` only `of_file`."""
     content = _with_names(content)
     data, finetune = content.get("data"), content.get("finetune")
     if isinstance(data, dict):
