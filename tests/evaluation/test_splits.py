@@ -74,8 +74,6 @@ def test_columns_hold_adsorbates_elements_and_facets():
     assert columns["adsorbate"] == ("CO", "O")
     assert columns["elements"] == ("C Ni O", "Cu O")
     assert columns["facet"] == ("111", None)
-    systems = [system(1, info={"miller_index": [1, -1, 0]})]
-    assert evaluate_model(energies, systems).columns["facet"] == ("1 -1 0",)
 
 
 def test_the_model_is_evaluated_in_eval_mode_and_keeps_its_flags():
