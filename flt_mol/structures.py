@@ -57,13 +57,11 @@ class Structures:
         energy_initial: (B,) float64, eV, adsorption energy before relaxation; or None.
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         info: further plain values by name, each a tuple of B entries, as stored.
-        pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`. Whoever
-            replaces positions drops them or searches again.
+        pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`.
         cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:
-        ValueError: dtypes of another kind (32 bits will do), or shapes that do not belong
-            together, naming the field.
+        ValueError: dtypes of another kind (32 bits will do) or shapes that do not fit, by field.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -108,9 +106,7 @@ class Structures:
         info: Mapping[str, Any] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Structures:
-        """One system from lists, arrays or tensors; see the class for the fields.
-
-        Missing `cell` is zeros, `tags` are 0, `fixed` is False.
+        """One system from lists, arrays or tensors; `cell`, `tags` and `fixed` are 0 if missing.
 
         Raises:
             ValueError: shapes that do not fit, or invalid numbers, naming `sid` and the field.

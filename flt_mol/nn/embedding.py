@@ -23,11 +23,6 @@ class AtomEmbedding(nn.Module):
 
     Args:
         embed_dim: C.
-
-    Example:
-        >>> import torch
-        >>> AtomEmbedding(8)(torch.tensor([29, 8]), torch.tensor([1, 2])).shape
-        torch.Size([2, 8])
     """
 
     def __init__(self, embed_dim: int) -> None:

@@ -41,11 +41,6 @@ class EnergyHead(nn.Module):
 
     Raises:
         ValueError: an unknown readout, or a size below 1.
-
-    Example:
-        >>> head = EnergyHead(8, num_outputs=2, readout="sum")
-        >>> head(torch.zeros(5, 8), None, torch.tensor([0, 2, 5])).shape
-        torch.Size([2, 2])
     """
 
     INITIAL_TAG_WEIGHTS = (0.1, 0.3, 1.0)

@@ -12,7 +12,7 @@ from torch.nn.functional import gelu
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.images import log_sum_over_images
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.nn.layers import applied, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import (
@@ -48,10 +48,6 @@ class ImageKeys(nn.Module):
     Raises:
         ValueError: a cutoff that is not a positive length, or no mask.
 
-    Example:
-        >>> from flt_mol.nn.spectrum import GaussianSpectrum
-        >>> len(list(ImageKeys(GaussianSpectrum(num_heads=2, num_terms=3)).parameters()))
-        2
     """
 
     def __init__(self, mask: nn.Module | Callable[[Tensor], Tensor], cutoff: float = 6.0) -> None:
@@ -81,15 +77,12 @@ class ImageKeys(nn.Module):
         Raises:
             ValueError: no atom sees itself among the pairs, or vectors of other pairs.
         """
-        if tuple(vectors.shape) != (len(pairs.index_i), 3):
-            raise ValueError(
-                f"vectors have shape {tuple(vectors.shape)}, expected {(len(pairs.index_i), 3)}"
-            )
+        distances = pairs.lengths(vectors)
         if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
             raise ValueError(
                 "no atom sees itself: build pairs with neighbor_pairs(..., self_pairs=True)"
             )
-        window = log_smooth_cutoff(pair_lengths(vectors), self.cutoff)
+        window = log_smooth_cutoff(distances, self.cutoff)
         log_weight = self.mask(vectors) + window[:, None]
         if groups is None:
             return PairWeights(pairs.index_i, pairs.index_j, log_weight)
@@ -110,21 +103,16 @@ class GaussianBias(nn.Module):
         num_basis: T; the hidden layer is as wide.
         cutoff: Å, where the density ends and the last centre begins.
         pair_types: whether a and b are learned per pair of elements; else they are 1 and 0.
-        embed_dim: C of the density; None builds no density.
+        embed_dim: C of the density; None is no density.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
 
     Raises:
-        ValueError: a size below 1, a cutoff that is not a positive length, or fewer than two
-            Gaussians.
+        ValueError: a size below 1, a cutoff that is not positive, or fewer than two Gaussians.
 
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022,
         section 3.
 
-    Example:
-        >>> layer = GaussianBias(num_heads=4, num_basis=8, pair_types=False)
-        >>> layer(torch.tensor([0.0, 1.5, 3.0])).shape
-        torch.Size([3, 4])
     """
 
     def __init__(
@@ -139,9 +127,7 @@ class GaussianBias(nn.Module):
         super().__init__()
         check_sizes(num_heads=num_heads, embed_dim=embed_dim)
         if not 0 < cutoff < math.inf or num_basis < 2:
-            raise ValueError(
-                f"need 0 < cutoff < ∞ and num_basis ≥ 2, got cutoff={cutoff}, num_basis={num_basis}"
-            )
+            raise ValueError(f"need 0 < cutoff < ∞ and num_basis ≥ 2, got {cutoff=}, {num_basis=}")
         generator = seeded_generator(generator)
         self.cutoff = float(cutoff)
         self.pair_types = PairTypes(generator=generator) if pair_types else None

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups
 from flt_mol.functional.pairs import pair_filter, segment_sum
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
 from flt_mol.nn.radial import RadialBasis, check_sizes
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
-_LARGEST_BOUND = 10.0
 
 
 class LocalGeometry(NamedTuple):
@@ -69,7 +68,7 @@ class LocalBasis(nn.Module):
     ) -> LocalGeometry:
         """Geometry of pairs without self pairs, vectors (P, 3), Å, and elements (N,) of N atoms."""
         vectors = at_least_float32(vectors)
-        distances = _distances(pairs, vectors)
+        distances = pairs.lengths(vectors)
         with without_autocast(vectors):
             basis = self.radial(distances, *_elements(pairs, atomic_numbers))
             if self.vector_radial is None:
@@ -186,15 +185,11 @@ class PairCorrection(nn.Module):
 
     Args:
         num_heads: H.
-        cutoff: Å.
-        num_basis: T.
-        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
+        cutoff, num_basis, pair_types, generator: as of `RadialBasis`.
         bound: largest |F|, up to 10.
-        generator: on CPU; None takes a seed from torch's global one.
 
     Raises:
-        ValueError: a bound that is not positive or above 10, no heads, or settings that
-            `RadialBasis` refuses.
+        ValueError: a bound that is not positive or above 10, or what `RadialBasis` raises.
     """
 
     def __init__(
@@ -208,12 +203,12 @@ class PairCorrection(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
-        if not 0 < bound <= _LARGEST_BOUND:
-            raise ValueError(f"bound is {bound}, expected 0 < bound ≤ {_LARGEST_BOUND:g}")
+        if not 0 < bound <= 10:
+            raise ValueError(f"bound is {bound}, expected 0 < bound ≤ 10")
         generator = seeded_generator(generator)
         self.bound = float(bound)
         self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
-        self.weight = drawn_weight(num_basis, num_heads, generator, 1.0)
+        self.weight = drawn_weight(num_basis, num_heads, generator)
 
     def forward(
         self,
@@ -223,7 +218,7 @@ class PairCorrection(nn.Module):
         atomic_numbers: Tensor | None = None,
     ) -> PairWeights:
         """(G, H) weights of ``groups = pairs.groups()``, at least float32; rest as `LocalBasis`."""
-        distances = _distances(pairs, vectors)
+        distances = pairs.lengths(vectors)
         with without_autocast(distances):
             basis = self.basis(distances, *_elements(pairs, atomic_numbers))
             per_pair = basis @ self.weight.to(basis.dtype)
@@ -235,19 +230,10 @@ class PairCorrection(nn.Module):
 def check_features(x: Tensor, channels: int) -> None:
     """Refuse features that are not packed rows (N, C)."""
     if x.dim() != 2 or x.shape[1] != channels:
+        shape = tuple(x.shape)
         raise ValueError(
-            f"x has shape {tuple(x.shape)}, expected (N, {channels}): pack padded rows, x[mask]"
+            f"x has shape {shape}, expected (N, {channels}): pack padded rows, x[mask]"
         )
-
-
-def _distances(pairs: NeighborPairs, vectors: Tensor) -> Tensor:
-    count = len(pairs.index_i)
-    if tuple(vectors.shape) not in ((count, 3), (count,)):
-        raise ValueError(
-            f"vectors have shape {tuple(vectors.shape)}, expected {(count, 3)} or {(count,)}: "
-            "pairs.vectors(positions, cell, ptr) of the same pairs"
-        )
-    return at_least_float32(vectors) if vectors.dim() == 1 else pair_lengths(vectors)
 
 
 def _elements(

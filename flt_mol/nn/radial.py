@@ -30,10 +30,6 @@ def smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
 
     References:
         Gasteiger et al., "Directional message passing", ICLR 2020, equation 8 with p = 3.
-
-    Example:
-        >>> smooth_cutoff(torch.tensor([0.0, 3.0, 6.0, 9.0]), 6.0)
-        tensor([1.0000, 0.5000, 0.0000, 0.0000])
     """
     u = (distances / cutoff).clamp(max=1.0)
     return (1 - u) ** 3 * (1 + 3 * u + 6 * u.square())
@@ -95,11 +91,6 @@ class RadialBasis(nn.Module):
 
     Raises:
         ValueError: a cutoff that is not a positive length, or fewer than two functions.
-
-    Example:
-        >>> RadialBasis(cutoff=6.0, num_basis=4)(torch.tensor([0.0, 6.0])).round(decimals=2)
-        tensor([[1.0000, 0.6100, 0.1400, 0.0100],
-                [0.0000, 0.0000, 0.0000, 0.0000]])
     """
 
     def __init__(
@@ -111,9 +102,7 @@ class RadialBasis(nn.Module):
     ) -> None:
         super().__init__()
         if not 0 < cutoff < math.inf or num_basis < 2:
-            raise ValueError(
-                f"need 0 < cutoff < ∞ and num_basis ≥ 2, got cutoff={cutoff}, num_basis={num_basis}"
-            )
+            raise ValueError(f"need 0 < cutoff < ∞ and num_basis ≥ 2, got {cutoff=}, {num_basis=}")
         self.cutoff = float(cutoff)
         self.num_basis = num_basis
         self.pair_types = PairTypes(generator=generator) if pair_types else None

@@ -111,15 +111,10 @@ class FourierRPE(nn.Module):
         frequencies, ratio = self.frequencies(self.spectrum)
         phase = phases(displacements, frequencies)
         phase = phase.unsqueeze(-2) if frequencies.dim() == 2 else phase
-        if not ratio.is_complex():
-            waves: Tensor = phase.cos() * ratio
-        else:
-            waves = phase.cos() * ratio.real - phase.sin() * ratio.imag
+        waves: Tensor = phase.cos() * torch.real(ratio)
+        if ratio.is_complex():
+            waves = waves - phase.sin() * ratio.imag
         return waves.mean(-1)
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"split={self.split!r}"
 
 
 def _relative(positions: Tensor, ptr: Tensor, origin: str | Tensor) -> Tensor:

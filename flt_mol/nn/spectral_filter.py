@@ -28,19 +28,17 @@ _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale onl
 
 
 class SpectralGroup(NamedTuple):
-    """G systems of a batch, padded to L atoms and K vectors; by kernels or by structure factors.
+    """G systems of a batch, padded to L atoms and K vectors.
 
     Attributes:
         atoms: (G, L) int64, rows of the batch; N for padding.
         spectra: (G, K, T), weights times radial functions, 0 for padding.
-        waves: (G, L, 2K), or None by kernels.
-        kernels: (G, T, L, L), or None by structure factors.
+        table: kernels (G, T, L, L), or plane waves (G, L, 2K) for structure factors.
     """
 
     atoms: Tensor
     spectra: Tensor
-    waves: Tensor | None
-    kernels: Tensor | None
+    table: Tensor
 
 
 class SpectralGeometry(NamedTuple):
@@ -160,8 +158,8 @@ class SpectralFilter(nn.Module):
                 vectors = padded_rows(lattice.ptr, systems, len(integers) - 1)
                 waves = lattice_waves(fraction[atoms], integers[vectors]).to(dtype)
                 own = spectra[vectors].to(dtype)
-                made = kernel_matrices(waves, own) if kernels else None
-                groups.append(SpectralGroup(atoms, own, None if kernels else waves, made))
+                table = kernel_matrices(waves, own) if kernels else waves
+                groups.append(SpectralGroup(atoms, own, table))
         rows = torch.cat([group.atoms.flatten() for group in groups] or [ptr[:0]])
         place = torch.empty(len(positions) + 1, dtype=torch.int64, device=positions.device)
         place[rows] = torch.arange(len(rows), device=rows.device)
@@ -191,13 +189,12 @@ class SpectralFilter(nn.Module):
         with without_autocast(value):
             amplitudes = self.amplitudes.to(value.dtype)
             for group in geometry.groups:
-                rows = padded[group.atoms]
-                if group.kernels is not None:
-                    out = kernel_filter(rows, amplitudes, group.kernels.to(value.dtype))
+                rows, table = padded[group.atoms], group.table.to(value.dtype)
+                if table.dim() == 4:
+                    out = kernel_filter(rows, amplitudes, table)
                 else:
-                    assert group.waves is not None
                     spectrum = group.spectra.to(value.dtype) @ amplitudes.T
-                    out = structure_factor_filter(rows, spectrum, group.waves.to(value.dtype))
+                    out = structure_factor_filter(rows, spectrum, table)
                 parts.append(out.flatten(0, 1))
             return torch.cat(parts).index_select(0, geometry.place)
 

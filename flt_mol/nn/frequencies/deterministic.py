@@ -61,9 +61,8 @@ class LatticeFrequencies(QuadratureFrequencies):
     lattices with shortest dual vector L the body-centred cubic one, A*_ℓ for any ℓ, needs the
     fewest frequencies [1].
 
-    ξ_max = cutoff/(2πσ_min), L = radius + margin·σ_max, for masks no narrower than σ_min and no
-    wider than σ_max. For ℓ = 3, the defaults, radius 18 Å and one Gaussian of σ = 1 / 2 / 4 Å:
-    R = 4705 / 959 / 269, and rotation moves the mask by 3 to 4e-4 f(0). R grows as (radius/σ)³.
+    ξ_max = cutoff/(2πσ_min), L = radius + margin·σ_max. For ℓ = 3, the defaults, radius 18 Å and
+    σ = 1 / 2 / 4 Å: R = 4705 / 959 / 269, and rotation moves the mask by 3 to 4e-4 f(0).
 
     Args:
         radius: of the displacements for which the mask is to be right, Å.
@@ -73,11 +72,10 @@ class LatticeFrequencies(QuadratureFrequencies):
         margin: (L − radius)/σ_max.
 
     Raises:
-        ValueError: values that are not positive and finite, or a set of tens of millions.
+        ValueError: values that are not positive and finite, or far too many frequencies.
 
     References:
-        [1] Petersen & Middleton, "Sampling and reconstruction of wave-number-limited functions in
-        N-dimensional Euclidean spaces", 1962.
+        [1] Petersen & Middleton, Information and Control 1962.
     """
 
     def __init__(
@@ -102,12 +100,11 @@ class LebedevFrequencies(QuadratureFrequencies):
 
     For ℓ = 3, N̂(x) = Σ_s 4πs²q_1³ Σ_u ω_u g(s q_1 u) cos(2πs q_1 u·x), u over the rule's
     directions. The trapezoidal rule in |ξ| repeats r f(r) with the period 1/q_1 = radius +
-    margin·σ_max; its error, and that of leaving out |ξ| > cutoff/(2πσ_min), is the same in all
-    directions. Directions differ by the error of the Lebedev rule [1] alone. A rule of odd degree d
-    first fails at (2d + 3) j_{d+1}(2π|ξ|r), j the spherical Bessel function: on each shell d is the
-    smallest for which this is below `tolerance` times f(0), for radius r and any σ in the range.
-    For the defaults, radius 18 Å and one Gaussian of σ = 1 / 2 / 4 Å: R = 6656 / 1256 / 275; for
-    σ = 4 Å, ``cutoff=2.5, margin=0.5`` has R = 43 and rotation moves the mask by 6.5e-7 f(0).
+    margin·σ_max, in all directions alike; directions differ by the error of the Lebedev rule [1]
+    alone. A rule of odd degree d first fails at (2d + 3) j_{d+1}(2π|ξ|r), j the spherical Bessel
+    function: on each shell d is the smallest for which this is below `tolerance` times f(0). For
+    the defaults, radius 18 Å and σ = 1 / 2 / 4 Å: R = 6656 / 1256 / 275; for σ = 4 Å,
+    ``cutoff=2.5, margin=0.5`` has R = 43 and rotation moves the mask by 6.5e-7 f(0).
 
     Args:
         radius: of the displacements for which the mask is to be right, Å.
@@ -120,8 +117,7 @@ class LebedevFrequencies(QuadratureFrequencies):
         ValueError: values that are not positive and finite, or a tolerance that no rule reaches.
 
     References:
-        [1] Lebedev & Laikov, "A quadrature formula for the sphere of the 131st algebraic order of
-        accuracy", 1999.
+        [1] Lebedev & Laikov, Doklady Mathematics 1999.
     """
 
     def __init__(
@@ -155,8 +151,8 @@ def _widths(radius: float, sigma: float | Sequence[float], *others: float) -> tu
     low, high = sigma if isinstance(sigma, Sequence) else (sigma, sigma)
     if not (0 < low <= high < math.inf and all(0 < x < math.inf for x in (radius, *others))):
         raise ValueError(
-            f"need finite sigma > 0, narrowest first, and finite radius, cutoff, margin and "
-            f"tolerance > 0, got sigma={sigma}, radius={radius} and {others}"
+            "need finite sigma, narrowest first, radius, cutoff, margin and tolerance > 0, got "
+            f"sigma={sigma}, radius={radius} and {others}"
         )
     return low, high
 
@@ -184,11 +180,10 @@ def _half_rule(degree: int) -> tuple[Tensor, Tensor]:
 
     points, weights = lebedev_rule(degree)
     # Coordinates that should be 0 are off by rounding.
-    x, y, z = np.where(np.abs(points) < 1e-9, 0.0, points)
+    x, y, z = points = np.where(np.abs(points) < 1e-9, 0.0, points)
     upper = (z > 0) | ((z == 0) & ((y > 0) | ((y == 0) & (x > 0))))
-    directions = torch.from_numpy(np.stack([x, y, z], axis=-1)[upper])
-    shares = torch.from_numpy(np.asarray(weights[upper], dtype=np.float64))
-    return directions, shares / shares.sum()
+    shares = weights[upper] / weights[upper].sum()
+    return torch.from_numpy(points.T[upper]), torch.from_numpy(shares)
 
 
 def _degree(turns: float, tolerance: float) -> int:

@@ -44,11 +44,6 @@ class Spectrum(nn.Module):
         """Spectra and masks added up."""
         return SumSpectrum(self, other) if isinstance(other, Spectrum) else NotImplemented
 
-    def extra_repr(self) -> str:
-        """What `repr` shows: all plain settings."""
-        given = ((k, v) for k, v in vars(self).items() if k[0] != "_" and k != "training")
-        return ", ".join(f"{name}={value!r}" for name, value in given)
-
 
 class _Combined(Spectrum):
     _combine: ClassVar[Callable[[Any, Any], Any]]

@@ -92,12 +92,11 @@ class ShellSpectrum(TermSpectrum):
     Args:
         num_heads, num_terms, dim, generator: see `TermSpectrum`.
         powers: n_t ≥ 0 for each term, the same for all heads; None is 0, 1, …, T − 1.
-        sigma_min, sigma_max: σ of the first and the last term at the start, Å. The default puts
-            peaks at 0, 2.1, 3.0, 3.7, 4.2, … Å. The parameter is `log_sigma` (H, T).
+        sigma_min, sigma_max: σ of the first and the last term at the start, Å. The parameter is
+            `log_sigma` (H, T).
 
     Raises:
-        ValueError: powers that are not T whole numbers ≥ 0, or widths that are not
-            0 < sigma_min ≤ sigma_max.
+        ValueError: powers that are not T whole numbers ≥ 0, or what `TermSpectrum` raises.
     """
 
     _name = "sigma"
@@ -139,10 +138,9 @@ class ShellSpectrum(TermSpectrum):
 class BSplineSpectrum(TermSpectrum):
     r"""Local B-splines of order k: masks that vanish where any \|x_j\| ≥ v_j.
 
-    The k-fold convolution with itself of a box of half-width v/k, the cardinal B-spline β_k(kx/2v),
-    is a piecewise polynomial of degree k − 1 with k − 2 continuous derivatives: k = 1 is a box,
-    k = 2 a tent (1 − \|x\|/v)_+; large k tends to a Gaussian of width v/√(3k). Per head, with T
-    terms and a radius per term and dimension: f(x) = Σ_t a_t Π_j β_k(kx_j/2v_tj)/β_k(0),
+    The k-fold convolution with itself of a box of half-width v/k, the cardinal B-spline β_k(kx/2v):
+    k = 1 is a box, k = 2 a tent (1 − \|x\|/v)_+; large k tends to a Gaussian of width v/√(3k). Per
+    head, with radii per term and dimension, f(x) = Σ_t a_t Π_j β_k(kx_j/2v_tj)/β_k(0),
     g(ξ) = Σ_t a_t Π_j (2v_tj/k) [sin(2πv_tjξ_j/k)/(2πv_tjξ_j/k)]^k / β_k(0).
 
     It is the paper's "continuous local RPE" [1] put right: there the power is on the sine alone,
