@@ -86,11 +86,6 @@ def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> T
     """(G, H) log Σ_T w of log w (P, H), −∞ for groups without weight, with gradient 0 there.
 
     `group` (P,) int64 is the group of each pair, see `NeighborPairs.groups`.
-
-    Example:
-        >>> w = torch.tensor([[0.25], [0.5], [0.25]])
-        >>> log_sum_over_images(w.log(), torch.tensor([0, 0, 1]), 2).exp().flatten()
-        tensor([0.7500, 0.2500])
     """
     peak = segment_peak(log_weight, group, num_groups)
     total = segment_sum((log_weight - peak[group]).exp(), group, num_groups)

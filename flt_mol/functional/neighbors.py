@@ -57,6 +57,16 @@ class NeighborPairs(NamedTuple):
         vectors: Tensor = between - (a * matrix[:, 0] + b * matrix[:, 1] + c * matrix[:, 2])
         return vectors
 
+    def lengths(self, vectors: Tensor) -> Tensor:
+        """‖x‖ (P,) of the vectors (P, 3) of these pairs, see `pair_lengths`.
+
+        Raises:
+            ValueError: vectors of other pairs.
+        """
+        if vectors.shape != (expected := (len(self.index_i), 3)):
+            raise ValueError(f"vectors have shape {tuple(vectors.shape)}, expected {expected}")
+        return pair_lengths(vectors)
+
     def with_self(self, num_rows: int) -> NeighborPairs:
         """These pairs, and each of `num_rows` atoms with itself, before its images."""
         rows = torch.arange(num_rows, device=self.index_i.device)
@@ -77,12 +87,7 @@ class NeighborPairs(NamedTuple):
 
 
 def pair_lengths(vectors: Tensor) -> Tensor:
-    """‖x‖ with gradient 0 instead of NaN at x = 0: (P, 3) → (P,), at least float32.
-
-    Example:
-        >>> pair_lengths(torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]]))
-        tensor([5., 0.])
-    """
+    """‖x‖ with gradient 0 instead of NaN at x = 0: (P, 3) → (P,), at least float32."""
     squared = at_least_float32(vectors).square().sum(-1)
     zero = squared == 0
     return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)

@@ -60,8 +60,7 @@ def pair_filter(
             f"basis {tuple(basis.shape)}, weight {tuple(weight.shape)}, value {tuple(value.shape)}:"
             f" expected (P, T), (T, C) and (K, C) for P = {len(index_i)} pairs"
         )
-    basis, weight, value = settled(basis, weight, value)
-    out: Tensor = _filter(basis, weight, value, index_i, index_j, num_rows)
+    out: Tensor = _filter(*settled(basis, weight, value), index_i, index_j, num_rows)
     return out
 
 
@@ -70,8 +69,7 @@ def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j
 
     Times the basis and summed over t it is Σ_c x_ic F_c(r_p) y_jc, without anything of size P × C.
     """
-    x, y, weight = settled(x, y, weight)
-    out: Tensor = _to_basis(x, y, weight, index_i, index_j)
+    out: Tensor = _to_basis(*settled(x, y, weight), index_i, index_j)
     return out
 
 

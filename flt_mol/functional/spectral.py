@@ -25,10 +25,6 @@ def padded_groups(
     """Systems of similar cost in groups, each with about a cache of padded numbers, or one system.
 
     `costs` are the numbers of every system, `members` the systems to group.
-
-    Example:
-        >>> padded_groups([3, 200_000, 4], range(3), torch.device("cpu"))
-        [[0, 2], [1]]
     """
     budget = _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
     groups: list[list[int]] = []
@@ -41,13 +37,7 @@ def padded_groups(
 
 
 def padded_rows(ptr: Tensor, systems: Sequence[int], fill: int) -> Tensor:
-    """(G, L) int64, the rows of some systems, padded with `fill`.
-
-    Example:
-        >>> padded_rows(torch.tensor([0, 2, 3]), [1, 0], 3)
-        tensor([[2, 3],
-                [0, 1]])
-    """
+    """(G, L) int64, the rows of some systems, padded with `fill`."""
     chosen = torch.tensor(systems, device=ptr.device)
     start, size = ptr[chosen], ptr[chosen + 1] - ptr[chosen]
     steps = torch.arange(int(size.max()), device=ptr.device)

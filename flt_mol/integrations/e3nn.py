@@ -121,7 +121,7 @@ class IrrepsAttention(Attention):
 
         Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows of irreps_out.
         """
-        check_rows(x, self.irreps.dim, "x", self.query.weight)
+        check_rows(x, self.irreps.dim, "x")
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
         layout.refuse_unsorted(pairs, images)
         rows = layout.pack(x)

@@ -26,28 +26,23 @@ from flt_mol.nn.local_filter import (
     LocalFilter,
     LocalGeometry,
     PairCorrection,
-    PairFilter,
 )
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import (
     SPECTRA,
-    BoxSpectrum,
     BSplineSpectrum,
     CauchySpectrum,
     DirectionalSpectrum,
     GaussianMixtureSpectrum,
     GaussianSpectrum,
-    LaplaceSpectrum,
     MaternSpectrum,
     ProductSpectrum,
     ShellSpectrum,
     Spectrum,
     SumSpectrum,
-    TentSpectrum,
 )
-from flt_mol.nn.streaming import AttentionState
 
 __all__ = [
     "FEATURE_MAPS",
@@ -56,10 +51,8 @@ __all__ = [
     "Attention",
     "AttentionInputs",
     "AttentionRows",
-    "AttentionState",
     "BSplineSpectrum",
     "BlockGeometry",
-    "BoxSpectrum",
     "CauchySpectrum",
     "ComponentFrequencies",
     "DirectionalSpectrum",
@@ -80,7 +73,6 @@ __all__ = [
     "GaussianSpectrum",
     "HyperbolicFeatures",
     "ImageKeys",
-    "LaplaceSpectrum",
     "LatticeFrequencies",
     "LebedevFrequencies",
     "LocalBasis",
@@ -88,7 +80,6 @@ __all__ = [
     "LocalGeometry",
     "MaternSpectrum",
     "PairCorrection",
-    "PairFilter",
     "PairWeights",
     "ProductSpectrum",
     "ReLUFeatures",
@@ -99,5 +90,4 @@ __all__ = [
     "SpectralGeometry",
     "Spectrum",
     "SumSpectrum",
-    "TentSpectrum",
 ]

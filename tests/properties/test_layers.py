@@ -23,7 +23,6 @@ from properties.builders import (
     local_filter,
     multihead,
     padded,
-    pair_sums,
     seeded,
     spectral_filter,
 )
@@ -185,9 +184,6 @@ CASES = [
     Case("spectral filter by waves", spectral_filter(kernels_below=0), CRYSTALS, rows=CRYSTAL),
     Case("spectral filter of slabs", spectral_filter(), CRYSTALS, rows=SLAB),
     Case("spectral filter of molecules", spectral_filter(), PLACED | {"rotation"}),
-    Case("pair filter", pair_sums(), CRYSTALS, rows=CRYSTAL),
-    Case("pair filter by elements", pair_sums(pair_types=True), CRYSTALS, rows=SLAB),
-    Case("pair filter of molecules", pair_sums(), PLACED | {"rotation"}),
     Case("local filter", local_filter(), CRYSTALS, rows=CRYSTAL),
     Case("local filter with vectors", local_filter(3), CRYSTALS, rows=CRYSTAL),
     Case("local filter by elements", local_filter(3, pair_types=True), CRYSTALS, rows=SLAB),
