@@ -14,7 +14,6 @@ from flt_mol.functional.groups import without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.lattice import UnfitSystemError
 from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
-from flt_mol.functional.reciprocal import check_vectors
 from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
 from flt_mol.nn import (
     FREQUENCIES,
@@ -171,7 +170,7 @@ class Geometry(nn.Module):
         pairs = self.pairs(structures)
         vectors = pairs.vectors(structures.positions, structures.cell, ptr)
         if self.local is not None:
-            found["local"] = self.local(pairs, vectors, len(numbers), numbers)
+            found["local"] = self.local(pairs, vectors, numbers)
             if self.density is not None:
                 x = x + self.density(x, found["local"])
         if self.correction is not None:
@@ -236,10 +235,4 @@ def check_systems(config: EnergyConfig, structures: Structures) -> None:
     Raises:
         ValueError: the first system that is too large, by its sid.
     """
-    spectral = config.spectral
-    if spectral is not None:
-        where = structures.cell, structures.pbc, structures.positions, structures.ptr
-        padding = 4 * spectral.sigma_max if spectral.padding is None else spectral.padding
-        most, k_max = spectral.max_vectors, spectral.k_max
-        with naming_sid(structures):
-            check_vectors(*where, k_max=k_max, padding=padding, max_vectors=most)
+    return

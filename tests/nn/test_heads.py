@@ -115,7 +115,7 @@ def head_of():
 
 def displacements(head, x, positions, cell, pbc, ptr, fixed=None):
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
-    local = LocalBasis(CUTOFF, T)(pairs, pairs.vectors(positions, cell, ptr), len(x))
+    local = LocalBasis(CUTOFF, T)(pairs, pairs.vectors(positions, cell, ptr))
     return head(x, local, fixed)
 
 
