@@ -25,12 +25,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 _WIDTH = 8  # nodes a kernel covers, and a bin is wide; a block has twice as many
-_OVERSAMPLING = 1.25  # nodes per half wave of k_max; both measured, see tests
+_OVERSAMPLING = 1.5  # nodes per half wave of k_max; both measured, see tests
 _BETA = 1.1 * math.pi * _WIDTH * (1 - 1 / (2 * _OVERSAMPLING))
 _TOP = float(torch.special.i0e(torch.tensor(_BETA, dtype=torch.float64)))
-_NODES = 2**26  # numbers on the meshes of channels that are transformed together
+_NODES = 2**27  # numbers on the meshes of channels that are transformed together
 _ATOMS = 2**16  # whose kernels are computed together
-_BLOCKS = 2**18  # numbers of the blocks of bins that are spread together
+_BLOCKS = {"cpu": 2**18}  # numbers of the blocks of bins that are spread together
+_BLOCKS_ELSEWHERE = 2**26
 
 
 class Mesh(NamedTuple):
@@ -79,6 +80,13 @@ def _smooth(number: int) -> int:
         if rest == 1:
             return number
         number += 1
+
+
+def mesh_numbers(lengths: Sequence[float], k_max: float, channels: int, functions: int) -> float:
+    """About how many numbers spectra of so many functions and sums of channels take on a mesh."""
+    modes = math.prod(2.0 * k_max * length + 1 for length in lengths) / 2
+    nodes = math.prod((2 * k_max * length + 1) * _OVERSAMPLING + _WIDTH for length in lengths)
+    return 6 * functions * modes + 4 * max(nodes, min(channels * nodes, _NODES))
 
 
 def mode_integers(modes: Sequence[int], device: torch.device | None = None) -> Tensor:
@@ -173,12 +181,15 @@ def _channels(value: Tensor, spectrum: Tensor, head: Tensor, mesh: Mesh) -> Tens
     return _read(_back(waves * spectrum[head], mesh), mesh)
 
 
-def _octants(mesh: Mesh, channels: int) -> Iterator[tuple[tuple[slice, slice], Tensor, Tensor, Tensor]]:
+def _octants(
+    mesh: Mesh, channels: int
+) -> Iterator[tuple[tuple[slice, slice], Tensor, Tensor, Tensor]]:
     """Some bins at a time: these, the bins that are an octant of their blocks, kernels there.
 
     Kernels are (G, L, w²), products of those in two directions, and (G, L, 1, w) in the third.
     """
-    step = max(1, _BLOCKS // (_WIDTH**3 * channels))
+    budget = _BLOCKS.get(mesh.atoms.device.type, _BLOCKS_ELSEWHERE)
+    step = max(1, budget // (_WIDTH**3 * channels))
     for first in range(0, len(mesh.atoms), step):
         longest = int((mesh.atoms[first] < len(mesh.place)).sum())
         some = slice(first, first + step), slice(longest)
@@ -221,7 +232,8 @@ def _transform(field: Tensor, mesh: Mesh) -> Tensor:
 def _back(waves: Tensor, mesh: Mesh) -> Tensor:
     waves = torch.fft.ifft(_fill(waves, 1, mesh.nodes[0]), dim=1, norm="forward")
     waves = torch.fft.ifft(_fill(waves, 2, mesh.nodes[1]), dim=2, norm="forward")
-    return torch.fft.irfft(waves, mesh.nodes[2], dim=3, norm="forward")
+    field: Tensor = torch.fft.irfft(waves, mesh.nodes[2], dim=3, norm="forward")
+    return field
 
 
 def _cut(waves: Tensor, dim: int, modes: int) -> Tensor:

@@ -107,7 +107,7 @@ def reciprocal_vectors(
     if torch.compiler.is_compiling():
         run = outside(reciprocal_vectors)
         where = cell, pbc, positions, ptr
-        limits = {"max_vectors": max_vectors, "max_products": max_products}
+        limits: dict[str, Any] = {"max_vectors": max_vectors, "max_products": max_products}
         return run(*where, k_max=k_max, padding=padding, **limits)
     if not 0 < k_max < math.inf:
         raise ValueError(f"k_max is {k_max}, expected a positive number, in 1/Å")
