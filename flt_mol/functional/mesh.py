@@ -61,25 +61,19 @@ def mesh_modes(lengths: Sequence[float], k_max: float) -> tuple[int, int, int]:
 
 
 def mesh_nodes(modes: Sequence[int]) -> tuple[int, int, int]:
-    """Nodes n of a mesh that resolves these modes: w times a product of 2, 3, 5 and 7.
+    """Nodes n of a mesh that resolves these modes: w times numbers that transforms like.
 
     Example:
         >>> mesh_nodes((3, 30, 31))
         (16, 96, 96)
     """
-    a, b, c = (_WIDTH * _smooth(math.ceil((2 * m + 1) * _OVERSAMPLING / _WIDTH)) for m in modes)
+    sizes = [(2 * m + 1) * _OVERSAMPLING / _WIDTH for m in modes]
+    factors = 1, 3, 5, 7, 9
+    a, b, c = (
+        _WIDTH * min(f * 2 ** max(0, math.ceil(math.log2(size / f))) for f in factors)
+        for size in sizes
+    )
     return a, b, c
-
-
-def _smooth(number: int) -> int:
-    while True:
-        rest = number
-        for prime in (2, 3, 5, 7):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return number
-        number += 1
 
 
 def mesh_numbers(lengths: Sequence[float], k_max: float, channels: int, functions: int) -> float:
@@ -114,8 +108,7 @@ def make_mesh(fraction: Tensor, modes: tuple[int, int, int], dtype: torch.dtype)
     owner = (corner[:, 0] * bins[1] + corner[:, 1]) * bins[2] + corner[:, 2]
     order = torch.argsort(owner, stable=True)
     used, count = torch.unique_consecutive(owner[order], return_counts=True)
-    first, full = count.cumsum(0) - count, torch.argsort(count, descending=True)
-    used, count, first = used[full], count[full], first[full]
+    first = count.cumsum(0) - count
     steps = torch.arange(int(count.max()), device=fraction.device)
     row = torch.where(steps < count[:, None], first[:, None] + steps, len(fraction))
     atoms = torch.cat([order, order.new_full((1,), len(fraction))])[row]
@@ -181,9 +174,7 @@ def _channels(value: Tensor, spectrum: Tensor, head: Tensor, mesh: Mesh) -> Tens
     return _read(_back(waves * spectrum[head], mesh), mesh)
 
 
-def _octants(
-    mesh: Mesh, channels: int
-) -> Iterator[tuple[tuple[slice, slice], Tensor, Tensor, Tensor]]:
+def _octants(mesh: Mesh, channels: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Some bins at a time: these, the bins that are an octant of their blocks, kernels there.
 
     Kernels are (G, L, w²), products of those in two directions, and (G, L, 1, w) in the third.
@@ -191,11 +182,10 @@ def _octants(
     budget = _BLOCKS.get(mesh.atoms.device.type, _BLOCKS_ELSEWHERE)
     step = max(1, budget // (_WIDTH**3 * channels))
     for first in range(0, len(mesh.atoms), step):
-        longest = int((mesh.atoms[first] < len(mesh.place)).sum())
-        some = slice(first, first + step), slice(longest)
+        some = slice(first, first + step)
         halves = [x.split(_WIDTH, 2) for x in mesh.weights[some].unbind(2)]
         for bins, (x, y, z) in zip(mesh.blocks, product(*halves), strict=True):
-            yield some, bins[some[0]], (x[..., :, None] * y[..., None, :]).flatten(2), z[:, :, None]
+            yield some, bins[some], (x[..., :, None] * y[..., None, :]).flatten(2), z[:, :, None]
 
 
 def _spread(value: Tensor, mesh: Mesh) -> Tensor:
