@@ -21,7 +21,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
