@@ -99,7 +99,7 @@ def convert(
     else:
         dataset = from_trajectories(source, references=references, **options)
     with progress_bars() as bars:
-        options |= {"forces": forces, "overwrite": overwrite}
+        options = {"forces": forces, "overwrite": overwrite}
         result = convert_data(dataset, output, progress=partial(bars, "converting"), **options)
     say(
         f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
@@ -133,7 +133,7 @@ def split(
     options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
     dataset = _open_to_write(source, part, energy=energy, **options)
     with progress_bars() as bars:
-        options |= {"seed": seed, "group_by": group_by, "forces": forces}
+        options = {"seed": seed, "group_by": group_by, "forces": forces}
         progress = partial(bars, "splitting")
         result = split_data(dataset, output, dict(wanted), progress=progress, **options)
     for name, found in result.splits.items():

@@ -25,7 +25,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.opening import open_dataset
-from flt_mol.data.schema import OnError
 from flt_mol.files import VERSION, temporary_path
 from flt_mol.structures import Structures
 
@@ -55,7 +54,7 @@ class ConvertResult:
         output: the file.
         systems: how many it holds.
         bytes: its size.
-        skipped: one message for each record that was skipped.
+        skipped: those of the source.
         left_out: names of stored fields of the first record that the file does not hold.
         seconds: that it took.
     """
@@ -78,7 +77,6 @@ def convert(
     output: str | Path,
     *,
     indices: Sequence[int] | None = None,
-    on_error: OnError = "raise",
     forces: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -88,14 +86,13 @@ def convert(
     `open_dataset(output)` gives the same `Structures` in the same order: bit for bit, but for
     positions in .extxyz, which have eight decimals. Targets that `source` reads under other names
     are stored under OC20's; further plain values are kept; graphs, large further arrays, and forces
-    unless asked for, are left out. The file has its name only when it is whole and was compared.
+    unless asked for, are not. The file has its name only when it is whole and was compared.
 
     Args:
         source: the records.
         output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
             says of which kind.
         indices: which systems, in which order; None for all.
-        on_error: "raise", or "skip": invalid records are skipped and listed.
         forces: keep forces (not in .extxyz).
         overwrite: replace an output that exists.
         progress: called with records done and all: each counts once when it is written, and once
@@ -109,9 +106,9 @@ def convert(
     begun, output = time.perf_counter(), Path(output)
     _check_output(output, forces=forces, overwrite=overwrite)
     chosen = range(len(source)) if indices is None else indices
-    skipped: list[str] = list(source.skipped)
-    on_invalid = skipped.append if on_error == "skip" else None
-    done, kept = 0, list[int]()
+    if not len(chosen):
+        raise ValueError(f"{source.path}: no records to convert")
+    done = 0
 
     def count(systems: int) -> None:
         nonlocal done
@@ -120,22 +117,18 @@ def convert(
             progress(done, 2 * len(chosen))
 
     def batches() -> Iterator[tuple[Structures, NDArray[Any] | None]]:
-        for rows, batch in readable_batches(source, chosen, on_invalid):
-            kept.extend(rows)
+        for rows, batch in readable_batches(source, chosen):
             yield batch, _forces(source, rows, batch) if forces else None
             count(len(batch))
-        if not kept:
-            first = f"; the first: {skipped[0]}" if skipped else ""
-            raise ValueError(f"{source.path}: no record of {len(chosen)} can be converted{first}")
 
     remove_leftovers(output)
     with temporary_path(output, durable=True) as temporary:
         _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
-        _compare(source, kept, temporary, count)
+        _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
-    left_out = _left_out(source, kept[0], forces)
+    left_out = _left_out(source, chosen[0], forces)
     seconds = time.perf_counter() - begun
-    return ConvertResult(output, len(kept), size, tuple(skipped), left_out, seconds)
+    return ConvertResult(output, len(chosen), size, tuple(source.skipped), left_out, seconds)
 
 
 def readable_batches(
@@ -166,14 +159,12 @@ def readable_batches(
 
 
 def _check_output(output: Path, *, forces: bool, overwrite: bool) -> None:
-    suffix = output.suffix.lower()
-    if suffix not in SUFFIXES:
+    if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
-    if forces and suffix == ".extxyz":
+    if forces and output.suffix.lower() == ".extxyz":
         raise ValueError(f"{output}: .extxyz does not hold forces; choose another kind of file")
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
-        kind = " and is a folder" if output.is_dir() else ""
-        raise ValueError(f"{output} exists{kind}: choose another name, or overwrite it")
+        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
 
 
 def remove_leftovers(output: Path) -> None:
@@ -181,19 +172,14 @@ def remove_leftovers(output: Path) -> None:
     beside = f".{output.name}."
     for path in output.parent.glob(f"{beside}*.tmp{output.suffix}"):
         process = path.name.removeprefix(beside).partition(".")[0]
-        if os.name == "posix" and process.isdigit() and not _runs(int(process)):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # sends nothing
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # else it is of somebody else
-    return True
+        if os.name != "posix" or not process.isdigit():
+            continue
+        try:
+            os.kill(int(process), 0)  # sends nothing
+        except ProcessLookupError:
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # of somebody else
+            continue
 
 
 def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -> NDArray[Any]:
@@ -266,9 +252,9 @@ def _row(system: Structures, forces: NDArray[Any] | None) -> dict[str, Any]:
 
     atoms = _atoms(system)
     data = {**atoms.info, **{n: v for n, v in atoms.arrays.items() if n == "pos_relaxed"}}
+    row = {**atoms2dict(atoms), "data": data, "key_value_pairs": {}}
     # ASE's rows have a random name; here it is made of what the row holds.
-    name = hashlib.sha256(repr(data).encode()).hexdigest()[:32]
-    row = {**atoms2dict(atoms), "data": data, "key_value_pairs": {}, "unique_id": name}
+    row["unique_id"] = hashlib.sha256(repr(data).encode()).hexdigest()[:32]
     if forces is not None and not np.isnan(forces).all():
         row |= {"calculator": "unknown", "forces": forces}
     return {**row, "ctime": 0.0, "mtime": 0.0, "user": ""}
@@ -281,38 +267,31 @@ def _compare(
     source: StructuresDataset, indices: Sequence[int], written: Path, count: Callable[[int], None]
 ) -> None:
     """Read the file and the source, and refuse what is not the same in both."""
+    near = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that the source took, too
-        back = open_dataset(written)
+        back, first = open_dataset(written), 0
         if len(back) != len(indices):
             raise ValueError(f"{len(indices)} systems were written, and {len(back)} are read")
-        tolerance = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
-        first = 0
         for rows, expected in readable_batches(source, indices):
             batches = readable_batches(back, range(first, first + len(rows)))
             found = Structures.cat([batch for _, batch in batches])
-            name = _difference(expected, found, tolerance)
-            if name is not None:
-                raise ValueError(
-                    f"{source.where(rows[0])} and following: {name} does not come back from "
-                    f"{written.suffix}; choose another kind of file"
-                )
+            for field in (f.name for f in fields(Structures)):
+                a, b = getattr(expected, field), getattr(found, field)
+                if not _same(a, b, near if field.startswith("positions") else 0.0):
+                    raise ValueError(
+                        f"{source.where(rows[0])} and following: {field} does not come back from "
+                        f"{written.suffix}; choose another kind of file"
+                    )
             first += len(rows)
             count(len(rows))
 
 
-def _difference(expected: Structures, found: Structures, tolerance: float) -> str | None:
-    """The first field in which they differ."""
-    for field in fields(Structures):
-        a, b = getattr(expected, field.name), getattr(found, field.name)
-        same = repr(a) == repr(b)
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            near = tolerance if field.name.startswith("positions") else 0.0
-            same = a.dtype == b.dtype and a.shape == b.shape
-            same = same and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-        if not same:
-            return field.name
-    return None
+def _same(a: Any, b: Any, near: float) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return repr(a) == repr(b)
+    alike = a.dtype == b.dtype and a.shape == b.shape
+    return alike and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
 
 
 def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str, ...]:
@@ -320,5 +299,5 @@ def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str,
     kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if forces else ())}
     if not options.ignore_energy:
         kept |= {options.energy, options.energy_initial, options.positions_relaxed}
-    further = [name for name in record if name not in kept and not name.startswith("_")]
-    return tuple(sorted(name for name in further if record[name] is not None))
+    further = {n for n, value in record.items() if value is not None and not n.startswith("_")}
+    return tuple(sorted(further - kept))

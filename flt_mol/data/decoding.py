@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, heights, to_numpy
+from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, heights, to_numpy
 from flt_mol.data.tags import tags_are_layers
 from flt_mol.structures import Structures
 
@@ -70,13 +70,10 @@ def decode(
     """
     notes = {} if notes is None else notes
     try:
-        found = _decode(records, options, default_sid, notes)
+        return _decode(records, options, default_sid, notes)
     except ValueError as error:
         if len(records) == 1:
             raise ValueError(f"{where(0)}{_named(records[0])}: {error}") from error
-        found = None
-    if found is not None:
-        return found
 
     def alone(i: int) -> Structures:
         here, sid = (lambda _: where(i)), (lambda _: default_sid(i))
@@ -97,15 +94,14 @@ def _decode(
     options: ReadOptions,
     default_sid: Callable[[int], int | str],
     notes: dict[str, str],
-) -> Structures | None:
-    """None where some of several records have an optional field and others do not."""
+) -> Structures:
     sid = tuple(_sid(record, i, default_sid, notes) for i, record in enumerate(records))
     natoms = np.array([_count(record, notes) for record in records], dtype=np.int64)
     numbers = _whole(records, "atomic_numbers", natoms, (1, 118), "elements 1 to 118")
     names = () if options.ignore_energy else _targets(records, options)
     for name in names:
         if 0 < sum(record.get(name) is not None for record in records) < len(records):
-            return None
+            raise ValueError(f"{name} is missing of some")
     ptr = np.concatenate([[0], np.cumsum(natoms)])
     positions = _vectors(records, "pos", natoms)
     if positions is None:
@@ -162,6 +158,8 @@ def _sid(
 
 
 def _array(value: Any, field: str) -> NDArray[Any]:
+    if isinstance(value, Stored) and value.array is not None and value.array.dtype.kind in "biuf":
+        return value.array
     try:
         return to_numpy(value)
     except ValueError as error:
@@ -346,7 +344,8 @@ def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[
     info: dict[str, tuple[Any, ...]] = {}
     for name in dict.fromkeys(name for record in records for name in record):
         if name not in _NOT_INFO and name not in targets and not name.startswith("_"):
-            values = tuple(_plain(record.get(name)) for record in records)
+            given = (record.get(name) for record in records)
+            values = tuple(v if type(v) in (str, float) else _plain(v) for v in given)
             if any(value is not None for value in values):
                 info[name] = values
     return info

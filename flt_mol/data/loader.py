@@ -6,9 +6,8 @@ Orders are drawn from the seed and the epoch: the same on every rank, independen
 from __future__ import annotations
 
 import heapq
-import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -91,12 +90,11 @@ class BatchSampler(Sampler[list[int]]):
         self.rank, self.world_size = rank, world_size
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise ValueError(f"a batch may hold {limit!r}, expected a whole number from 1")
-        if not 0 <= rank < world_size <= len(self.sizes):
-            text = f"rank {rank} of {world_size} ranks cannot share {len(self.sizes)} systems"
-            raise ValueError(text)
-        if self.sizes.max() > limit:
-            text = f"system {self.sizes.argmax()} has size {self.sizes.max()}"
-            raise ValueError(f"{text}, more than a batch may hold ({limit})")
+        n = len(self.sizes)
+        if not 0 <= rank < world_size <= n:
+            raise ValueError(f"rank {rank} of {world_size} ranks cannot share {n} systems")
+        if (largest := self.sizes.max()) > limit:
+            raise ValueError(f"a system has size {largest}, more than a batch may hold ({limit})")
         self._dealt = self.shuffle and self.sizes.min() != self.sizes.max()
         self._count = self._count_dealt() if self._dealt else len(self.plan(0))
         self.epoch, self.position = 0, 0  # the next one, and how many of its batches are done
@@ -141,9 +139,9 @@ class BatchSampler(Sampler[list[int]]):
         while len(batches) % self.world_size:
             i = max(range(len(batches)), key=lambda i: len(batches[i]))
             half = (len(batches[i]) + 1) // 2
-            if half == len(batches[i]):
-                raise ValueError(self._uneven())
             batches[i : i + 1] = [batches[i][:half], batches[i][half:]]
+            if not batches[i + 1]:
+                raise ValueError(self._uneven())
         return batches
 
     def _deal(self, order: Integers, count: int) -> list[list[int]]:
@@ -170,10 +168,8 @@ class BatchSampler(Sampler[list[int]]):
         raise ValueError(self._uneven())
 
     def _uneven(self) -> str:
-        return (
-            f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks in batches up "
-            f"to {self.limit}, each as many: allow larger batches or fewer ranks"
-        )
+        share = f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks"
+        return f"{share} in batches up to {self.limit}, each as many: allow larger batches"
 
 
 class Loader(DataLoader[Structures]):
@@ -271,21 +267,16 @@ def make_loader(
         _checked([dataset])
     if not (count := len(dataset)):  # type: ignore[arg-type]
         raise ValueError("the data set has no systems to make batches of")
-    sizes = np.ones(count, np.int64) if max_atoms is None else sizes_of(dataset)
-    if max_atoms is not None and sizes.max() > max_atoms:
-        sid = dataset[int(sizes.argmax())].sid[0]
-        raise ValueError(f"sid {sid} has {sizes.max()} atoms, a batch may hold {max_atoms}")
-    sampler = BatchSampler(
-        sizes,
-        cast(int, batch_size if max_atoms is None else max_atoms),
-        shuffle=shuffle,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-    )
+    limit, sizes = batch_size, np.ones(count, np.int64)
+    if max_atoms is not None:
+        limit, sizes = max_atoms, sizes_of(dataset)
+        if sizes.max() > limit:
+            sid = dataset[int(sizes.argmax())].sid[0]
+            raise ValueError(f"sid {sid} has {sizes.max()} atoms, a batch may hold {limit}")
+    shared: dict[str, Any] = {"rank": rank, "world_size": world_size}
     return Loader(
         _Source(dataset, cutoff),
-        batch_sampler=sampler,
+        batch_sampler=BatchSampler(sizes, cast(int, limit), shuffle=shuffle, seed=seed, **shared),
         num_workers=num_workers,
         collate_fn=_same,
         generator=torch.Generator().manual_seed(seed),
@@ -317,10 +308,8 @@ class _Source(Dataset[Structures]):
 def _checked(systems: Sequence[Any]) -> Sequence[Structures]:
     for place, system in enumerate(systems):
         if not isinstance(system, Structures):
-            kind = type(system).__name__
-            raise ValueError(
-                f"system {place} is a {kind}, expected Structures: see flt_mol.data.open_dataset"
-            )
+            text = f"system {place} is a {type(system).__name__}, expected Structures"
+            raise ValueError(f"{text}: see flt_mol.data.open_dataset")
     return systems
 
 
@@ -381,17 +370,15 @@ def target_statistics(
         TargetStatistics(energies=Moments(count=2, mean=4.5, std=3.5), median=4.5, most_atoms=1,
         elements=(1, 8), energies_initial=None)
     """
-    targets: dict[str, list[float]] = {"energy": []}
-    if initial:
-        targets["energy_initial"] = []
+    fields = ("energy", "energy_initial") if initial else ("energy",)
+    targets: dict[str, list[float]] = {field: [] for field in fields}
     most_atoms, elements, seen = 0, set[int](), 0
     for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
         for field, values in targets.items():
-            # A batch has a target as a whole; a list of its systems tells which of them lacks it.
-            whole = getattr(batch, field) is not None
-            systems = [batch] if whole else [dataset[seen + b] for b in range(len(batch))]
-            for some in systems:
-                values += _finite_targets(some, field)
+            energy = getattr(batch, field)
+            if energy is None or not energy.isfinite().all():
+                _refuse((dataset[i] for i in range(seen, seen + len(batch))), field)
+            values += energy.tolist()
         most_atoms = max(most_atoms, int(batch.natoms.max()))
         elements.update(batch.atomic_numbers.unique().tolist())
         seen += len(batch)
@@ -411,14 +398,12 @@ def _moments(numbers: Sequence[float]) -> Moments:
     return Moments(len(values), float(mean), float(std))
 
 
-def _finite_targets(batch: Structures, field: str) -> list[float]:
-    energy = getattr(batch, field)
-    values: list[float] = [math.nan] * len(batch) if energy is None else energy.tolist()
-    for sid, value in zip(batch.sid, values, strict=True):
-        if not math.isfinite(value):
-            found = "missing" if energy is None else f"{value} eV"
-            raise ValueError(f"sid {sid}: {field} is {found}: give it or skip it")
-    return values
+def _refuse(systems: Iterable[Structures], field: str) -> None:
+    for system in systems:
+        energy = getattr(system, field)
+        if energy is None or not energy.isfinite().all():
+            text = f"{field} is missing or not finite: give it or skip the system"
+            raise ValueError(f"sid {system.sid[0]}: {text}")
 
 
 def trained_on(

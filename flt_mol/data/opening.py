@@ -65,9 +65,8 @@ def open_dataset(
             :func:`flt_mol.data.tag_slab` to set them, in place of being refused or warned of.
 
     Raises:
-        ValueError: a path that does not exist or cannot be read, naming it and the reason; the
-            folder or name of a data set of several splits; no records; with require_energy, no
-            targets.
+        ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
+            data set of several splits; no records; with require_energy, no targets.
 
     Warns:
         UserWarning: defaults taken for missing fields, files passed over; each kind once.
@@ -110,9 +109,7 @@ def _refuse_splits(path: Path) -> None:
             )
 
 
-def _open_file(
-    path: Path, options: ReadOptions, notes: Notes, prefix: str = ""
-) -> StructuresDataset:
+def _open_file(path: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:
     suffix = path.suffix.lower()
     with readable(path):
         file = data_file(path)
@@ -121,7 +118,7 @@ def _open_file(
         if suffix == ".safetensors":
             return FlatDataset(path, options, notes=notes)
         if suffix in _LMDB_SUFFIXES or is_lmdb(file):
-            return LmdbDataset(path, options, notes=notes, prefix=prefix)
+            return LmdbDataset(path, options, notes=notes)
         if suffix in _SAVED:
             return MemoryDataset(read_saved(path), options, notes=notes, name=str(path))
         return AseDataset(path, options, notes=notes)
@@ -138,7 +135,7 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
     if not files:
         files = [entry for entry in entries if entry.is_file() and holds_structures(entry)]
         kind = "files of structures"
-    others = sorted(entry.name for entry in entries if entry not in files)
+    others = [entry.name for entry in entries if entry not in files]
     shown = ", ".join(others[:_SHOWN]) + ", …" * (len(others) > _SHOWN)
     if not files:
         raise ValueError(f"no *.lmdb was found in {path}, which holds {shown or 'nothing: empty'}")
@@ -146,27 +143,23 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
     if others:
         notes.add({"others": f"passed over, as they are not {kind}: {shown}"})
 
-    def open_part(file: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:
-        return _open_file(file, options, notes, f"{file.stem}:" if len(files) > 1 else "")
-
-    return JoinedDataset(path, files, open_part, options, notes=notes)
+    return JoinedDataset(path, files, _open_file, options, notes=notes)
 
 
 def _is_shard(entry: Path) -> bool:
-    if entry.suffix.lower() in (*_LMDB_SUFFIXES, ".safetensors"):
-        return True
     file = data_file(entry)
-    return file.is_file() and is_lmdb(file)
+    named = entry.suffix.lower() in (*_LMDB_SUFFIXES, ".safetensors")
+    return named or (file.is_file() and is_lmdb(file))
 
 
 class MemoryDataset(StructuresDataset):
-    """Systems out of objects in memory; of which kinds, :func:`open_dataset` says.
+    """Systems out of objects in memory: of one, or of several; kinds as in :func:`open_dataset`.
 
     Args:
-        source: an object, or several, each of one system or more.
+        source: the objects.
         options: how they are read.
         notes: where warnings go.
-        name: what errors call the data set, e.g. ``list of 3 Data``.
+        name: what errors call the data set.
 
     Raises:
         ValueError: nothing to read, or objects of another kind, naming their place.
@@ -234,7 +227,7 @@ def _is_atoms(value: Any) -> bool:
 
 def _of_structures(system: Structures) -> dict[str, Any]:
     """A batch of one by OC20's names."""
-    record = {
+    return {name: values[0] for name, values in system.info.items()} | {
         "pos": system.positions,
         "atomic_numbers": system.atomic_numbers,
         "cell": system.cell,
@@ -247,4 +240,3 @@ def _of_structures(system: Structures) -> dict[str, Any]:
         "y_init": system.energy_initial,
         "pos_relaxed": system.positions_relaxed,
     }
-    return {**{name: values[0] for name, values in system.info.items()}, **record}

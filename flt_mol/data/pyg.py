@@ -19,10 +19,7 @@ _KNOWN_BY = ("pos", "atomic_numbers", "z", "edge_index")
 
 
 def from_pyg(
-    data: Any,
-    *,
-    options: ReadOptions | None = None,
-    notes: dict[str, str] | None = None,
+    data: Any, *, options: ReadOptions | None = None, notes: dict[str, str] | None = None
 ) -> Structures:
     """A `Data`, or all graphs of a `Batch`, with OC20's names for their fields.
 
@@ -36,8 +33,7 @@ def from_pyg(
         notes: filled with the defaults taken (kind → text); no warning is issued here.
 
     Raises:
-        ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses,
-            naming the graph's place, its sid and the field.
+        ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses.
     """
     return decode(
         pyg_records(data, notes),

@@ -43,14 +43,15 @@ class Recipe:
 
     Args:
         name: of the data set.
-        folder: that holds `dataset.yaml`; paths of files are relative to it.
-        splits: split → file or folder, as it would be beside `dataset.yaml`.
+        folder: that holds `dataset.yaml`.
+        splits: split → `file`, a path in the folder, and what is known of it: count, bytes, md5 or
+            sha256.
         metadata: all of `dataset.yaml`.
     """
 
     name: str
     folder: Path
-    splits: Mapping[str, Path]
+    splits: Mapping[str, Mapping[str, Any]] = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)
 
     def path(self, split: str) -> Path:
@@ -76,8 +77,7 @@ class Recipe:
         Raises:
             ValueError: an unknown split, with the known ones.
         """
-        relative = self.relative(split)
-        parts = relative.parts
+        parts = self.relative(split).parts
         ends = [Path(*parts[i:]) for i in range(max(len(parts) - _DISTINCT, 0) + 1)]
         for place, own in (self._places() if folder is None else {folder: True}).items():
             # A short name in a common folder may be of another data set.
@@ -98,20 +98,17 @@ class Recipe:
 
     def relative(self, split: str) -> Path:
         """Path of a split's file in its data set's folder; ValueError for an unknown split."""
-        if split not in self.splits:
-            raise ValueError(f"data set {self.name} has no split {_unknown(split, self.splits)}")
-        file = self.splits[split]
-        return file.relative_to(self.folder) if file.is_relative_to(self.folder) else file
+        return Path(self.expected(split)["file"])
 
     def expected(self, split: str) -> Mapping[str, Any]:
-        """What `dataset.yaml` states of a split: count, bytes, md5 or sha256."""
-        self.relative(split)
-        entry = self.metadata["splits"][split]
-        return entry if isinstance(entry, dict) else {}
+        """The entry of :attr:`splits`; ValueError for an unknown split, with the known ones."""
+        if split not in self.splits:
+            raise ValueError(f"data set {self.name} has no split {_unknown(split, self.splits)}")
+        return self.splits[split]
 
     def is_converted(self, path: Path) -> bool:
         """Whether a path of :meth:`path` is a converted split, not the file that was published."""
-        return path.parent.name == _FLAT and path not in self.splits.values()
+        return path.parent.name == _FLAT
 
     def open(self, split: str, **options: Any) -> StructuresDataset:
         """The systems of a split; options as of :func:`flt_mol.data.open_dataset`.
@@ -190,14 +187,13 @@ def _read(file: Path) -> Recipe:
     splits = metadata.get("splits") if isinstance(metadata, dict) else None
     if not isinstance(splits, dict) or not splits:
         raise ValueError(f"{file} has no mapping `splits:` of split to file")
-    metadata["splits"] = splits = {str(split): entry for split, entry in splits.items()}  # not 1
-    folder = file.parent.resolve()
-    files: dict[str, Path] = {}
-    for split, entry in splits.items():
-        relative = entry.get("file") if isinstance(entry, dict) else entry
-        if not isinstance(relative, str) or not relative:
+    files: dict[str, Mapping[str, Any]] = {}
+    for split, given in splits.items():
+        entry = given if isinstance(given, dict) else {"file": given}
+        if not isinstance(entry.get("file"), str) or not entry["file"]:
             raise ValueError(f"{file}: split {split} names no file")
-        files[split] = folder / relative
+        files[str(split)] = entry
+    folder = file.parent.resolve()
     return Recipe(str(metadata.get("name", folder.name)), folder, files, metadata)
 
 
@@ -246,9 +242,7 @@ def open_source(
 
 def skipped_message(dataset: Any) -> str:
     """How many records of a data set were skipped, and the first five with the reason."""
-    skipped: Sequence[str] = dataset.skipped
-    lines = [f"{dataset.path}: skipped {len(skipped)} of {len(skipped) + len(dataset)} records:"]
-    lines += [f"  {message}" for message in skipped[:_SHOWN]]
-    if len(skipped) > _SHOWN:
-        lines.append(f"  and {len(skipped) - _SHOWN} more")
-    return "\n".join(lines)
+    count, shown = len(dataset.skipped), dataset.skipped[:_SHOWN]
+    head = f"{dataset.path}: skipped {count} of {count + len(dataset)} records:"
+    more = [f"and {count - _SHOWN} more"] if count > _SHOWN else []
+    return "\n  ".join([head, *shown, *more])

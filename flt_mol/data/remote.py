@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from urllib.error import HTTPError
 
 from filelock import FileLock, Timeout
@@ -126,7 +126,7 @@ def _archive(found: Recipe, folder: Path, base_url: str | None) -> tuple[str, _E
     url = f"{base_url.rstrip('/')}/{name}" if base_url else url
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is not an http:// or https:// address")
-    return url, _Expected(name, folder / name, int(entry["bytes"]), str(entry["md5"]))
+    return url, _Expected(name, folder / name, entry["bytes"], entry["md5"])
 
 
 def _member(found: Recipe, split: str, folder: Path) -> _Expected:
@@ -135,7 +135,7 @@ def _member(found: Recipe, split: str, folder: Path) -> _Expected:
         raise ValueError(f"split {split}: {name} is outside of the data set's folder")
     if "bytes" not in expected or "md5" not in expected:
         raise ValueError(f"split {split}: {found.folder / 'dataset.yaml'} lacks bytes or md5")
-    return _Expected(str(name), folder / name, int(expected["bytes"]), str(expected["md5"]))
+    return _Expected(str(name), folder / name, expected["bytes"], expected["md5"])
 
 
 def _part(archive: _Expected) -> Path:
@@ -147,13 +147,12 @@ def _size(path: Path) -> int:
 
 
 def _check_room(archive: _Expected, absent: Sequence[_Expected]) -> None:
-    present = max(_size(archive.target), _size(_part(archive)))
+    folder, present = archive.target.parent, max(_size(archive.target), _size(_part(archive)))
     needed = max(archive.size - present, 0) + sum(member.size for member in absent)
-    free = shutil.disk_usage(archive.target.parent).free
-    if needed > free:
+    if needed > (free := shutil.disk_usage(folder).free):
         raise ValueError(
-            f"{archive.target.parent} has {free:,} bytes free, {needed:,} are needed: choose "
-            "another place (--to, FLT_MOL_DATA) or fewer splits"
+            f"{folder} has {free:,} bytes free, {needed:,} are needed: choose another place (--to, "
+            "FLT_MOL_DATA) or fewer splits"
         )
 
 
@@ -220,27 +219,22 @@ def _extract(archive: Path, members: Sequence[_Expected], report: Progress) -> N
             while wanted and (item := tar.next()) is not None:
                 member = wanted.pop(str(PurePosixPath(item.name)), None)
                 if member is not None:
-                    _extract_one(tar, item, member, report)
+                    _write(tar.extractfile(item) if item.isreg() else None, member, report)
     except (EOFError, OverflowError, tarfile.TarError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive} is truncated or damaged ({error}); remove it") from error
     if wanted:
         raise ValueError(f"{archive} does not hold {', '.join(wanted)}; remove it")
 
 
-def _extract_one(
-    tar: tarfile.TarFile, item: tarfile.TarInfo, to: _Expected, report: Progress
-) -> None:
-    source = tar.extractfile(item) if item.isreg() else None
-    if source is None or item.size != to.size:
-        raise tarfile.TarError(f"{item.name} has {item.size:,} bytes, expected {to.size:,}")
+def _write(source: IO[bytes] | None, to: _Expected, report: Progress) -> None:
     remove_leftovers(to.target)
     with temporary_path(to.target, durable=True) as temporary:
         with temporary.open("wb") as file:
-            while chunk := source.read(_CHUNK):
+            while source is not None and (chunk := source.read(_CHUNK)):
                 file.write(chunk)
                 report(f"unpack {to.name}", file.tell(), to.size)
         if (found := _digest(temporary, "md5", f"check {to.name}", report)) != to.md5:
-            raise tarfile.TarError(f"{item.name} has md5 {found}, expected {to.md5}")
+            raise tarfile.TarError(f"{to.name} has md5 {found}, expected {to.md5}")
 
 
 @dataclass(frozen=True)
@@ -299,26 +293,26 @@ def _verify_one(recipe: Recipe, split: str, file: Path | None, report: Progress)
         return Verified(split, None, "missing", str(recipe.relative(split)))
     expected = recipe.expected(split)
     published = not file.is_dir() and not recipe.is_converted(file)
+    kinds = [kind for kind in ("bytes", "sha256", "md5") if kind in expected and published]
     try:
-        for key in ("bytes", "sha256", "md5", "count") if published else ("count",):
-            if key == "count":  # always: it is opened
-                found: int | str = len(open_dataset(file))
-            elif key not in expected:
-                continue
-            elif key == "bytes":
-                found = file.stat().st_size
+        for kind in [*kinds, "count"]:
+            found: int | str
+            if kind == "count":
+                found = len(open_dataset(file))
+            elif kind == "bytes":
+                found = _size(file)
             else:
-                found = _digest(file, key, f"verify {split}", report)
-            if found != expected.get(key, found):
-                text = f"{file} has {key} {found}, expected {expected[key]}"
-                return Verified(split, file, f"wrong {key}", text)
+                found = _digest(file, kind, f"verify {split}", report)
+            if found != expected.get(kind, found):
+                text = f"{file} has {kind} {found}, expected {expected[kind]}"
+                return Verified(split, file, f"wrong {kind}", text)
     except (ValueError, OSError) as error:
         return Verified(split, file, "cannot be opened", str(error))
     return Verified(split, file, "ok")
 
 
 def _digest(file: Path, kind: str, label: str, report: Progress) -> str:
-    total, digest = file.stat().st_size, hashlib.new(kind, usedforsecurity=False)
+    total, digest = _size(file), hashlib.new(kind, usedforsecurity=False)
     with file.open("rb") as stream:
         while chunk := stream.read(16 * _CHUNK):
             digest.update(chunk)

@@ -65,14 +65,12 @@ class ReadOptions:
 
 
 class Stored:
-    """A value of a record that is decoded when it is asked for."""
+    """A value of a record that is decoded when it is asked for, or has been already."""
+
+    array: NDArray[Any] | None = None
 
     def numpy(self) -> NDArray[Any]:
-        """Its numbers.
-
-        Raises:
-            ValueError: they do not fit their description.
-        """
+        """Its numbers; ValueError where they do not fit their description."""
         raise ValueError(f"is a {type(self).__name__}, expected numbers")
 
     def __setstate__(self, state: object) -> None:
@@ -80,11 +78,7 @@ class Stored:
 
 
 def decoded(value: Any) -> Any:
-    """A stored value as an array, anything else as it is.
-
-    Raises:
-        ValueError: as :meth:`Stored.numpy`; the text goes after the name of a field.
-    """
+    """A stored value as an array, or ValueError of it; anything else as it is."""
     try:
         return value.numpy() if isinstance(value, Stored) else value
     except (TypeError, OverflowError) as error:
@@ -107,7 +101,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
     try:
         if isinstance(value, Tensor):
             value = value.float() if value.dtype == torch.bfloat16 else value
-            array = value.numpy(force=True)
+            array: NDArray[Any] = value.numpy(force=True)
         else:
             array = np.asarray(value)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
@@ -145,7 +139,7 @@ def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Which energies are of another kind than the others, the farthest first.
+    """Rows of energies, eV, of another kind than the others, the farthest first.
 
     Those farther from the median than 20 eV and than 50 times the median distance: a total energy
     among adsorption energies, which would set the scale of all the others.

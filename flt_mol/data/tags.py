@@ -205,7 +205,15 @@ def _slab_frame(atoms: Atoms) -> _Frame:
         gaps = np.diff(places, append=places[0] + 1.0)
         width[k] = gaps.max() * distances[k]
         end[k] = places[(gaps.argmax() + 1) % len(places)]
-    axis = _vacuum_axis(width, pbc & np.asarray(atoms.cell).any(axis=1))
+    periodic = pbc & np.asarray(atoms.cell).any(axis=1)
+    empty = np.flatnonzero(width >= _VACUUM if periodic.all() else ~periodic)
+    if periodic.sum() < 2 or len(empty) != 1:
+        found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", width, strict=True))
+        raise ValueError(
+            f"is not a slab: a slab has cell and pbc along its surface, and vacuum, {_VACUUM:g} Å "
+            f"at least, along one lattice vector; gaps found: {found}; or use atoms.set_tags"
+        )
+    axis = int(empty[0])
     # Every atom in one cell that begins where the vacuum ends; open directions as they are.
     origin = np.where(np.arange(3) == axis, end, 0.0)
     steps = np.where(pbc, np.floor(fractions - origin + 1e-9), 0.0)
@@ -215,18 +223,6 @@ def _slab_frame(atoms: Atoms) -> _Frame:
         np.delete(cell, axis, axis=0),
         float(distances[axis] / np.linalg.norm(cell[axis])),
     )
-
-
-def _vacuum_axis(gaps: _Floats, periodic: NDArray[np.bool_]) -> int:
-    """The direction of the vacuum, of which the widest gaps, Å, are `gaps` (3,)."""
-    empty = np.flatnonzero(gaps >= _VACUUM if periodic.all() else ~periodic)
-    if periodic.sum() < 2 or len(empty) != 1:
-        found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", gaps, strict=True))
-        raise ValueError(
-            f"is not a slab: a slab has cell and pbc along its surface, and vacuum, {_VACUUM:g} Å "
-            f"at least, along one lattice vector; gaps found: {found}; or use atoms.set_tags"
-        )
-    return int(empty[0])
 
 
 def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple[_Rows, _Frame]:
@@ -277,10 +273,8 @@ def _of_formula(atoms: Atoms, formula: str) -> _Rows:
     there = Counter(symbols.tolist())
     found = ", ".join(f"{there[s]} of {n} {s}" for s, n in wanted.items() if there[s] != n)
     if found or not wanted:
-        raise ValueError(
-            f"does not have one {formula}, apart from the slab: {found}; give the adsorbate's "
-            "atoms by number, adsorbate=[12, 13]"
-        )
+        text = f"does not have one {formula}, apart from the slab: {found}"
+        raise ValueError(f"{text}; give the adsorbate's atoms by number, adsorbate=[12, 13]")
     return np.flatnonzero(np.isin(symbols, list(wanted)))
 
 
@@ -299,13 +293,11 @@ def _surface_atoms(
     count = int(layer.max()) + 1
     if surface == "half":
         return np.asarray(layer < (count + 1) // 2)
-    surface = parse_rule(surface, "surface")
-    if not isinstance(surface, int) or surface >= count:
-        raise ValueError(
-            f"has {count} layers, of which {surface} cannot be the surface with others below it; "
-            "ask for fewer"
-        )
-    return np.asarray(layer < surface)
+    wanted = parse_rule(surface, "surface")
+    if not isinstance(wanted, int) or wanted >= count:
+        text = f"has {count} layers, of which {wanted} cannot be the surface with others below it"
+        raise ValueError(f"{text}; ask for fewer")
+    return np.asarray(layer < wanted)
 
 
 def _under_coordinated(frame: _Frame, numbers: NDArray[Any], rows: _Rows) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,8 @@ def from_trajectories(
     whole = isinstance(paths, str | Path)
     given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     table = _reference_table(references)
-    found, skipped, loose, others = (
-        list[tuple[Path, Record]](),
-        list[str](),
-        list[str](),
-        list[str](),
-    )
+    found: list[tuple[Path, Record]] = []
+    skipped, loose, others = (list[str]() for _ in range(3))
     for path, name in [item for place in given for item in _trajectories(place, others)]:
         try:
             record, force = _relaxation(path, name, table)
@@ -78,11 +75,11 @@ def from_trajectories(
     name = str(paths) if whole else f"{len(given)} trajectories"
     dataset = TrajectoryDataset(name, ReadOptions(on_error=on_error), found)
     dataset.skipped[:0] = skipped
-    text = f"not relaxed, with a force beyond {fmax:g} eV/Å on a free atom: {_shown(loose)}"
-    dataset.notes.add({"fmax": text} if loose else {})
-    dataset.notes.add(
-        {"others": f"passed over, no trajectories: {_shown(others)}"} if others else {}
-    )
+    notes = {
+        f"not relaxed, with a force beyond {fmax:g} eV/Å on a free atom": loose,
+        "passed over, no trajectories": others,
+    }
+    dataset.notes.add({text: f"{text}: {_shown(names)}" for text, names in notes.items() if names})
     return dataset
 
 
@@ -208,16 +205,12 @@ def _reference(
     for name in names:
         if name in table:
             return table[name]
-    raise ValueError(
-        f"{where}: no reference energy under {' or '.join(names)}; there are: {_shown(list(table))}"
-    )
+    text = f"no reference energy under {' or '.join(names)}; there are: {_shown(list(table))}"
+    raise ValueError(f"{where}: {text}")
 
 
 def _energy(value: Any, what: str) -> float:
-    try:
-        energy = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        energy = math.nan
-    if not math.isfinite(energy):
-        raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")
-    return energy
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, bool) and math.isfinite(float(value)):
+            return float(value)
+    raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")

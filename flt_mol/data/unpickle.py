@@ -30,6 +30,7 @@ __all__ = ["inflated", "read_saved", "unpickle"]
 _LARGEST = 1 << 26  # bytes of one decompressed record
 _CODE = 1 << 22  # bytes of opcodes, long strings apart: each may make an object of 200 bytes
 _NESTED = 50_000  # opcodes that make tuples: hashing 10⁵ levels would overflow the stack
+_ITEMS = 10_000  # of a collection that is made out of another one
 _EXPANDED = 1_000_000  # elements that a tensor may have beyond those stored (stride 0)
 
 _STORAGES = {
@@ -45,14 +46,11 @@ _STORAGES = {
     "BoolStorage": "?",
 }
 
-# What all versions of torch write before the numbers of a storage on a little-endian machine:
-# magic number, protocol, system, the storage's description, its keys, and the count of numbers.
+# What torch writes before the numbers of a storage on a little-endian machine: magic number,
+# protocol, system, the storage's description, its keys, and the count of numbers.
 _LEGACY_HEAD = re.compile(
-    rb"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.\x80\x02M\xe9\x03\."
-    rb"\x80\x02}q\x00\(X\x10\0\0\0protocol_versionq\x01M\xe9\x03X\r\0\0\0little_endianq\x02\x88"
-    rb"X\n\0\0\0type_sizesq\x03}q\x04\(X\x05\0\0\0shortq\x05K\x02"
-    rb"X\x03\0\0\0intq\x06K\x04X\x04\0\0\0longq\x07K\x04uu\."
-    rb"\x80\x02\(X\x07\0\0\0storageq\x00ctorch\n(\w+)\nq\x01X.\0\0\0\d+q\x02"
+    rb"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.\x80\x02M\xe9\x03\..{,64}little_endianq\x02\x88"
+    rb".{,99}\x80\x02\(X\x07\0\0\0storageq\x00ctorch\n(\w+)\nq\x01X.\0\0\0\d+q\x02"
     rb"X.\0\0\0[a-z:0-9]+q\x03(?:K.|M..|J....)N?tq\x04Q\."
     rb"\x80\x02\]q\x00X.\0\0\0\d+q\x01a\.(.{8})",
     re.DOTALL,
@@ -83,7 +81,7 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
 
 
 def read_saved(path: Path) -> Any:
-    """What a file of `torch.save` or `pickle.dump` holds, by :func:`unpickle`.
+    """What a file of `torch.save` or `pickle.dump` holds.
 
     Raises:
         ValueError: as :func:`unpickle`, and an archive of something else; naming the file.
@@ -112,11 +110,7 @@ def read_saved(path: Path) -> Any:
 
 
 def inflated(data: bytes) -> bytes:
-    """A stored value without its compression by zlib, if any.
-
-    Raises:
-        ValueError: compressed data that is damaged, or larger than 64 MiB.
-    """
+    """A stored value without its compression by zlib, if any; ValueError where that is damaged."""
     if data[:1] != b"x":
         return data
     stream = zlib.decompressobj()
@@ -279,13 +273,13 @@ class _Dtype(Stored):
             self.dtype = np.dtype(("" if order == "|" else order) + self.code)
 
 
+@dataclass
 class _Array(Stored):
     """A numpy array: what `_reconstruct` makes and `__setstate__` fills, in native byte order."""
 
-    array: NDArray[Any] | None = None
-
-    def __init__(self, *_: Any) -> None:
-        pass
+    kind: Any = None
+    empty: Any = None
+    letter: Any = None
 
     def __setstate__(self, state: Any) -> None:
         shape, dtype, fortran, data = state[-4:]
@@ -323,8 +317,8 @@ def _encode(text: Any = b"", encoding: str = "latin1") -> Any:
 
 def _collection(kind: Callable[[Any], Any]) -> _Call:
     def make(items: Any = ()) -> Any:
-        if not isinstance(items, list | tuple | set | frozenset):
-            raise ValueError(f"a collection of a {type(items).__name__}")
+        if not isinstance(items, list | tuple | set | frozenset) or len(items) > _ITEMS:
+            raise ValueError(f"a collection of a {type(items).__name__}, or too large")
         return kind(items)
 
     return _Call(make)

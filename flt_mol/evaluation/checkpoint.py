@@ -15,7 +15,7 @@ from flt_mol.data import open_dataset
 from flt_mol.data.recipes import find_recipe, skipped_message
 from flt_mol.evaluation.report import notes
 from flt_mol.evaluation.splits import SplitResult, evaluate_splits
-from flt_mol.evaluation.summary import WORST, constant_maes, summarise
+from flt_mol.evaluation.summary import constant_maes, summarise
 from flt_mol.evaluation.tables import some_sids
 from flt_mol.files import shipped_folder
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
@@ -78,13 +78,13 @@ def evaluate_checkpoint(
     sources = run.open(splits, held_out, options)
     further: dict[str, dict[str, Any]] = {"skipped": {}, "held_out": {}, "trained_on": {}}
     for split, source in sources.items():
-        if isinstance(source, Subset):
-            further["held_out"][split] = str(source.dataset.path)
-        elif source.skipped:
+        if getattr(source, "skipped", ()):
             further["skipped"][split] = len(source.skipped)
             warnings.warn(skipped_message(source), UserWarning, stacklevel=2)
-    results = evaluate_splits(model, sources, batch_size, progress=progress, keep_worst=WORST)
+    results = evaluate_splits(model, sources, batch_size, progress=progress)
     for split, result in results.items():
+        if isinstance(sources[split], Subset):
+            further["held_out"][split] = result.path
         columns = dict(result.columns)
         for name, sids in (("trained_on", run.trained), ("held_out", run.held_out)):
             if sids:

@@ -13,7 +13,6 @@ import numpy as np
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
 from flt_mol.evaluation.splits import SplitResult
 from flt_mol.files import temporary_path
-from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +33,8 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     Raises:
         ValueError: no row has a finite `train/mae` or `val/mae`.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figure, rows = _figure(6.4, 4.2), list(history)
     axis = figure.subplots()
     for name, key, color in (
@@ -50,7 +51,7 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     if not axis.lines:
         raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
     axis.set(xlabel="epoch", ylabel="MAE (eV)", yscale="log")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
     return _save(figure, path)
@@ -115,19 +116,6 @@ def ewt_figure(results: Results) -> Figure:
     axis.set_ylabel("fraction of systems with a smaller error")
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
-    return figure
-
-
-def system_figure(system: Structures) -> Figure:
-    """One system, B = 1, seen along −z and along y."""
-    from ase.visualize.plot import Matplotlib
-
-    from flt_mol.data import to_ase
-
-    figure = _figure(3.8, 2.3)
-    for axis, rotation in zip(figure.subplots(1, 2), ("", "-90x"), strict=True):
-        Matplotlib(to_ase(system), axis, rotation=rotation, radii=0.9).write()
-        axis.set_axis_off()
     return figure
 
 

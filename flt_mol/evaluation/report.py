@@ -98,7 +98,7 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
 
     Args:
         summary: of :func:`~flt_mol.evaluation.summary.summarise`.
-        results: what it is of; worst systems whose structures they hold are drawn.
+        results: what it is of.
         path: of the file.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -111,7 +111,6 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["png"] = lambda figure: base64.b64encode(plots.png(figure)).decode("ascii")
-    environment.filters["drawing"] = plots.system_figure
     text = environment.get_template("report.html.jinja").render(
         summary=summary,
         title=f"Evaluation of {summary.get('checkpoint', summary.get('predictions', 'splits'))}",
@@ -120,11 +119,6 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
         figures={
             "Predictions and targets; line: equal": plots.parity_figure(results),
             "Energies within threshold": plots.ewt_figure(results),
-        },
-        systems={
-            (split, str(system.sid[0])): system
-            for split, result in results.items()
-            for system in result.worst
         },
     )
     return _write("".join(c if c.isprintable() or c in "\n\t" else "?" for c in text), path)

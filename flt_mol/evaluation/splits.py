@@ -54,7 +54,6 @@ class SplitResult:
             atoms "displacement", the mean distance between predicted and relaxed positions (Å),
             "displacement_unmoved", the same if no atom moved, and "displacement_atoms".
         unfixed: whether the model moves free atoms, and no atom of the split is fixed.
-        worst: the systems with the largest |error|, that first, as many as were asked for.
     """
 
     sid: tuple[int | str, ...]
@@ -65,7 +64,6 @@ class SplitResult:
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     further: Mapping[str, float] = field(default_factory=dict)
     unfixed: bool = False
-    worst: tuple[Structures, ...] = ()
 
     @property
     def error(self) -> NDArray[np.float64]:
@@ -106,7 +104,6 @@ def evaluate_splits(
     batch_size: int = 64,
     *,
     progress: Callable[[str, int, int | None], None] | None = None,
-    keep_worst: int = 0,
 ) -> dict[str, SplitResult]:
     """Predict every system of every split and compare with its targets.
 
@@ -115,7 +112,6 @@ def evaluate_splits(
         sources: {split: a data set, DataLoader or other iterable of Structures}.
         batch_size: systems per call; larger batches of a source stay whole.
         progress: called with (split, systems done, systems in all or None) after each batch.
-        keep_worst: of how many systems with the largest |error| of each split structures are kept.
 
     Raises:
         ValueError: no targets, naming the path; no systems; a prediction or target that is not
@@ -126,7 +122,7 @@ def evaluate_splits(
     """
     results = {}
     for split, source in sources.items():
-        found, done = _Split(keep_worst), 0
+        found, done = _Split(), 0
         total = len(source) if hasattr(source, "__len__") else None
         with evaluating(model), torch.inference_mode():
             for batch in _batches(source, batch_size):
@@ -181,14 +177,12 @@ def _path(source: Any) -> str:
 class _Split:
     """What the batches of one split gave so far."""
 
-    def __init__(self, keep_worst: int) -> None:
-        self._keep_worst = keep_worst
+    def __init__(self) -> None:
         self._parts: list[SplitResult] = []  # a batch each
         self._initial: list[tuple[Any, Any]] = []  # energies before relaxation and their targets
         self._moved: list[Tensor] = []  # (2, atoms): distances of free atoms, the same unmoved
         self._elements: set[int] = set()
         self._moves = self._fixed = False
-        self._worst: list[tuple[float, str, Structures]] = []
 
     def add(self, output: Any, batch: Structures) -> None:
         part = SplitResult(
@@ -197,7 +191,6 @@ class _Split:
             target=energies_of(batch.energy, batch),
             columns=_columns(batch),
         )
-        size = np.abs(part.error)
         _ = part.metrics  # names what is not finite
         self._parts.append(part)
         self._elements.update(batch.atomic_numbers.tolist())
@@ -205,10 +198,6 @@ class _Split:
         if isinstance(output, Mapping):
             self._moves |= "displacement" in output
             self._add_further(output, batch)
-        for b in np.argsort(-size, kind="stable")[: self._keep_worst].tolist():
-            alone = replace(batch[b], pairs=None, cutoff=None)
-            self._worst.append((-float(size[b]), str(batch.sid[b]), alone))
-        self._worst = sorted(self._worst, key=lambda x: x[:2])[: self._keep_worst]
 
     def _add_further(self, output: Mapping[str, Any], batch: Structures) -> None:
         if "energy_initial" in output and batch.energy_initial is not None:
@@ -230,7 +219,8 @@ class _Split:
             raise ValueError(f"no systems to evaluate in {path or 'this split'}")
         further: dict[str, float] = {}
         if self._initial:
-            initial = metrics_of(*map(np.concatenate, zip(*self._initial, strict=True)))
+            prediction, target = map(np.concatenate, zip(*self._initial, strict=True))
+            initial = metrics_of(prediction, target)
             further |= {f"energy_initial_{x}": initial[x] for x in ("mae", "ewt", "count")}
         if self._moved and (distances := torch.cat(self._moved, dim=1)).numel():
             distance, unmoved = distances.mean(dim=1).tolist()
@@ -245,7 +235,6 @@ class _Split:
             columns=known,
             further=further,
             unfixed=self._moves and not self._fixed,
-            worst=tuple(structure for *_, structure in self._worst),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ ALL = "all"
 WORST = 20
 """Systems with the largest errors that are listed."""
 
-_SIZES = (0, 10, 20, 30, 40, 50, 75, 100, 150, 200)  # atoms, the last of each bin
+_SIZES = (10, 20, 30, 40, 50, 75, 100, 150, 200)  # atoms, the last of each bin
+_BINS = [f"{low + 1}–{high}" for low, high in pairwise((0, *_SIZES))] + [
+    f"{_SIZES[-1] + 1} or more"
+]
 _ENERGIES = ("prediction", "target", "error")
 _KINDS = {"adsorbate": "adsorbate", "element": "elements", "size": "natoms", "facet": "facet"}
 
@@ -100,34 +104,25 @@ def breakdowns(result: SplitResult) -> dict[str, list[dict[str, Any]]]:
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for kind, column in _KINDS.items():
-        groups: dict[Any, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for i, value in enumerate(result.columns.get(column, ())):
-            if value is not None:
-                for name in _groups_of(kind, value):
-                    groups.setdefault(name, []).append(i)
-        rows = [_group(name, result, groups[name]) for name in sorted(groups)]
-        if kind == "size":
-            for row in rows:
-                row["group"] = _size_name(row["group"])
-        else:
+            names = [] if value is None else [value]
+            if kind == "element" and value:
+                names = value.split()
+            elif kind == "size" and value:
+                names = [_BINS[np.searchsorted(_SIZES, value)]]
+            for name in names:
+                groups.setdefault(name, []).append(i)
+        if groups:
+            rows = [_group(name, result, groups[name]) for name in sorted(groups)]
             rows.sort(key=lambda row: -row["mae"])
-        if rows:
+            if kind == "size":
+                rows.sort(key=lambda row: _BINS.index(row["group"]))
             found[kind] = rows
     return found
 
 
-def _groups_of(kind: str, value: Any) -> list[Any]:
-    if kind == "size":
-        return [int(np.searchsorted(_SIZES, value))]
-    return value.split() if kind == "element" else [value]
-
-
-def _size_name(place: int) -> str:
-    first = _SIZES[place - 1] + 1
-    return f"{first}–{_SIZES[place]}" if place < len(_SIZES) else f"{first} or more"
-
-
-def _group(name: Any, result: SplitResult, rows: list[int]) -> dict[str, Any]:
+def _group(name: str, result: SplitResult, rows: list[int]) -> dict[str, Any]:
     metrics = metrics_of(result.prediction[rows], result.target[rows])
     interval = bootstrap_intervals(result.error[rows], ["mae"])["mae"]
     kept = {key: metrics[key] for key in ("count", "mae", "ewt")}

@@ -1,9 +1,8 @@
 """Causal linear attention over packed systems: row i sees the rows j ≤ i of its own system.
 
 Rows are cut into blocks. Within a block the weights are written out as a small masked matrix; from
-block to block only Σ_j φ(k_j) v_jᵀ is carried, so time is O(N·M·V). Both forms are differentiable
-steps hidden in one operator, whose backward pass runs them again: nothing but inputs is kept.
-`streaming` has the same sums one row at a time.
+block to block only Σ_j φ(k_j) v_jᵀ is carried, so time is O(N·M·V). The backward pass runs the
+forward steps again: nothing but inputs is kept.
 
 **Log features.** With r_i = max_m (q_im + max_{j≤i} k_jm), which no later key can change, the
 weight of key j is A_ij = Σ_m exp(q_im + k_jm − r_i): every term is ≤ 1 and every normaliser ≥ 1.

@@ -1,10 +1,8 @@
-"""φ: maps of queries and keys to features that are not negative, and their projections.
+"""φ: maps of the concatenations [Φ, x̂] of position features and x̂ = x D^{-1/4} to features ≥ 0.
 
-All act on the concatenations [Φ, x̂] of position features and x̂ = x D^{-1/4}, mostly without
-forming them: W·[Φ, x̂] is a sum of two projections. Exponential maps are kept as log φ until the
-last step, `stabilised_features`, where what is common to a whole system is taken off first.
-Nothing is added inside φ: after a maximum has been subtracted, an eps of 1e-4 turns attention
-uniform while all numbers stay finite.
+W·[Φ, x̂] is a sum of two projections, so [Φ, x̂] is mostly not formed. Exponential maps are kept as
+log φ until `stabilised_features`, which takes off what is common to a whole system. Nothing is
+added inside φ: beside a subtracted maximum an eps of 1e-4 turns attention uniform unnoticed.
 """
 
 from __future__ import annotations
@@ -37,11 +35,8 @@ def orthogonal_projection(
     """W (M, dim) whose rows are orthogonal within blocks of `dim`, each one standard normal.
 
     Directions are the columns of Q of a Gaussian's QR decomposition, made uniform by giving R a
-    positive diagonal; lengths are those of independent Gaussian vectors [1, section 3.2]. float32
-    on CPU.
-
-    References:
-        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
+    positive diagonal; lengths are those of independent Gaussian vectors (Choromanski et al.,
+    "Rethinking Attention with Performers", ICLR 2021, section 3.2). float32 on CPU.
 
     Example:
         >>> w = orthogonal_projection(3, 3, generator=torch.Generator().manual_seed(0))
@@ -145,15 +140,11 @@ def relu_features(
     *,
     key: bool = False,
 ) -> Tensor:
-    """ReLU(W [Φ, x̂]): the map of the paper's image model [1], an attention of its own kind.
+    """ReLU(W [Φ, x̂]), an attention of its own kind: the image model of Choromanski et al. 2024.
 
     Positions act as further inputs here, no longer as the exponential of a mask. A row whose
     features are all 0 has no attention: its output is 0. Arguments and result are those of
     `softmax_log_features`.
-
-    References:
-        [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
-        Encodings in Transformers", AISTATS 2024.
     """
     logits = softmax_log_features(
         x, projection, at, position_projection, key=key, subtract_norm=False
@@ -178,17 +169,15 @@ def softplus_log_features(logits: Tensor) -> Tensor:
 
 
 def elu_features(x: Tensor, position_features: Tensor | None = None) -> Tensor:
-    """elu([Φ, x̂]) + 1, without any projection [1]: e^u for u < 0, 1 + u above, M = 2R + D.
+    """elu([Φ, x̂]) + 1, without any projection: e^u for u < 0, 1 + u above, M = 2R + D.
 
     Args:
         x: queries or keys (N, H, D).
         position_features: Φ or Ψ (N, H, 2R) or (N, 1, 2R), or None.
 
     Returns:
-        (N, H, 2R + D), at least float32 for any autocast dtype.
-
-    References:
-        [1] Katharopoulos et al., "Transformers are RNNs", ICML 2020, equation 7.
+        (N, H, 2R + D), at least float32 for any autocast dtype. Katharopoulos et al.,
+        "Transformers are RNNs", ICML 2020, equation 7.
 
     Example:
         >>> elu_features(torch.tensor([[[-16.0]], [[2.0]]])).flatten()

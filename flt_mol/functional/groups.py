@@ -1,9 +1,7 @@
-"""Systems of a batch: packed rows and their offsets, sums per system, operators over systems.
+"""Systems of a batch: packed rows, their offsets ``ptr`` (B + 1,), sums per system.
 
-Rows of B systems stand one after the other, and ``ptr`` (B + 1,) int64 says where each begins:
-row n belongs to system b if ``ptr[b] <= n < ptr[b + 1]``. Systems without rows are allowed. In
-compiled and exported graphs, where the number of real rows is unknown, rows beyond ``ptr[B]`` are
-padding: they belong to no system and get zeros.
+Row n is of system b if ``ptr[b] <= n < ptr[b + 1]``. Systems may be empty. Rows beyond ``ptr[B]``,
+which compiled and exported graphs have, are padding: they belong to no system and get zeros.
 """
 
 from __future__ import annotations
@@ -68,17 +66,11 @@ def outside(function: _F) -> _F:
 def check_ptr(
     ptr: Tensor, num_rows: int, key_ptr: Tensor | None = None, num_keys: int | None = None
 ) -> Tensor:
-    """Refuse offsets that do not describe the rows; the offsets of keys, `ptr` if none are given.
+    """The offsets of keys, `ptr` itself where none are given, after a look at both.
 
-    Reading offsets breaks a graph, so nothing is checked while torch compiles or exports one:
-    rows beyond the last offset are padding there.
-
-    Args:
-        ptr: (B + 1,), first row of each system among `num_rows` queries.
-        num_rows: N.
-        key_ptr: (B + 1,), first row of each system among `num_keys` keys, or None where keys are
-            rows of the same set.
-        num_keys: K, or None for N.
+    `ptr` (B + 1,) is to describe all N queries, `key_ptr` all K keys, K = N unless given. Reading
+    offsets breaks a graph, so nothing is checked while torch compiles or exports one: rows beyond
+    the last offset are padding there.
 
     Raises:
         ValueError: offsets that do not describe these rows, or two that are not of the same B.
@@ -103,16 +95,10 @@ def check_ptr(
 def systems_of(
     ptr: Tensor, num_rows: int, name: str = "ptr", *, padding: bool = True
 ) -> list[slice]:
-    """The rows of every system as slices. Not for code that is compiled, but for operators.
-
-    Args:
-        ptr: (B + 1,), first row of each system.
-        num_rows: N.
-        name: what errors call `ptr`.
-        padding: whether rows beyond the last offset are allowed.
+    """The rows of every system as slices; `name` is what errors call `ptr`. Not for compiled code.
 
     Raises:
-        ValueError: offsets that do not describe the rows.
+        ValueError: offsets that do not describe the rows, to the last one unless `padding`.
     """
     if ptr.dim() != 1 or ptr.numel() == 0 or ptr.is_floating_point():
         raise ValueError(
@@ -129,12 +115,7 @@ def systems_of(
 
 
 def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
-    """Rows per system, as B plain integers; errors as those of `systems_of` without padding.
-
-    Example:
-        >>> system_sizes(torch.tensor([0, 2, 2, 5]), 5)
-        [2, 0, 3]
-    """
+    """Rows per system, as B plain integers; errors as those of `systems_of` without padding."""
     return [rows.stop - rows.start for rows in systems_of(ptr, num_rows, padding=False)]
 
 
@@ -150,12 +131,7 @@ def system_index(ptr: Tensor, num_rows: int) -> Tensor:
 
 
 def index_in_system(ptr: Tensor, num_rows: int) -> Tensor:
-    """(N,) int64, how many rows of its own system come before each row; 0 for padding rows.
-
-    Example:
-        >>> index_in_system(torch.tensor([0, 2, 2, 5]), 6)
-        tensor([0, 1, 0, 1, 2, 0])
-    """
+    """(N,) int64, how many rows of its own system come before each row; 0 for padding rows."""
     rows = torch.arange(num_rows, device=ptr.device)
     system = system_index(ptr, num_rows)
     first = torch.cat([ptr[:-1], ptr.new_full((1,), num_rows)]).to(torch.int64)
@@ -225,24 +201,14 @@ def mean_per_system(x: Tensor, ptr: Tensor) -> Tensor:
 
 
 def first_per_system(x: Tensor, ptr: Tensor) -> Tensor:
-    """The first row of each system: (N, …) → (B, …); zeros for systems without rows.
-
-    Example:
-        >>> first_per_system(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 2, 2, 3]))
-        tensor([1., 0., 3.])
-    """
+    """The first row of each system: (N, …) → (B, …); zeros for systems without rows."""
     # A row of zeros at the end, so that there is one to point at when N = 0.
     padded = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
     return padded[torch.where(ptr.diff() > 0, ptr[:-1], x.shape[0]).to(torch.int64)]
 
 
 def spread(per_system: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
-    """Each row's own entry of a tensor per system: (B, …) → (N, …); zeros for padding rows.
-
-    Example:
-        >>> spread(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([0, 2, 2, 3]), 4)
-        tensor([5., 5., 7., 0.])
-    """
+    """Each row's own entry of a tensor per system: (B, …) → (N, …); zeros for padding rows."""
     padded = torch.cat([per_system, per_system.new_zeros(1, *per_system.shape[1:])])
     return padded[system_index(ptr, num_rows)]
 

@@ -15,25 +15,27 @@ from flt_mol.functional.linear import normalised, system_sums, with_ones
 
 
 class CausalState(NamedTuple):
-    """All that causal attention remembers of B streams.
+    """All that causal attention remembers of B streams; its size does not grow with their length.
 
     Attributes:
         sums: Σ_j φ(k_j) [v_jᵀ, 1] (B, H, M, V + 1); of exp(k_j − c) for log features.
         largest: c (B, H, M), the largest key logits so far; None for features given directly.
         length: (B,) int64, tokens so far: the index of the next one.
+        origin: (B, ℓ), Å, position of the first token; None for layers without an RPE of their own.
     """
 
     sums: Tensor
     largest: Tensor | None
     length: Tensor
+    origin: Tensor | None = None
 
     def streams(self, index: Tensor) -> CausalState:
         """The states of streams `index` (K,), in that order and as often as they are named."""
-        return CausalState(*(None if x is None else x[index] for x in self))
+        return CausalState._make(None if x is None else x[index] for x in self)
 
     def detach(self) -> CausalState:
         """The same numbers without the history that gradients follow."""
-        return CausalState(*(None if x is None else x.detach() for x in self))
+        return CausalState._make(None if x is None else x.detach() for x in self)
 
 
 def state_of(keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> CausalState:
@@ -104,4 +106,4 @@ def step(
     sums = sums + k[..., None] * with_ones(value)[..., None, :]
     with without_autocast(q):
         read = (q[..., None, :] @ sums).squeeze(-2)
-    return normalised(read), CausalState(sums, c, state.length + 1)
+    return normalised(read), CausalState(sums, c, state.length + 1, state.origin)

@@ -24,7 +24,6 @@ from flt_mol.integrations.irreps import (
     cleaned,
     invariants,
     joined,
-    number_of_invariants,
     o3,
     refuse_missing,
 )
@@ -96,7 +95,9 @@ class IrrepsAttention(Attention):
         refuse_missing("irreps_out", self.irreps_out, self.irreps_value, "the values")
         self.head_dim, self.norms = head_dim, norms
         generator = seeded_generator(generator)
-        width = number_of_invariants(self.irreps, norms)
+        width = self.irreps.num_irreps if norms else self.irreps.count("0e")
+        if not width:
+            raise ValueError(f"irreps {self.irreps} have no invariants: add 0e channels, or norms")
         self.query = drawn_linear(width, num_heads * head_dim, bias, generator)
         self.key = drawn_linear(width, num_heads * head_dim, bias, generator)
         self.value = IrrepsLinear(self.irreps, self.irreps_value, generator=generator)
@@ -120,7 +121,7 @@ class IrrepsAttention(Attention):
 
         Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows of irreps_out.
         """
-        check_rows(x, self.irreps.dim, "x", self.query.weight)
+        check_rows(x, self.irreps.dim, "x")
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
         layout.refuse_unsorted(pairs, images)
         rows = layout.pack(x)
@@ -153,15 +154,14 @@ class IrrepsPairFilter(nn.Module):
         irreps_out: of what comes out, if not `irreps_in`, as "32x0e + 16x1o".
         lmax: largest l of the spherical harmonics.
         num_basis: T, as of the `nn.LocalBasis` that makes the geometry.
-        hidden_dim: width of the radial net's hidden layer; None for R linear in the basis.
+        hidden_dim: width of the radial net's hidden layer.
         generator: on CPU, for all weights; None takes a seed from torch.
 
     Raises:
         ValueError: a size below 1, or irreps in `irreps_out` that no product gives.
 
     References:
-        [1] Thomas et al., "Tensor field networks: Rotation- and translation-equivariant neural
-        networks for 3D point clouds", 2018, equation 3.
+        [1] Thomas et al., "Tensor field networks", 2018, equation 3.
         [2] Batzner et al., "E(3)-equivariant graph neural networks for data-efficient and accurate
         interatomic potentials", Nature Communications 2022.
     """
@@ -172,13 +172,11 @@ class IrrepsPairFilter(nn.Module):
         irreps_out: str | o3.Irreps | None = None,
         lmax: int = 2,
         num_basis: int = 32,
-        hidden_dim: int | None = 32,
+        hidden_dim: int = 32,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_sizes(num_basis=num_basis, hidden_dim=hidden_dim)
-        if lmax < 0:
-            raise ValueError(f"lmax is {lmax}, expected a number ≥ 0")
         self.irreps_in = cleaned(irreps_in)
         self.irreps_out = self.irreps_in if irreps_out is None else cleaned(irreps_out)
         self.irreps_sh = o3.Irreps.spherical_harmonics(lmax)
@@ -186,11 +184,9 @@ class IrrepsPairFilter(nn.Module):
         generator = seeded_generator(generator)
         self.product = _products(self.irreps_in, self.irreps_sh, self.irreps_out)
         self._set_constants()
-        width, self.hidden = num_basis, None
-        if hidden_dim is not None:
-            width, self.hidden = hidden_dim, drawn_linear(num_basis, hidden_dim, False, generator)
-        start = draw_normal(width, self.product.weight_numel, generator=generator) * width**-0.5
-        self.weight = nn.Parameter(placed(start))
+        self.hidden = drawn_linear(num_basis, hidden_dim, False, generator)
+        start = draw_normal(hidden_dim, self.product.weight_numel, generator=generator)
+        self.weight = nn.Parameter(placed(start * hidden_dim**-0.5))
         self.value = IrrepsLinear(self.irreps_in, self.irreps_in, generator=generator)
         self.out = IrrepsLinear(self.product.irreps_out, self.irreps_out, generator=generator)
         self.register_load_state_dict_post_hook(_reset_constants)  # type: ignore[no-untyped-call]
@@ -212,9 +208,7 @@ class IrrepsPairFilter(nn.Module):
             dtype = at_least_float32(value).dtype
             unit = local.vectors * inverse[:, None]
             harmonics = o3.spherical_harmonics(self.irreps_sh, unit, False, "component").to(dtype)
-            radial = local.basis
-            if self.hidden is not None:
-                radial = nn.functional.silu(applied(self.hidden, radial))
+            radial = nn.functional.silu(applied(self.hidden, local.basis))
             radial = (radial @ self.weight.to(radial.dtype)).to(dtype)
             message = self.product(value.to(dtype)[pairs.index_j], harmonics, radial)
             summed = segment_sum(message, pairs.index_i, x.shape[0])

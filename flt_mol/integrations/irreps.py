@@ -68,14 +68,6 @@ def invariants(x: Tensor, irreps: o3.Irreps, norms: bool) -> Tensor:
     return torch.cat(kept, dim=-1)
 
 
-def number_of_invariants(irreps: o3.Irreps, norms: bool) -> int:
-    """I, of which queries and keys are made; ValueError where there are none."""
-    count: int = irreps.num_irreps if norms else irreps.count("0e")
-    if not count:
-        raise ValueError(f"irreps {irreps} have no invariants: add 0e channels, or set norms=True")
-    return count
-
-
 class IrrepsLinear(nn.Module):
     """`e3nn.o3.Linear`, the linear map between channels of equal irreps, drawn by a generator.
 
@@ -192,8 +184,12 @@ class IrrepsFeedForward(nn.Module):
         irreps = cleaned(irreps)
         hidden = irreps if irreps_hidden is None else cleaned(irreps_hidden)
         refuse_missing("irreps", irreps, hidden, "irreps_hidden")
+        flat = o3.Irreps([term for term in hidden if term.ir.l == 0])
+        gated = o3.Irreps([term for term in hidden if term.ir.l > 0])
+        gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])
+        acts = [nn.functional.silu if term.ir.p == 1 else torch.tanh for term in flat]
+        self.gate = e3nn_nn.Gate(flat, acts, gates, [torch.sigmoid] * len(gates), gated)
         generator = seeded_generator(generator)
-        self.gate = _gate(hidden)
         self.first = IrrepsLinear(irreps, self.gate.irreps_in, True, generator)
         self.last = IrrepsLinear(self.gate.irreps_out, irreps, True, generator)
 
@@ -201,11 +197,3 @@ class IrrepsFeedForward(nn.Module):
         """(N, irreps.dim) → (N, irreps.dim)."""
         out: Tensor = self.last(self.gate(self.first(x)))
         return out
-
-
-def _gate(irreps: o3.Irreps) -> e3nn_nn.Gate:
-    flat = o3.Irreps([term for term in irreps if term.ir.l == 0])
-    gated = o3.Irreps([term for term in irreps if term.ir.l > 0])
-    gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])
-    functions = [nn.functional.silu if term.ir.p == 1 else torch.tanh for term in flat]
-    return e3nn_nn.Gate(flat, functions, gates, [torch.sigmoid] * len(gates), gated)

@@ -37,8 +37,6 @@ from flt_mol.nn.embedding import AtomError
 from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.structures import Structures
 
-__all__ = ["Geometry", "build_encoder", "check_systems", "naming_sid"]
-
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:
     """The stack of blocks, with the RPE that they share.
@@ -79,7 +77,17 @@ def _block(
     pairs, left = config.pairs, config.num_layers - index
     if config.far_blocks is None or left <= config.far_blocks:
         if config.attention != "none":
-            attention = _attention(config, position_dim, generator)
+            attention = FLTAttention(
+                config.embed_dim,
+                config.num_heads,
+                feature_map=config.feature_map,
+                num_features=None if config.feature_map == "elu" else config.num_features,
+                position_dim=position_dim,
+                redraw_every=config.redraw_every,
+                dropout=config.dropout,
+                mode=config.attention,
+                generator=generator,
+            )
         if config.spectral is not None:
             settings = config.spectral.model_dump()
             heads = settings.pop("num_heads")
@@ -92,28 +100,9 @@ def _block(
         for far in (attention, spectral):
             if far is not None:
                 far.out.weight.mul_(config.far_scale)
-    return FLTBlock(
-        attention,
-        config.ffn_dim,
-        config.dropout,
-        spectral=spectral,
-        local=local,
-        local_norm=pairs is None or pairs.norm,
-    )
-
-
-def _attention(config: EnergyConfig, position_dim: int, generator: torch.Generator) -> FLTAttention:
-    return FLTAttention(
-        config.embed_dim,
-        config.num_heads,
-        feature_map=config.feature_map,
-        num_features=None if config.feature_map == "elu" else config.num_features,
-        position_dim=position_dim,
-        redraw_every=config.redraw_every,
-        dropout=config.dropout,
-        mode=config.attention,
-        generator=generator,
-    )
+    norm = pairs is None or pairs.norm
+    parts: dict[str, Any] = {"spectral": spectral, "local": local, "local_norm": norm}
+    return FLTBlock(attention, config.ffn_dim, config.dropout, **parts)
 
 
 def _local_filter(
@@ -169,31 +158,27 @@ class Geometry(nn.Module):
         """
         numbers, ptr = structures.atomic_numbers, structures.ptr
         where = structures.positions, structures.cell, structures.pbc, ptr
-        geometry = BlockGeometry()
+        found: dict[str, Any] = {}
         filters = (block.spectral for block in encoder.blocks)
         first = next((layer for layer in filters if isinstance(layer, SpectralFilter)), None)
         if first is not None:
-            geometry = geometry._replace(waves=first.geometry(*where))
+            found["waves"] = first.geometry(*where)
         if encoder.rpe is not None:
             _check_finite(structures)
-            features = encoder.rpe(structures.positions, ptr)
-            geometry = geometry._replace(position_features=features)
+            found["position_features"] = encoder.rpe(structures.positions, ptr)
         if self.cutoff is None:
-            return x, geometry
+            return x, BlockGeometry(**found)
         pairs = self.pairs(structures)
         vectors = pairs.vectors(structures.positions, structures.cell, ptr)
         if self.local is not None:
-            local = self.local(pairs, vectors, len(numbers), numbers)
-            geometry = geometry._replace(local=local)
+            found["local"] = self.local(pairs, vectors, len(numbers), numbers)
             if self.density is not None:
-                x = x + self.density(x, local)
+                x = x + self.density(x, found["local"])
         if self.correction is not None:
-            weights = self.correction(pairs, pairs.groups(), vectors, numbers)
-            geometry = geometry._replace(pairs=weights)
+            found["pairs"] = self.correction(pairs, pairs.groups(), vectors, numbers)
         if self.images is not None:
-            x, images = self._with_images(x, structures, pairs)
-            geometry = geometry._replace(images=images)
-        return x, geometry
+            x, found["images"] = self._with_images(x, structures, pairs)
+        return x, BlockGeometry(**found)
 
     def pairs(self, structures: Structures) -> NeighborPairs:
         """Those that the structures carry, if they are for this cutoff; else found here."""

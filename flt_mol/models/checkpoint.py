@@ -17,23 +17,7 @@ from torch import Tensor
 
 from flt_mol.files import VERSION, readable, shipped_folder, temporary_path
 from flt_mol.models.config import EnergyConfig, explain, shipped_name
-from flt_mol.models.energy import CONFIG_KEY, EnergyModel, config_of
-
-__all__ = [
-    "CONFIG_FILE",
-    "WEIGHTS_FILE",
-    "checkpoint_config",
-    "described",
-    "find_checkpoint",
-    "find_device",
-    "header",
-    "load_model",
-    "misfits",
-    "read_checkpoint",
-    "read_weights",
-    "refuse_damaged",
-    "save_checkpoint",
-]
+from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 
 FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 2
@@ -158,7 +142,8 @@ def checkpoint_config(name_or_path: str | Path) -> EnergyConfig:
 
 def _config(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
     try:
-        return config_of(weights)
+        text = bytes(weights[CONFIG_KEY].to(torch.uint8).tolist()).decode()
+        return EnergyConfig.model_validate(json.loads(text))
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error, EnergyConfig, 'model.')}") from error
     except ValueError as error:
@@ -186,10 +171,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
     ours = content.get("format") == FORMAT
     if ours and content["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format {content['format_version']}, this version of flt_mol reads up to "
-            f"{FORMAT_VERSION}"
-        )
+        version = content["format_version"]
+        raise ValueError(f"{path}: format {version}, this flt_mol reads up to {FORMAT_VERSION}")
     found = dict(content) if ours else {}
     for key in ("config", "metrics", "trained_on", "systems"):
         found[key] = dict(found.get(key) or {})
@@ -204,15 +187,13 @@ def refuse_damaged(path: Path) -> None:
     """Refuse what is not a checkpoint at first sight, and wrong checksums, which torch ignores.
 
     Raises:
-        ValueError: a git-lfs pointer, a web page, a file that is damaged or cannot be read.
+        ValueError: a git-lfs pointer, or a file that is damaged or cannot be read.
     """
     with readable(path), path.open("rb") as file:
         head = file.read(32)
         packed = zipfile.is_zipfile(file)
     if head.startswith(b"version https://git-lfs"):
         raise ValueError(f"{path} is a git-lfs pointer, not the weights: `git lfs pull` gets them")
-    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise ValueError(f"{path} is a web page, not a checkpoint: the download went wrong")
     if packed:
         try:
             with zipfile.ZipFile(path) as archive:
@@ -229,11 +210,9 @@ def _load(path: Path) -> Any:
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # anything that unpickling foreign bytes comes to
-        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise ValueError(
-                f"{path}: holds {named[1]}: only tensors and plain data load"
-            ) from error
-        raise ValueError(f"{path}: checkpoint incomplete, or none") from error
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"holds {named[1]}: only tensors and plain data load" if named else None
+        raise ValueError(f"{path}: {reason or 'checkpoint incomplete, or none'}") from error
 
 
 def _find_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -276,11 +255,7 @@ def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The device of that name, ready to use.
-
-    Raises:
-        ValueError: no such device, or none here.
-    """
+    """The device of that name, ready to use; ValueError where there is none."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -14,19 +14,6 @@ from flt_mol.files import shipped_folder
 from flt_mol.nn.feature_maps import FEATURE_MAPS, RandomFeatures
 from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.spectrum import SPECTRA
-
-__all__ = [
-    "EnergyConfig",
-    "ImageConfig",
-    "PairConfig",
-    "RPEConfig",
-    "Seed",
-    "Settings",
-    "SpectralConfig",
-    "explain",
-    "named_config",
-    "shipped_name",
-]
 
 Seed = Annotated[int, Field(ge=-(2**62), lt=2**62)]
 Count = Annotated[int, Field(ge=1)]
@@ -48,6 +35,9 @@ class Settings(BaseModel):
         use_attribute_docstrings=True,
     )
 
+
+_Rule = tuple[bool, str, str]
+"""Between settings: whether it is broken, by which key, and what is expected of that."""
 
 # What the model knows itself: num_terms of the frequencies is that of the spectrum.
 _KNOWN = {"num_heads", "dim", "generator", "redraw_every"}
@@ -227,75 +217,86 @@ class EnergyConfig(Settings):
         return self
 
 
-def _rules(model: EnergyConfig) -> Iterator[tuple[bool, str, str]]:
-    """What must hold between settings: whether it is broken, by which key, and what is expected."""
+def _rules(model: EnergyConfig) -> list[_Rule]:
     width, heads, outputs = model.embed_dim, model.num_heads, model.outputs
-    yield width % heads != 0, "embed_dim", f"a multiple of model.num_heads, {heads}"
     different = "energy" in outputs and len(set(outputs)) == len(outputs)
-    yield not different, "outputs", "a list of different outputs with energy"
     moving = "displacement" in outputs
-    yield moving and model.pairs is None, "outputs", "no displacement where model.pairs is null"
+    rules = [
+        (width % heads != 0, "embed_dim", f"a multiple of model.num_heads, {heads}"),
+        (not different, "outputs", "a list of different outputs with energy"),
+        (moving and model.pairs is None, "outputs", "no displacement where model.pairs is null"),
+    ]
     if model.feedback == "positions":
-        yield not moving, "feedback", "features where model.outputs has no displacement"
-        yield model.recycles == 1, "feedback", "features where model.recycles is 1"
-    if model.spectral is not None:
-        least = 1 / (math.pi * model.spectral.sigma_max)
-        low = model.spectral.k_max < least
-        yield low, "spectral.k_max", f"at least 1/(π sigma_max), {least:.3f}"
-        apart = width % model.spectral.num_heads != 0
-        yield apart, "spectral.num_heads", f"a divisor of model.embed_dim, {width}"
-    yield from _rules_of_pairs(model)
-    yield from _rules_of_images(model)
-    yield from _rules_of_attention(model)
+        rules += [
+            (not moving, "feedback", "features where model.outputs has no displacement"),
+            (model.recycles == 1, "feedback", "features where model.recycles is 1"),
+        ]
+    if (spectral := model.spectral) is not None:
+        least = 1 / (math.pi * spectral.sigma_max)
+        low, apart = spectral.k_max < least, width % spectral.num_heads != 0
+        rules += [
+            (low, "spectral.k_max", f"at least 1/(π sigma_max), {least:.3f}"),
+            (apart, "spectral.num_heads", f"a divisor of model.embed_dim, {width}"),
+        ]
+    return rules + _rules_of_pairs(model) + _rules_of_images(model) + _rules_of_attention(model)
 
 
-def _rules_of_pairs(model: EnergyConfig) -> Iterator[tuple[bool, str, str]]:
-    pairs, layers = model.pairs, model.num_layers
+def _rules_of_pairs(model: EnergyConfig) -> list[_Rule]:
+    pairs, layers, far = model.pairs, model.num_layers, model.far_blocks or 0
     filters = pairs is not None and pairs.filter
     most = f"null or at most model.num_layers, {layers}"
-    yield (model.far_blocks or 0) > layers, "far_blocks", most
-    fewer = (model.far_blocks or layers) < layers
-    yield fewer and not filters, "far_blocks", "null where there is no model.pairs with filter"
+    few = 0 < far < layers and not filters
+    rules = [
+        (far > layers, "far_blocks", most),
+        (few, "far_blocks", "null where there is no model.pairs with filter"),
+    ]
     if pairs is None:
-        return
-    yield (pairs.vector_blocks or 0) > layers, "pairs.vector_blocks", most
-    for key, part in (("vectors", "density"), ("filter_vectors", "filter")):
-        homeless = getattr(pairs, key) > 0 and not getattr(pairs, part)
-        yield homeless, f"pairs.{key}", f"0 where model.pairs.{part} is false"
+        return rules
     used = filters or pairs.density or pairs.correction or "displacement" in model.outputs
-    yield not used, "pairs", "null, or one of filter, density and correction"
     plain = model.images is None and model.attention in ("linear", "exact")
-    expected = "false: only linear or exact attention without images is corrected"
-    yield pairs.correction and not plain, "pairs.correction", expected
+    corrected = "false: only linear or exact attention without images is corrected"
+    homeless = pairs.vectors > 0 and not pairs.density, pairs.filter_vectors > 0 and not filters
+    return [
+        *rules,
+        ((pairs.vector_blocks or 0) > layers, "pairs.vector_blocks", most),
+        (homeless[0], "pairs.vectors", "0 where model.pairs.density is false"),
+        (homeless[1], "pairs.filter_vectors", "0 where model.pairs.filter is false"),
+        (not used, "pairs", "null, or one of filter, density and correction"),
+        (pairs.correction and not plain, "pairs.correction", corrected),
+    ]
 
 
-def _rules_of_images(model: EnergyConfig) -> Iterator[tuple[bool, str, str]]:
-    images = model.images
-    if images is None:
-        return
-    for key in ("pair_types", "density"):
-        extra = images.mask == "gaussian" and getattr(images, key)
-        yield extra, f"images.{key}", "false with mask gaussian"
-    yield model.attention != "exact", "attention", "exact, which model.images needs"
-    yield model.rpe is not None, "images", "null where model.rpe is not: one gives the positions"
+def _rules_of_images(model: EnergyConfig) -> list[_Rule]:
+    if (images := model.images) is None:
+        return []
+    gaussian, cutoff = images.mask == "gaussian", images.cutoff
     if model.pairs is not None:
         cutoff = model.pairs.cutoff
-        yield images.cutoff != cutoff, "images.cutoff", f"model.pairs.cutoff, {cutoff}"
+    return [
+        (gaussian and images.pair_types, "images.pair_types", "false with mask gaussian"),
+        (gaussian and images.density, "images.density", "false with mask gaussian"),
+        (model.attention != "exact", "attention", "exact, which model.images needs"),
+        (model.rpe is not None, "images", "null where model.rpe is not: one gives the positions"),
+        (images.cutoff != cutoff, "images.cutoff", f"model.pairs.cutoff, {cutoff}"),
+    ]
 
 
-def _rules_of_attention(model: EnergyConfig) -> Iterator[tuple[bool, str, str]]:
+def _rules_of_attention(model: EnergyConfig) -> list[_Rule]:
     kind, name = FEATURE_MAPS[model.feature_map], model.feature_map
     if model.attention == "none":
-        yield model.rpe is not None, "attention", "another one, or model.rpe null"
         local = model.pairs is not None and model.pairs.filter
         replaced = local or model.spectral is not None
-        yield not replaced, "attention", "model.spectral, or model.pairs with filter"
-    elif issubclass(kind, RandomFeatures):
-        odd = model.num_features % kind.per_direction != 0
-        yield odd, "num_features", f"an even number: '{name}' takes every direction both ways"
-    if model.attention == "auto":
-        expected = "linear: its feature_map does not estimate the softmax of small systems"
-        yield not kind.estimates_softmax, "attention", expected
+        return [
+            (model.rpe is not None, "attention", "another one, or model.rpe null"),
+            (not replaced, "attention", "model.spectral, or model.pairs with filter"),
+        ]
+    odd = issubclass(kind, RandomFeatures) and model.num_features % kind.per_direction != 0
+    unlike = model.attention == "auto" and not kind.estimates_softmax
+    softmax = "linear: its feature_map does not estimate the softmax of small systems"
+    return [
+        (odd, "num_features", f"an even number: '{name}' takes every direction both ways"),
+        (unlike, "attention", softmax),
+    ]
 
 
 def shipped_name(kind: str, name: str, file: str) -> str | None:

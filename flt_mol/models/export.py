@@ -29,8 +29,6 @@ from flt_mol.models.checkpoint import (
 )
 from flt_mol.models.energy import EnergyModel
 
-__all__ = ["export_checkpoint", "export_model", "export_program"]
-
 
 def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
     """:func:`export_model` of a checkpoint, with what it says of its run and its metrics.
@@ -135,9 +133,9 @@ class _TensorModel(nn.Module):
         self.model = model
 
     def forward(self, numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor) -> Tensor:
-        model, tags = self.model, nn.functional.pad(tags, (0, 1))
-        atoms = model.embedding(nn.functional.pad(numbers, (0, 1), value=1), tags)
-        x = model.encoder(atoms, nn.functional.pad(positions, (0, 0, 0, 1)), ptr)
+        model, tags = self.model, torch.cat([tags, tags.new_zeros(1)])
+        atoms = model.embedding(torch.cat([numbers, numbers.new_ones(1)]), tags)
+        x = model.encoder(atoms, torch.cat([positions, positions.new_zeros(1, 3)]), ptr)
         return model.normalizer.denormalize(model.head(x, tags, ptr))
 
 
@@ -167,7 +165,7 @@ def export_program(model: EnergyModel) -> ExportedProgram:
         raise ValueError("only models of energies without pairs, images, spectral filters export")
     # Three systems of seven atoms: sizes of 0 and 1 would be taken for constants here.
     device = next(model.parameters()).device
-    numbers, tags = torch.ones(2, 7, dtype=torch.int64, device=device)
+    numbers = torch.ones(7, dtype=torch.int64, device=device)
     positions = torch.zeros(7, 3, dtype=torch.float32, device=device)
     ptr = torch.tensor([0, 2, 5, 7], device=device)
     atoms, offsets = {0: Dim("atoms", min=1)}, {0: Dim("offsets", min=2)}
@@ -175,6 +173,6 @@ def export_program(model: EnergyModel) -> ExportedProgram:
     with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         return torch.export.export(
             _TensorModel(deepcopy(model).eval()),
-            (numbers, positions, tags, ptr),
+            (numbers, positions, torch.zeros_like(numbers), ptr),
             dynamic_shapes=(atoms, atoms, atoms, offsets),
         )

@@ -43,7 +43,6 @@ from flt_mol.nn.spectrum import (
     Spectrum,
     SumSpectrum,
 )
-from flt_mol.nn.streaming import AttentionState
 
 __all__ = [
     "FEATURE_MAPS",
@@ -52,7 +51,6 @@ __all__ = [
     "Attention",
     "AttentionInputs",
     "AttentionRows",
-    "AttentionState",
     "BSplineSpectrum",
     "BlockGeometry",
     "CauchySpectrum",

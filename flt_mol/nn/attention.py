@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear, seeded_generator
-from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, layout_of, require
+from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, chosen_rows, layout_of, require
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
 
@@ -138,14 +138,12 @@ class Attention(nn.Module):
         *,
         generator: torch.Generator,
         feature_map: str | FeatureMap = "softmax",
-        num_features: int | None = None,
         rpe: FourierRPE | None = None,
         position_dim: int | None = None,
-        orthogonal: bool | None = None,
         mode: str = "linear",
         exact_below: int | None = None,
         causal: bool = False,
-        redraw_every: int | None = None,
+        **features: Any,
     ) -> None:
         """Make the feature map and keep the settings; arguments as those of `FLTAttention`.
 
@@ -156,14 +154,8 @@ class Attention(nn.Module):
         self.position_dim = _width_of_positions(rpe, position_dim, num_heads)
         self.rpe = rpe
         self.causal = causal
-        self.feature_map = feature_map_of(
-            feature_map,
-            (num_heads, head_dim, self.position_dim),
-            generator,
-            num_features=num_features,
-            orthogonal=orthogonal,
-            redraw_every=redraw_every,
-        )
+        shape = num_heads, head_dim, self.position_dim
+        self.feature_map = feature_map_of(feature_map, shape, generator, **features)
         if exact_below is None:
             # Where exact and linear attention take the same time. Exact attention multiplies rows
             # of D + 2R numbers.
@@ -201,14 +193,15 @@ class Attention(nn.Module):
         """
         mode = self._mode if mode is None else mode
         for name, pairs in (("pairs", rows.pairs), ("images", rows.images)):
-            if pairs is None:
-                continue
-            if self.causal or rows.key_ptr is not None or mode == "auto":
-                raise ValueError(f"{name} are for atoms of one set, not causal, and no mode 'auto'")
-            _check_pairs(pairs, rows, name)
+            if pairs is not None:
+                if self.causal or rows.key_ptr is not None or mode == "auto":
+                    raise ValueError(
+                        f"{name} are among rows of one set: no causal, context or 'auto'"
+                    )
+                _check_pairs(pairs, rows, name)
         if rows.images is not None:
             if mode != "exact" or rows.pairs is not None:
-                raise ValueError("image keys are for mode 'exact', without pairs")
+                raise ValueError("images go with mode 'exact', without pairs")
             return image_attention(rows.query, rows.key, rows.value, rows.ptr, *rows.images)
         if mode == "exact":
             return _exact(rows, self.causal)
@@ -227,9 +220,9 @@ class Attention(nn.Module):
         # Gradients, graphs and pairs need the features of all rows.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
             size = max(1, MAX_FEATURES // (self.num_heads * self.feature_map.num_features))
-        own = others = chunks_of(rows.ptr, len(rows.query), size)
+        own = others = chunks_of(rows.ptr, rows.query.shape[0], size)
         if rows.key_ptr is not None:
-            others = chunks_of(key_ptr, len(rows.key), size)
+            others = chunks_of(key_ptr, rows.key.shape[0], size)
         sums, parts = KeySums(key_ptr.shape[0] - 1, log), []
         for chunk in others:
             at = rows.key_at and rows.key_at._replace(basis=rows.key_at.basis[chunk.rows])
@@ -446,10 +439,9 @@ class FLTAttention(Streaming, Attention):
         unknown = given.keys() - _INPUTS
         if unknown:
             raise TypeError(f"attention has no argument {', '.join(map(repr, unknown))}")
-        check_rows(x, self.embed_dim, "x", self.query.weight)
+        check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
-        features = given.get("position_features")
         if context is None:
             if any(given.get(name) is not None for name in _OF_CONTEXT):
                 raise ValueError("context_… is given, but no context")
@@ -463,14 +455,14 @@ class FLTAttention(Streaming, Attention):
         else:
             if self.causal:
                 raise ValueError("a causal layer attends to its own rows: it takes no context")
-            check_rows(context, self.context_dim, "context", self.key.weight)
+            check_rows(context, self.context_dim, "context")
             layout, keys = aligned_layouts(x, context, given)
             own, sources = layout.pack(x), keys.pack(context)
         if pairs is not None or images is not None:
             layout.refuse_unsorted(pairs, images)
         value_rows = sources
         if values is not None:
-            check_rows(values, self.context_dim, "context_values", self.value.weight)
+            check_rows(values, self.context_dim, "context_values")
             if tuple(values.shape[:-1]) != keys.leading:
                 raise ValueError(
                     f"context_values have shape {tuple(values.shape)}, the rows that keys are made "
@@ -481,30 +473,22 @@ class FLTAttention(Streaming, Attention):
         query, key = self.query(own).view(shape), self.key(sources).view(shape)
         value = self.value(value_rows).view(shape)
         at = key_at = None
-        if images is None and context is None:
-            origin = "first" if self.causal else "mean"
+        if images is None:
+            key_positions = given.get("context_positions")
+            key_features = given.get("context_features")
+            origin: str | Tensor = "first" if self.causal else "mean"
+            if context is not None and self.rpe is not None and key_features is None:
+                # One origin for both: what an estimate's features are depends on it.
+                packed = packed_positions(keys, key_positions, self.rpe.dim)
+                packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
+                origin = mean_per_system(packed, keys.ptr)
+            features = given.get("position_features")
             at = key_at = self.features_at(layout, positions, features, origin)
-        elif images is None:
-            at, key_at = self._crossed(layout, keys, positions, given)
+            if context is not None:
+                key_at = self.features_at(keys, key_positions, key_features, origin)
         key_ptr = None if context is None else keys.ptr
-        packed = AttentionRows(query, key, value, layout.ptr, key_ptr, at, key_at, pairs, images)
-        return layout, packed
-
-    def _crossed(
-        self, layout: Layout, keys: Layout, positions: Tensor | None, given: AttentionInputs
-    ) -> tuple[PositionFeatures | None, PositionFeatures | None]:
-        """Φ of the queries and Ψ of a context's keys."""
-        features, key_features = given.get("position_features"), given.get("context_features")
-        key_positions = given.get("context_positions")
-        origin: str | Tensor = "mean"
-        if self.rpe is not None and key_features is None:
-            # One origin for both: what an estimate's features are depends on it.
-            packed = packed_positions(keys, key_positions, self.rpe.dim)
-            packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
-            origin = mean_per_system(packed, keys.ptr)
-        return (
-            self.features_at(layout, positions, features, origin),
-            self.features_at(keys, key_positions, key_features, origin),
+        return layout, AttentionRows(
+            query, key, value, layout.ptr, key_ptr, at, key_at, pairs, images
         )
 
     def matrices(
@@ -512,7 +496,7 @@ class FLTAttention(Streaming, Attention):
     ) -> list[Tensor]:
         """The weights in use, written out: B matrices (H, n, m) whose rows sum to 1.
 
-        Takes what `forward` takes. Costs O(N·n·H): for looking, not for training.
+        Takes what `forward` takes. Costs O(N·n·H): for analysis, not for training.
         """
         return self.weights(self.rows(x, positions, given)[1])
 
@@ -549,14 +533,9 @@ def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tens
     """
     if positions is None:
         if dim != 1:
-            raise ValueError(
-                f"positions are missing: this layer's rpe needs one for each of "
-                f"{layout.num_rows} rows"
-            )
+            raise ValueError(f"positions are missing: the rpe needs {layout.num_rows} of them")
         # Sequences of more tokens than float32 counts one by one do not fit any memory.
         return index_in_system(layout.ptr, layout.num_rows)[:, None].float()
-    if not isinstance(positions, Tensor):
-        raise ValueError(f"positions are a {type(positions).__name__}, expected a tensor")
     expected = (*layout.leading, dim)
     if tuple(positions.shape) != expected:
         raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
@@ -578,22 +557,22 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     # All pairs (i, j) written out, by i then j: for small systems.
     i, j, weight = rows.pairs
     system = system_index(ptr, query.shape[0])
-    partners = ptr.diff()[system]
-    first = partners.cumsum(0) - partners
+    partners, start = ptr.diff()[system], ptr[system]
+    first = partners.cumsum(0) - partners  # of each i among all pairs
     index_i = torch.repeat_interleave(partners)
-    index_j = torch.arange(len(index_i), device=ptr.device) - first[index_i] + ptr[system[index_i]]
+    index_j = torch.arange(len(index_i), device=ptr.device) - (first - start)[index_i]
     correction = weight.to(query.dtype).log1p()
-    zeros = correction.new_zeros(len(index_i), correction.shape[1])
-    log_weight = zeros.index_add(0, first[i] + j - ptr[system[i]], correction)
+    log_weight = correction.new_zeros(len(index_i), correction.shape[1])
+    log_weight = log_weight.index_add(0, first[i] + j - start[i], correction)
     return image_attention(query, key, value, ptr, index_i, index_j, log_weight, scale=1.0)
 
 
 def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
     """The queries of the chosen systems, by their rows, and all that belongs to them."""
-    order, ptr = _chosen_rows(rows.ptr, rows.query.shape[0], chosen)
+    order, ptr = _systems_rows(rows.ptr, rows.query.shape[0], chosen)
     keys, key_ptr = order, None
     if rows.key_ptr is not None:
-        keys, key_ptr = _chosen_rows(rows.key_ptr, rows.key.shape[0], chosen)
+        keys, key_ptr = _systems_rows(rows.key_ptr, rows.key.shape[0], chosen)
     at = rows.query_at and rows.query_at.rows(order)
     key_at = rows.key_at and rows.key_at.rows(keys)
     return order, AttentionRows(
@@ -601,16 +580,13 @@ def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
     )
 
 
-def _chosen_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _systems_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of the chosen systems, and their offsets, in which other systems are empty."""
     sizes = ptr.diff() * chosen
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     # Rows behind the last offset belong to no system, and are not kept.
     kept = torch.cat([chosen, chosen.new_zeros(1)])[system_index(ptr, num_rows)]
-    if torch.compiler.is_compiling():
-        # Of static shape: the others' rows stay, as padding behind the last offset.
-        return torch.argsort((~kept).to(torch.uint8), stable=True), offsets
-    return kept.nonzero().squeeze(1), offsets
+    return chosen_rows(kept), offsets
 
 
 def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_heads: int) -> int:
@@ -619,10 +595,6 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
         if position_dim is not None and position_dim < 0:
             raise ValueError(f"position_dim must be ≥ 0, got {position_dim}")
         return position_dim or 0
-    if not isinstance(rpe, FourierRPE):
-        raise ValueError(
-            f"rpe is a {type(rpe).__name__}, expected FourierRPE(spectrum, frequencies)"
-        )
     if rpe.num_heads != num_heads:
         raise ValueError(f"the rpe has {rpe.num_heads} heads, the attention {num_heads}")
     if position_dim not in (None, rpe.num_features):
@@ -639,13 +611,10 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
             f"{name} have indices {tuple(index_i.shape)} and {tuple(index_j.shape)} and weights "
             f"{tuple(weight.shape)}, expected (P,), (P,) and (P, {num_heads})"
         )
-    if index_i.shape[0] == 0:
-        return
     both = torch.stack([index_i, index_j]).to(torch.int64)
-    inside = (both >= 0) & (both < ptr[-1])
-    require(inside.all(), f"{name} name rows that are not there: were they made for this batch?")
+    inside = ((both >= 0) & (both < ptr[-1])).all()
     system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)
     require(
-        (system[0] == system[1]).all(),
-        f"{name} join rows of two systems: were they made with the ptr of this batch?",
+        inside & (system[0] == system[1]).all(),
+        f"{name} join rows that are not of one system: were they made with the ptr of this batch?",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,28 +14,6 @@ from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.layout import layout_of
 
 
-class AttentionState(NamedTuple):
-    """What a causal layer remembers of B sequences; its size does not grow with their length.
-
-    Attributes:
-        sums: Σ_j φ(k_j) [v_j, 1] of every sequence and what they are scaled by.
-        origin: (B, ℓ), position of each sequence's first token; None without an RPE of one's own.
-    """
-
-    sums: CausalState
-    origin: Tensor | None
-
-    def streams(self, index: Tensor) -> AttentionState:
-        """The states of sequences `index` (K,), in that order and as often as they are named."""
-        origin = None if self.origin is None else self.origin[index]
-        return AttentionState(self.sums.streams(index), origin)
-
-    def detach(self) -> AttentionState:
-        """The same numbers without the history that gradients follow."""
-        origin = None if self.origin is None else self.origin.detach()
-        return AttentionState(self.sums.detach(), origin)
-
-
 class Streaming:
     """The methods of `FLTAttention` for sequences that come token by token."""
 
@@ -43,7 +21,7 @@ class Streaming:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def initial_state(self, num_streams: int) -> AttentionState:
+    def initial_state(self, num_streams: int) -> CausalState:
         """What a causal layer in linear mode knows of `num_streams` sequences before they begin.
 
         Raises:
@@ -55,9 +33,7 @@ class Streaming:
         ptr = torch.zeros(num_streams + 1, dtype=torch.int64, device=weight.device)
         return self._state(keys, value, ptr, None)
 
-    def state_after(
-        self, x: Tensor, positions: Tensor | None = None, **given: Any
-    ) -> AttentionState:
+    def state_after(self, x: Tensor, positions: Tensor | None = None, **given: Any) -> CausalState:
         """The state of `step` after whole sequences, one a system; takes what `forward` takes.
 
         Raises:
@@ -72,21 +48,21 @@ class Streaming:
 
     def _state(
         self, keys: Tensor, value: Tensor, ptr: Tensor, origin: Tensor | None
-    ) -> AttentionState:
+    ) -> CausalState:
         self._check_streaming()
-        sums = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
+        state = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
         if self.rpe is not None and origin is None:
             # Without positions tokens count from 0.
-            origin = sums.sums.new_zeros(len(ptr) - 1, self.rpe.dim)
-        return AttentionState(sums, origin)
+            origin = state.sums.new_zeros(len(ptr) - 1, self.rpe.dim)
+        return state._replace(origin=origin)
 
     def step(
         self,
         x: Tensor,
-        state: AttentionState,
+        state: CausalState,
         positions: Tensor | None = None,
         position_features: PositionFeatures | None = None,
-    ) -> tuple[Tensor, AttentionState]:
+    ) -> tuple[Tensor, CausalState]:
         """One more token of every sequence, at a cost that does not depend on what came before.
 
         Steps give what `forward` gives for the whole sequence, token by token.
@@ -104,14 +80,13 @@ class Streaming:
             ValueError: as `initial_state`, or shapes that do not fit.
         """
         self._check_streaming()
-        length = state.sums.length
+        length, origin = state.length, state.origin
         shape = len(length), self.num_heads, -1
         if x.shape != (len(length), self.embed_dim):
             raise ValueError(
                 f"x has shape {tuple(x.shape)}, expected {(len(length), self.embed_dim)}: one "
                 "token of each sequence of the state"
             )
-        origin = state.origin
         if self.rpe is not None and position_features is None and origin is not None:
             if positions is None and self.rpe.dim == 1:
                 positions = length[:, None].to(origin.dtype)
@@ -124,13 +99,13 @@ class Streaming:
         query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)
-        out, sums = streaming.step(queries, keys, value, state.sums)
+        out, state = streaming.step(queries, keys, value, state._replace(origin=origin))
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
-        return out, AttentionState(sums, origin)
+        return out, state
 
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
             raise ValueError(
-                "only a causal layer in linear mode goes token by token: build it with causal=True "
-                f"and mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
+                "only a causal layer in linear mode streams tokens: build it with causal=True and "
+                f"mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
             )

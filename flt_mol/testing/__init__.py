@@ -19,13 +19,19 @@ Example:
     0.0
 """
 
-from flt_mol.testing.layers import PackedLayer, PaddedLayer
-from flt_mol.testing.layout import (
+from flt_mol.testing.invariance import (
     check_batch_equals_alone,
     check_causality,
+    check_cell_basis,
     check_empty_and_single_atom,
     check_padding,
+    check_periodic_images,
+    check_permutation,
+    check_rotation,
+    check_supercell,
+    check_translation,
 )
+from flt_mol.testing.layers import PackedLayer, PaddedLayer
 from flt_mol.testing.numerics import (
     check_autocast,
     check_coincident,
@@ -34,14 +40,6 @@ from flt_mol.testing.numerics import (
     check_save_load,
 )
 from flt_mol.testing.rows import Rows, random_rows, random_structures
-from flt_mol.testing.symmetry import (
-    check_cell_basis,
-    check_periodic_images,
-    check_permutation,
-    check_rotation,
-    check_supercell,
-    check_translation,
-)
 
 __all__ = [
     "PackedLayer",

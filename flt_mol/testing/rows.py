@@ -13,7 +13,7 @@ from torch import Tensor
 from flt_mol.functional import system_index
 from flt_mol.structures import Structures
 
-ELEMENTS = (1, 6, 7, 8, 13, 28, 29, 46, 47, 78, 79)
+ELEMENTS = torch.tensor((1, 6, 7, 8, 13, 28, 29, 46, 47, 78, 79))
 _PER_ROW = ("x", "positions", "atomic_numbers", "tags", "fixed")
 _PER_SYSTEM = ("cell", "pbc")
 
@@ -124,11 +124,10 @@ class Rows:
 
     def to(self, target: torch.device | torch.dtype | str) -> Rows:
         """The same rows on a device, or with all floats in a dtype."""
-        tensors = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
-        for name, value in tensors.items():
-            if value.is_floating_point() or not isinstance(target, torch.dtype):
-                tensors[name] = value.to(target)
-        return Rows(**tensors)
+        keeps = isinstance(target, torch.dtype)
+        values = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+        floats = {n: v for n, v in values.items() if v.is_floating_point() or not keeps}
+        return replace(self, **{name: value.to(target) for name, value in floats.items()})
 
 
 def seeded() -> torch.Generator:
@@ -183,7 +182,6 @@ def random_structures(
         periodic: pbc of all systems, or one value for each lattice vector.
         dtype: of positions and cells.
     """
-    choices = torch.tensor(ELEMENTS, dtype=torch.int64)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5
@@ -193,11 +191,10 @@ def random_structures(
         cell = side * 2.5 * (torch.eye(3, dtype=torch.float64) + 0.2 * uniform(3, 3))
         points = torch.randperm(side**3, generator=generator)[:n]
         grid = torch.stack([points // side**2, points // side % side, points % side], dim=1)
-        fractional = (grid + 0.5 + 0.4 * uniform(n, 3)) / side
+        positions = (grid + 0.5 + 0.4 * uniform(n, 3)) / side @ cell
         tags = torch.randint(3, (n,), generator=generator)
-        positions = fractional @ cell
         return Structures.single(
-            choices[torch.randint(len(choices), (n,), generator=generator)],
+            ELEMENTS[torch.randint(len(ELEMENTS), (n,), generator=generator)],
             positions,
             cell=cell,
             pbc=periodic,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -18,7 +18,7 @@ from flt_mol.training.callbacks import BEST, LAST
 from flt_mol.training.processes import World
 from flt_mol.training.resume import RESUME
 
-__all__ = ["RunFolder", "differences", "run_folder", "written_files"]
+__all__ = ["differences", "run_folder", "written_files"]
 
 _CONFIG = "config.yaml"
 _LOCK = ".training.lock"
@@ -27,31 +27,14 @@ _FREE = {"training.num_workers", "training.save_minutes"}  # weights do not depe
 _FOLLOWED = "FLT_MOL_RUN_FOLDER"
 
 
-class RunFolder(NamedTuple):
-    """Where a run goes, and how far it came before."""
-
-    path: Path
-
-    @property
-    def resume(self) -> Path | None:
-        """The point that the run resumes from, if it was interrupted."""
-        point = self.path / RESUME
-        return point if point.exists() else None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all is done."""
-        return (self.path / LAST).exists()
-
-
 @contextmanager
 def run_folder(
     output: str | None, name: str, settings: Mapping[str, Any], world: World
-) -> Iterator[RunFolder]:
+) -> Iterator[Path]:
     """`output`, or one of runs/NAME, runs/NAME-2, …, with the settings written to it, locked.
 
     Of these it is the first that is free, or holds an interrupted run of the same settings which no
-    process is resuming. On an exception without weights or a point to resume from what was put
+    process is resuming. On an exception without weights or a point to resume from, what was put
     there is removed; else the exception gets a note that names them. Other processes of the run get
     the folder of the first one.
 
@@ -63,12 +46,12 @@ def run_folder(
         given = os.environ.get(_FOLLOWED) or output
         if given is None:
             raise ValueError("torchrun needs output=FOLDER, the same for all processes")
-        yield RunFolder(Path(given))
+        yield Path(given)
         return
     with ExitStack() as stack:
         folder, new = _hold(output, name, settings, stack)
         if (folder / LAST).exists():
-            yield RunFolder(folder)
+            yield folder
             return
         before = set(folder.iterdir())
         try:
@@ -77,7 +60,7 @@ def run_folder(
                     text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
                     temporary.write_text(text, encoding="utf-8")
             stack.enter_context(_shown(folder))
-            yield RunFolder(folder)
+            yield folder
         except BaseException as error:
             best, resume = folder / BEST, folder / RESUME
             if best.exists():
@@ -86,7 +69,8 @@ def run_folder(
                 error.add_note(f"to resume in {folder}, give the same command again")
             if not best.exists() and not resume.exists():
                 stack.close()
-                _remove(set(folder.iterdir()) - before)
+                for path in set(folder.iterdir()) - before:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
                 if new:
                     folder.rmdir()
             raise
@@ -105,11 +89,10 @@ def _hold(
     if output is not None:
         folder = Path(output)
         new = not folder.exists()
-        if (folder / _CONFIG).exists() and (changed := _changes(folder, settings)):
-            raise ValueError(
-                f"{folder} holds a run with other settings: {'; '.join(changed)}; choose another "
-                "output, or remove it"
-            )
+        used = any((folder / name).exists() for name in (_CONFIG, LAST))
+        if used and (changed := "; ".join(_changes(folder, settings))):
+            hint = "choose another output, or remove it"
+            raise ValueError(f"{folder} holds a run with other settings: {changed}; {hint}")
         if not _lock(folder, stack):
             raise ValueError(f"another process is training into {folder}")
         return folder, new
@@ -174,11 +157,3 @@ def _flattened(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, Mapping) and value
         out |= _flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return out
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

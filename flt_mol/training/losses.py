@@ -92,9 +92,7 @@ def training_loss(
 def displacement_weight(progress: float, config: LossConfig) -> float:
     """w_disp(p) = w₁ + (w₀ − w₁) s(p), with s = 1 ("none"), 1 − p ("linear") or ½ (1 + cos πp).
 
-    Args:
-        progress: p, 0 to 1.
-        config: w₀ its `displacement_weight` (None is 1), w₁ its `displacement_final_weight`.
+    `progress` is p from 0 to 1; w₀ and w₁ are `config`'s first (None is 1) and final weight.
     """
     first = 1.0 if config.displacement_weight is None else config.displacement_weight
     last = config.displacement_final_weight

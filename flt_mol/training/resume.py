@@ -78,7 +78,9 @@ class ResumePoint(Callback):
         self._step_before = trainer.global_step
         self._after_batch = None
         if self._random is not None:
-            _set_random_states(self._random)
+            torch.set_rng_state(self._random["torch"])
+            if len(self._random["cuda"]) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all(self._random["cuda"])
             self._random = None
 
     def on_train_batch_end(
@@ -110,11 +112,11 @@ class ResumePoint(Callback):
             # After a resumed epoch Lightning counts one epoch too few here, and would repeat one.
             progress["ready"] = progress["started"] = progress["processed"] + 1
             progress["completed"] = progress["processed"]
-        checkpoint[_KEY] = {
-            "random_states": gathered(_random_states()),
-            "stopped": trainer.should_stop,
-            "data": self.data,
-        }
+        # All that a run draws comes from torch's global generators.
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        states = gathered({"torch": torch.get_rng_state(), "cuda": cuda})
+        stopped = trainer.should_stop
+        checkpoint[_KEY] = {"random_states": states, "stopped": stopped, "data": self.data}
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -140,15 +142,3 @@ class ResumePoint(Callback):
 
 def _stop(number: int, frame: Any = None) -> NoReturn:
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-
-
-def _random_states() -> dict[str, Any]:
-    """Those of torch, from which all that a run draws comes."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    if len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
-from flt_mol.evaluation.splits import evaluate_splits
+from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
@@ -38,7 +38,7 @@ from flt_mol.training.data import (
     without_idle_outputs,
 )
 from flt_mol.training.finetune import start_from
-from flt_mol.training.folder import RunFolder, run_folder, written_files
+from flt_mol.training.folder import run_folder, written_files
 from flt_mol.training.processes import World, world_of
 from flt_mol.training.resume import RESUME, ResumePoint, resume_step
 from flt_mol.training.task import EnergyTask
@@ -99,28 +99,27 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     config, idle = without_idle_outputs(config)
     settings = config.model_dump(mode="json", exclude={"output"})
     with run_folder(config.output, name, settings, world) as folder, isolate_rng():
-        best_file = folder.path / BEST
-        if folder.is_finished:
-            best = read_checkpoint(best_file)["metrics"]
-            done = f"the run in {folder.path} is finished: to train longer give another output"
+        if (folder / LAST).exists():
+            best = read_checkpoint(folder / BEST)["metrics"]
+            done = f"the run in {folder} is finished: to train longer give another output"
             for line in (done, *closing_lines(config, best)):
                 say(console, line)
-            return TrainingResult(folder.path, best_file, best, written_files(folder.path), True)
+            return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
         splits = load_splits(config)
         if idle:
-            say(console, f"without {', '.join(idle)}: the first record has no targets for it")
+            say(console, f"trained without {', '.join(idle)}: no targets in the first record")
         torch.manual_seed(config.training.seed)
         model = build_model(config, splits.training, console)
         torch.manual_seed(config.training.seed + world.rank)  # the same weights, other dropout
-        history = _history(folder.path, config, {"name": name, **settings}, splits, console)
-        if folder.resume is None and world.is_first:
+        history = _history(folder, config, {"name": name, **settings}, splits, console)
+        if world.is_first and not (folder / RESUME).exists():
             _note_start(history, config, model, splits)
-        _fit(model, config, splits, history, folder, world)
+        _fit(model, config, splits, history, world)
         assert history.best is not None
         if world.is_first:
             _finish(history, config, model, splits)
-        files = written_files(folder.path) if world.is_first else ()
-        return TrainingResult(folder.path, best_file, history.best, files)
+        files = written_files(folder) if world.is_first else ()
+        return TrainingResult(folder, folder / BEST, history.best, files)
 
 
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
@@ -197,7 +196,7 @@ def _note_start(history: History, config: RunConfig, model: EnergyModel, splits:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerows([["sid"], *([sid] for sid in history.systems["held_out"])])
     if config.finetune.checkpoint is not None:
-        metrics = evaluate_splits(model, {"start": splits.validation})["start"].metrics
+        metrics = evaluate_model(model, splits.validation).metrics
         history.best = {"epoch": 0.0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]}
         history.save(BEST, model, history.best)
         name = config.data.validation
@@ -205,15 +204,10 @@ def _note_start(history: History, config: RunConfig, model: EnergyModel, splits:
 
 
 def _fit(
-    model: EnergyModel,
-    config: RunConfig,
-    splits: Splits,
-    history: History,
-    folder: RunFolder,
-    world: World,
+    model: EnergyModel, config: RunConfig, splits: Splits, history: History, world: World
 ) -> None:
     """Train; afterwards the model has the final weights, averaged where that is asked for."""
-    settings, console, resume = config.training, history.console, folder.resume
+    settings, console, resume = config.training, history.console, history.folder / RESUME
     moves = settings.noise > 0 or settings.interpolation > 0  # pairs are searched afterwards
     cutoff = None if moves else model.cutoff
     loaders = (
@@ -228,19 +222,18 @@ def _fit(
         f"{len(splits.training):,} systems to train on, {len(splits.validation):,} to validate, "
         f"{sum(p.numel() for p in model.parameters()):,} parameters, {steps:,} steps",
     )
-    if resume is not None:
+    if resume.exists():
         done = resume_step(resume, digest)
-        say(console, f"resuming the run in {folder.path} after step {done:,} of {steps:,}")
-    elif each == 1 and len(splits.training) > 2:
-        say(console, "one step an epoch learns little: reduce training.batch_size or accumulate")
-    point = ResumePoint(folder.path / RESUME, settings.save_minutes, digest)
+        say(console, f"resuming the run in {history.folder} after step {done:,} of {steps:,}")
+    point = ResumePoint(resume, settings.save_minutes, digest)
     names = config.data.train, config.data.validation
     task = EnergyTask(model, settings, steps, config.loss, names)
-    with _quiet_lightning(), _own_exits(world):
+    with _lightning(world):
         limits = {"max_epochs": math.ceil(steps / each), "max_steps": steps}
         trainer = _trainer(config, history, point, done, world, limits)
-        weights_only = None if done is None else True
-        trainer.fit(task, *loaders, ckpt_path=resume, weights_only=weights_only)
+        resumed = done is not None
+        path = resume if resumed else None
+        trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
     model.load_state_dict(history.weights(task).state_dict())
 
 
@@ -283,27 +276,15 @@ def _trainer(
 
 
 @contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Without what Lightning logs as INFO, and without its warnings that have no meaning here."""
-    levels = {}
+def _lightning(world: World) -> Iterator[None]:
+    """Quiet, and with our exits: Lightning answers Ctrl-C and SIGTERM by status 1 and 0."""
     for name in ("lightning.pytorch", "lightning.fabric"):
-        levels[name] = logging.getLogger(name).level
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
             for message in _UNIMPORTANT:
                 warnings.filterwarnings("ignore", message=message)
             yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-
-
-@contextmanager
-def _own_exits(world: World) -> Iterator[None]:
-    """Lightning answers Ctrl-C and SIGTERM with exits of status 1 and 0."""
-    try:
-        yield
     except SystemExit as stop:
         if not (world.is_first or world.torchrun):
             raise SystemExit(0) from None  # else the first process, which started it, is killed

@@ -47,11 +47,8 @@ class EnergyTask(LightningModule):
         splits: tuple[str, str] = ("training", "validation"),
     ) -> None:
         super().__init__()
-        self.model = model
-        self.training_config = config
-        self.total_steps = total_steps
-        self.loss_config = LossConfig() if loss is None else loss
-        self.splits = splits
+        self.model, self.total_steps, self.splits = model, total_steps, splits
+        self.training_config, self.loss_config = config, loss or LossConfig()
         self._sids: list[int | str] = []
         self._sums: dict[str, tuple[float, float]] = {}  # over an epoch, and of how many
 
@@ -75,25 +72,17 @@ class EnergyTask(LightningModule):
         return loss.total
 
     def _share(self, count: int) -> float:
-        """Of W processes W n_r / Σ n, the weight of a mean over n_r of what all have together.
-
-        DDP averages gradients over processes.
-        """
+        """Of W processes W n_r / Σ n, the weight of a mean over n_r, as DDP averages gradients."""
         if self._trainer is None or self.trainer.world_size == 1:
             return 1.0
         counts = torch.tensor(float(count), device=self.device)
         mean = float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
         return count / mean if mean else 0.0
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip the norm of the gradient; a ValueError if it is not finite."""
-        longest = math.inf if gradient_clip_val is None else float(gradient_clip_val)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Note the norm of the gradient, not yet clipped; a ValueError if it is not finite."""
+        parameters = self.model.parameters()
+        norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
         scaled = self.trainer.precision == "16-mixed"  # which tries scales that are too large
         if not scaled and not bool(norm.isfinite()):
             raise ValueError(f"split '{self.splits[0]}': the gradient is not finite{self._where()}")
@@ -141,12 +130,6 @@ class EnergyTask(LightningModule):
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def transfer_batch_to_device(
-        self, batch: Structures, device: torch.device, dataloader_idx: int
-    ) -> Structures:
-        """Structures know how to move themselves."""
-        return batch.to(device)
 
     def _add(self, name: str, total: Tensor, count: float) -> None:
         before, over = self._sums.get(name, (0.0, 0.0))

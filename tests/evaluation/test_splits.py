@@ -82,12 +82,6 @@ def test_the_model_is_evaluated_in_eval_mode_and_keeps_its_flags():
     assert model.training
 
 
-@pytest.mark.parametrize("keep", [0, 2, 100])
-def test_the_worst_systems_are_kept_the_worst_first(keep):
-    result = evaluate_model(energies, SYSTEMS, 2, keep_worst=keep)
-    assert [one.sid[0] for one in result.worst] == ["s4", "s3", "s2", "s1", "s0"][:keep]
-
-
 def test_splits_without_targets_or_systems_are_refused():
     source = Source([system("x", None)])
     with pytest.raises(ValueError, match=r"this split has no targets: some\.lmdb.* x"):

@@ -450,7 +450,6 @@ REFUSED = {
     "mode is 'fast'": lambda: IrrepsAttention("4x0e", 2, mode="fast"),
     "mode 'auto' mixes": lambda: IrrepsAttention("4x0e", 2, mode="auto", feature_map="relu"),
     "hold 0o, 3o, but products": lambda: IrrepsPairFilter("4x0e", "2x0o + 1x1o + 1x3o", 1),
-    "lmax is -1": lambda: IrrepsPairFilter("4x0e", lmax=-1),
     "give at least one": lambda: IrrepsBlock("4x0e"),
     "IrrepsAttention is of other irreps": lambda: IrrepsBlock("5x0e", IrrepsAttention("4x0e", 2)),
     "IrrepsPairFilter is of other irreps": lambda: IrrepsBlock(

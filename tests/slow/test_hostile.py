@@ -164,7 +164,6 @@ def _examine(dataset, index, seen):
 
 def main(path):
     """The process that reads: with little memory, under a hook that notes what is forbidden."""
-
     from flt_mol.data import LmdbDataset
 
     warnings.simplefilter("ignore")
@@ -176,7 +175,7 @@ def main(path):
         writes = (
             event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
         )
-        if writes or (event.startswith(forbidden) and not event.startswith("os.scandir")):
+        if writes or (event.startswith(forbidden) and event not in ("os.scandir", "os.listdir")):
             seen.append(f"{event} {args!r:.100}")
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

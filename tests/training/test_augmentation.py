@@ -91,8 +91,8 @@ def test_images_move_by_whole_lattice_vectors_along_a_and_b():
         torch.testing.assert_close(moves, moves.round(), atol=1e-5, rtol=0)
         assert moves[:, :2].abs().max() > 0.5
         assert moves[:, 2].abs().max() < 1e-5
-        spread = fractional(system).amax(0) - fractional(system).amin(0)
-        assert spread[:2].max() <= 1.0, "all within one cell"
+        extent = fractional(system).amax(0) - fractional(system).amin(0)
+        assert extent[:2].max() <= 1.0, "all within one cell"
 
 
 def test_small_and_skewed_cells_are_not_singular():

@@ -103,11 +103,6 @@ def test_new_elements_start_as_the_mean_of_those_seen(settings, tmp_path):
     assert model.elements_seen.nonzero().flatten().tolist() == [8, 29, 47]
 
 
-def test_new_elements_of_a_frozen_table_are_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match=r"embedding\.element\.weight.*Ag"):
-        started(checkpoint(tmp_path), systems(element=NEW), freeze=["embedding"])
-
-
 def test_other_shapes_are_listed_with_the_settings_that_differ(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)start\.ckpt.*\(8, 8\).*model\.ffn_dim=8, here 48"):
         started(checkpoint(tmp_path), systems(), {"ffn_dim": 48})
@@ -215,7 +210,7 @@ def test_outputs_without_targets_are_dropped(tmp_path):
     config = tuning(tmp_path, path, {"epochs": 1}, lacking=dict.fromkeys(range(6), "pos_relaxed"))
     stream = io.StringIO()
     result = go(config, console=Console(file=stream, width=400))
-    assert "without displacement: " in stream.getvalue()
+    assert "trained without displacement" in stream.getvalue()
     assert load_model(result.checkpoint).config.outputs == ["energy"]
     assert go(config).was_finished
     config = tuning(tmp_path, path, lacking={3: "pos_relaxed"})

@@ -21,8 +21,8 @@ def fail(folder, error, *files, settings=SETTINGS):
     def run():
         with run_folder(str(folder), "run", settings, ALONE) as held:
             for file in files:
-                (held.path / file).parent.mkdir(exist_ok=True)
-                (held.path / file).touch()
+                (held / file).parent.mkdir(exist_ok=True)
+                (held / file).touch()
             raise error
 
     with pytest.raises(type(error)) as caught:
@@ -41,20 +41,19 @@ def interrupted(folder, settings=SETTINGS):
 
 def finished(folder, settings=SETTINGS):
     with run_folder(str(folder), "run", settings, ALONE) as held:
-        (held.path / "last.ckpt").touch()
+        (held / "last.ckpt").touch()
 
 
 def test_a_new_folder_holds_the_settings(tmp_path):
     with run_folder(str(tmp_path / "a" / "run"), "run", SETTINGS, ALONE) as held:
-        assert yaml.safe_load((held.path / "config.yaml").read_text()) == SETTINGS
-        assert held.resume is None
-    assert written_files(held.path) == (held.path / "config.yaml",)
+        assert yaml.safe_load((held / "config.yaml").read_text()) == SETTINGS
+    assert written_files(held) == (held / "config.yaml",)
 
 
 def test_an_interrupted_run_is_resumed(tmp_path):
     interrupted(tmp_path / "run")
     with run_folder(str(tmp_path / "run"), "run", SETTINGS, ALONE) as held:
-        assert held.resume == tmp_path / "run" / "resume.ckpt"
+        assert [path.name for path in held.glob("resume.*")] == ["resume.ckpt"]
 
 
 def test_other_settings_are_refused_with_their_keys(tmp_path):
@@ -69,8 +68,7 @@ def test_other_settings_are_refused_with_their_keys(tmp_path):
 
 def test_a_finished_run_is_found(tmp_path):
     finished(tmp_path / "run")
-    assert held(tmp_path / "run").is_finished
-    assert not held(tmp_path / "other").is_finished
+    assert held(tmp_path / "run") == tmp_path / "run"
     with pytest.raises(ValueError, match="holds a run with other settings"):
         held(tmp_path / "run", OTHER)
 
@@ -89,11 +87,11 @@ def test_numbered_folders(tmp_path, monkeypatch):
     interrupted("runs/mine-2", OTHER)
     interrupted("runs/mine-3")
     with run_folder(None, "mine", SETTINGS, ALONE) as held:
-        assert held.path == Path("runs/mine-3")
-        assert held.resume is not None
+        assert held == Path("runs/mine-3")
+        assert (held / "resume.ckpt").exists()
         monkeypatch.setattr(module, "_WAIT", 0.0)
         with run_folder(None, "mine", SETTINGS, ALONE) as beside:
-            assert beside.path == Path("runs/mine-4")
+            assert beside == Path("runs/mine-4")
 
 
 def test_one_process_at_a_time(tmp_path, monkeypatch):
