@@ -7,7 +7,6 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 __all__ = ["VERSION", "natural_key", "readable", "shipped_folder", "temporary_path"]
@@ -35,7 +34,7 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
 
     Args:
         path: the final name.
-        durable: flush to the disk before renaming, so that this holds after a power cut too.
+        durable: flush to the disk before renaming, so that this holds after a power cut, too.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +72,8 @@ def natural_key(path: Path) -> list[tuple[int, int, str]]:
 def shipped_folder(kind: str) -> Path:
     """The folder of the shipped ``datasets``, ``models`` or ``configs``.
 
-    A checkout beside the package comes first, then the wheel's ``share/flt_mol``.
+    A checkout beside the package comes first, then ``share/flt_mol`` in a folder above it, where
+    pip puts a wheel's data (also with ``--user``, ``--target``, ``--prefix``).
 
     Raises:
         FileNotFoundError: neither exists; the installation is incomplete.
@@ -85,28 +85,10 @@ def shipped_folder(kind: str) -> Path:
     checkout = _PACKAGE.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
         return checkout / kind
-    candidates = [Path(sysconfig.get_path("data")) / "share" / "flt_mol" / kind]
-    candidates += _recorded_folders(kind)
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    tried = ", ".join(str(path) for path in [checkout / kind, *candidates])
-    raise FileNotFoundError(f"the folder '{kind}' of flt_mol is missing (tried {tried}); reinstall")
-
-
-def _recorded_folders(kind: str) -> list[Path]:
-    """Places in the installer's record, for `pip install --user`, `--target`, `--prefix`."""
-    marker = ("share", "flt_mol", kind)
-    found: dict[Path, None] = {}
-    try:
-        files = metadata.files("flt_mol") or []
-    except metadata.PackageNotFoundError:
-        return []
-    for file in files:
-        for i in range(len(file.parts) - 3):
-            if file.parts[i : i + 3] == marker:
-                inside = len(file.parts) - (i + 3)
-                found[Path(str(file.locate())).resolve().parents[inside - 1]] = None
-    # `pip install --target` moves the data beside the packages without recording it.
-    found[_PACKAGE.parent / "share" / "flt_mol" / kind] = None
-    return list(found)
+    for above in (*_PACKAGE.parents, Path(sysconfig.get_path("data"))):
+        if (folder := above / "share" / "flt_mol" / kind).is_dir():
+            return folder
+    raise FileNotFoundError(
+        f"the folder '{kind}' of flt_mol is missing (expected {checkout / kind}, or "
+        f"share/flt_mol/{kind} in a folder above); reinstall"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ _FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
 }
 _OPTIONAL = ("positions_relaxed", "energy", "energy_initial")
 _BOUNDS = {"atomic_numbers": (1, 118), "tags": (0, 2), "fixed": (0, 1), "pbc": (0, 1)}
-_PACKED = [name for name in _FIELDS if name != "ptr"]
 _DTYPES = {  # uint8 is no mask: ~ of an int is none
     "int64": (torch.int64, torch.int32),
     "bool": (torch.bool,),
@@ -58,13 +57,11 @@ class Structures:
         energy_initial: (B,) float64, eV, adsorption energy before relaxation; or None.
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         info: further plain values by name, each a tuple of B entries, as stored.
-        pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`. Whoever
-            replaces positions drops them or searches again.
+        pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`.
         cutoff: Å, within which `pairs` were searched; None without pairs.
 
     Raises:
-        ValueError: dtypes of another kind (32 bits will do), or shapes that do not belong
-            together, naming the field.
+        ValueError: dtypes of another kind (32 bits will do) or shapes that do not fit, by field.
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -109,9 +106,7 @@ class Structures:
         info: Mapping[str, Any] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Structures:
-        """One system from lists, arrays or tensors; see the class for the fields.
-
-        Missing `cell` is zeros, `tags` are 0, `fixed` is False.
+        """One system from lists, arrays or tensors; `cell`, `tags` and `fixed` are 0 if missing.
 
         Raises:
             ValueError: shapes that do not fit, or invalid numbers, naming `sid` and the field.
@@ -127,16 +122,13 @@ class Structures:
             "fixed": [0] * n if fixed is None else fixed,
             "positions_relaxed": positions_relaxed,
         }
-        tensors: dict[str, Any] = {
-            name: _tensor(name, value, n, dtype, sid)
-            for name, value in given.items()
-            if value is not None
+        fields: dict[str, Any] = {
+            name: _tensor(name, x, n, dtype, sid) for name, x in given.items() if x is not None
         }
-        for name, value in (("energy", energy), ("energy_initial", energy_initial)):
-            if value is not None:
-                tensors[name] = torch.tensor([float(value)], dtype=torch.float64)
+        for name, x in (("energy", energy), ("energy_initial", energy_initial)):
+            fields[name] = None if x is None else torch.tensor([float(x)], dtype=torch.float64)
         return cls(
-            **tensors,
+            **fields,
             ptr=torch.tensor([0, n], dtype=torch.int64),
             sid=(sid,),
             info={name: (value,) for name, value in (info or {}).items()},
@@ -174,12 +166,13 @@ class Structures:
         """The systems `rows`, in the order given, repeated where given twice, as a new batch."""
         systems = torch.as_tensor(rows, dtype=torch.int64, device=self.ptr.device)
         atoms, ptr = _ranges(self.ptr, systems)
-        fields: dict[str, Any] = {}
-        for name in _PACKED:
-            value, taken = getattr(self, name), atoms if _FIELDS[name][0] == "atoms" else systems
-            fields[name] = None if value is None else value[taken]
-        chosen = systems.tolist()
-        pairs = self.pairs
+        taken = {"atoms": atoms, "systems": systems}
+        fields: dict[str, Any] = {
+            name: x[taken[of]]
+            for name, (of, _, _) in _FIELDS.items()
+            if of in taken and (x := getattr(self, name)) is not None
+        }
+        chosen, pairs = systems.tolist(), self.pairs
         if pairs is not None:
             found, ends = _ranges(torch.searchsorted(pairs.index_i, self.ptr), systems)
             moved = torch.repeat_interleave(ptr[:-1] - self.ptr[systems], ends.diff())
@@ -209,24 +202,23 @@ class Structures:
         """
         if not parts:
             raise ValueError("Structures.cat needs at least one batch")
-        merged: dict[str, Any] = {}
-        for name in _PACKED:
+        fields: dict[str, Any] = {}
+        for name in _FIELDS.keys() - {"ptr"}:
             values = [getattr(part, name) for part in parts]
-            merged[name] = None if any(v is None for v in values) else torch.cat(values)
-        natoms = torch.cat([part.natoms for part in parts])
-        pairs, cutoff = _join_pairs(parts)
+            fields[name] = None if any(x is None for x in values) else torch.cat(values)
+        starts = list(accumulate((part.num_atoms for part in parts), initial=0))
+        ends = [part.ptr[1:] + start for part, start in zip(parts, starts, strict=False)]
+        if all(part.pairs is not None and part.cutoff == parts[0].cutoff for part in parts):
+            each = [cast("NeighborPairs", part.pairs) for part in parts]
+            moved = [(i + at, j + at, t) for (i, j, t), at in zip(each, starts, strict=False)]
+            fields["pairs"] = type(each[0])(*map(torch.cat, zip(*moved, strict=True)))
+            fields["cutoff"] = parts[0].cutoff
         info: dict[str, tuple[Any, ...]] = {}
         for name in dict.fromkeys(name for part in parts for name in part.info):
-            each = (part.info.get(name, (None,) * len(part)) for part in parts)
-            info[name] = tuple(chain.from_iterable(each))
-        return cls(
-            **merged,
-            ptr=torch.cat([natoms.new_zeros(1), natoms.cumsum(0)]),
-            sid=tuple(chain.from_iterable(part.sid for part in parts)),
-            info=info,
-            pairs=pairs,
-            cutoff=cutoff,
-        )
+            found = (part.info.get(name, (None,) * len(part)) for part in parts)
+            info[name] = tuple(chain.from_iterable(found))
+        sids = tuple(chain.from_iterable(part.sid for part in parts))
+        return cls(**fields, ptr=torch.cat([parts[0].ptr[:1], *ends]), sid=sids, info=info)
 
     def with_pairs(self, cutoff: float) -> Structures:
         """The same batch with all pairs within `cutoff`, in Å, periodic images included.
@@ -242,8 +234,7 @@ class Structures:
         def search(some: Structures) -> NeighborPairs:
             return neighbor_pairs(some.positions, some.cell, some.pbc, some.ptr, cutoff)
 
-        pairs = _naming_sid(search, self)
-        return replace(self, pairs=pairs, cutoff=float(cutoff))
+        return replace(self, pairs=_naming_sid(search, self), cutoff=float(cutoff))
 
     def to(self, device: torch.device | str) -> Structures:
         """The same batch on `device`; float64 becomes float32 where the device has none (MPS)."""
@@ -270,15 +261,10 @@ class Structures:
 def relaxed_displacement(structures: Structures) -> Tensor:
     """How far each atom moves, r_relaxed − r by its shortest periodic image; 0 for fixed atoms.
 
-    Args:
-        structures: with `positions_relaxed`, possibly wrapped into another cell.
-
-    Returns:
-        (N, 3), Å.
+    Returns (N, 3), Å. `positions_relaxed` may be wrapped into another cell.
 
     Raises:
-        ValueError: `positions_relaxed` are missing or not finite, or a cell is singular along its
-            periodic axes; naming the sid.
+        ValueError: `positions_relaxed` are missing or not finite, or a cell is singular; by sid.
     """
     from flt_mol.functional import minimum_image
 
@@ -293,8 +279,7 @@ def relaxed_displacement(structures: Structures) -> Tensor:
 
 def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
     """Rows ptr[b] to ptr[b + 1] of all `systems` b, one range after the other, and their ptr."""
-    start = ptr[systems]
-    sizes = ptr[systems + 1] - start
+    start, sizes = ptr[systems], ptr.diff()[systems]
     ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     shift = torch.repeat_interleave(start - ends[:-1], sizes)
     return torch.arange(len(shift), device=ptr.device) + shift, ends
@@ -317,10 +302,8 @@ def _check(batch: Structures) -> None:
         if value is None and name in _OPTIONAL:
             continue
         if not isinstance(value, Tensor):
-            found = type(value).__name__
-            raise ValueError(
-                f"Structures.{name} is a {found}, expected a tensor; Structures.single takes lists"
-            )
+            hint = "expected a tensor; Structures.single takes lists"
+            raise ValueError(f"Structures.{name} is a {type(value).__name__}, {hint}")
         if value.dtype not in _DTYPES[kind]:
             raise ValueError(f"Structures.{name} has dtype {value.dtype}, expected {kind}")
     n, b = batch.num_atoms, len(batch)
@@ -328,22 +311,10 @@ def _check(batch: Structures) -> None:
     for name, (of, shape, _) in _FIELDS.items():
         value = getattr(batch, name)
         if value is not None and value.shape != (rows[of], *shape):
-            raise ValueError(
-                f"Structures.{name} has shape {tuple(value.shape)}, expected {(rows[of], *shape)} "
-                f"for {b} systems and {n} atoms"
-            )
+            expected = f"expected {(rows[of], *shape)} for {b} systems and {n} atoms"
+            raise ValueError(f"Structures.{name} has shape {tuple(value.shape)}, {expected}")
     if isinstance(batch.sid, str) or len(batch.sid) != b:
         raise ValueError(f"Structures.sid is {batch.sid!r:.60}, expected {b} names")
-
-
-def _join_pairs(parts: Sequence[Structures]) -> tuple[NeighborPairs | None, float | None]:
-    """Pairs and cutoff of all parts in one, or neither, where a part lacks them or differs."""
-    each = [part.pairs for part in parts if part.pairs is not None]
-    if len(each) < len(parts) or any(part.cutoff != parts[0].cutoff for part in parts):
-        return None, None
-    starts = accumulate((part.num_atoms for part in parts), initial=0)
-    moved = [(i + at, j + at, shift) for (i, j, shift), at in zip(each, starts, strict=False)]
-    return type(each[0])(*map(torch.cat, zip(*moved, strict=True))), parts[0].cutoff
 
 
 def _tensor(name: str, x: Any, n: int, dtype: torch.dtype, sid: int | str) -> Tensor:

@@ -17,7 +17,6 @@ from common.figures import BLUE, GREY, ORANGE, clean, fit, new_figure, save
 from flt_mol import load_model
 from flt_mol.models import EnergyModel
 from flt_mol.nn import (
-    BoxSpectrum,
     BSplineSpectrum,
     FLTAttention,
     FourierRPE,
@@ -28,7 +27,6 @@ from flt_mol.nn import (
     ShellSpectrum,
     SpectralFilter,
     Spectrum,
-    TentSpectrum,
 )
 
 
@@ -112,8 +110,8 @@ def draw_learned_masks(path: Path) -> Path:
 def draw_local_masks(path: Path, num_frequencies: int = 256) -> Path:
     """Local masks over the plane: exact above, below as random frequencies give them."""
     masks: dict[str, Spectrum] = {
-        "box (k = 1)": BoxSpectrum(1, 1, 2, radius_max=4.0),
-        "tent (k = 2)": TentSpectrum(1, 1, 2, radius_max=4.0),
+        "box (k = 1)": BSplineSpectrum(1, 1, 2, order=1, radius_max=4.0),
+        "tent (k = 2)": BSplineSpectrum(1, 1, 2, order=2, radius_max=4.0),
         "B-spline, k = 3": BSplineSpectrum(1, 1, 2, order=3, radius_max=4.0),
         "B-spline, k = 6": BSplineSpectrum(1, 1, 2, order=6, radius_max=4.0),
     }

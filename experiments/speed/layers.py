@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flt_mol.functional import orthogonal_projection
 from flt_mol.nn import (
-    BoxSpectrum,
+    BSplineSpectrum,
     FLTAttention,
     FLTBlock,
     FourierRPE,
@@ -166,7 +166,7 @@ def _gaussian(size: Size) -> FourierRPE:
 
 def _local(size: Size) -> FourierRPE:
     """The paper's local RPE: boxes."""
-    spectrum = BoxSpectrum(size.num_heads, num_terms=16)
+    spectrum = BSplineSpectrum(size.num_heads, num_terms=16, order=1)
     return FourierRPE(spectrum, GaussianFrequencies(size.num_frequencies))
 
 

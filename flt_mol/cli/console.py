@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -29,16 +28,12 @@ class Variadic(typer.core.TyperCommand):
         """Repeat the option before each of its values, as click wants it."""
         out: list[str] = []
         option = ""
-        for place, arg in enumerate(args):
-            if arg in ("--shares", "--ensemble"):
-                option = arg
-                if not args[place + 1 :] or args[place + 1].startswith("-"):
-                    out.append(arg)  # without a value, which click refuses
-            elif option and not arg.startswith("-"):
-                out += [option, arg]
-            else:
-                option = ""
-                out.append(arg)
+        for arg in args:
+            if arg.startswith("-"):
+                option = arg if arg in ("--shares", "--ensemble") else ""
+            elif option and out[-1] != option:
+                out.append(option)
+            out.append(arg)
         return super().parse_args(ctx, out)
 
 
@@ -83,18 +78,16 @@ def check_output(path: Path, option: str, suffixes: tuple[str, ...] = ()) -> Non
     """
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"cannot write {path}: use a name ending in {' or '.join(suffixes)}")
+    if suffixes and path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder")
     folder = path.parent if suffixes else path
-    while not os.path.lexists(folder) and folder != folder.parent:
+    while not folder.exists():
         folder = folder.parent
     try:
-        if suffixes and path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
-        if suffixes and path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(f"{path} is read-only")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        reason = f"{folder}: {error.strerror}" if error.strerror else error
+        reason = f"{folder}: {error.strerror}"
         raise ValueError(f"cannot write {path}: {reason}; choose another with {option}") from error
 
 

@@ -19,15 +19,12 @@ app = typer.Typer()
 _SHOWN = 20  # skipped records
 
 Source = Annotated[str, typer.Argument(help="File or folder of records, or a data set's name.")]
-Split = Annotated[str | None, typer.Option(help="Split, when SOURCE is a data set.")]
+Split = Annotated[str | None, typer.Option("--split", help="Split, when SOURCE is a data set.")]
 Splits = Annotated[list[str] | None, typer.Option("--split", help="May be repeated; else all.")]
 Energy = Annotated[
     str, typer.Option(metavar="KEY", help="Name of the target, eV; 'calculator' for ASE's own.")
 ]
-EnergyInitial = Annotated[str, typer.Option(metavar="KEY", help="Of the unrelaxed energy, eV.")]
-PositionsRelaxed = Annotated[str, typer.Option(metavar="KEY", help="Of the relaxed positions, Å.")]
 Forces = Annotated[bool, typer.Option("--forces", help="Keep stored forces.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace OUTPUT if it exists.")]
 References = Annotated[
     str | None,
     typer.Option(
@@ -35,7 +32,6 @@ References = Annotated[
         help="SOURCE holds relaxations; reference energies in a TABLE of sid and energy, or a KEY.",
     ),
 ]
-Fmax = Annotated[float, typer.Option(help="eV/Å; warn of trajectories that end above it.")]
 Shares = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=SHARE...", help="Fractions, or numbers; one may be 'rest'."),
@@ -44,7 +40,6 @@ GroupBy = Annotated[
     str | None,
     typer.Option(metavar="FIELD", help="Keep together what has the same FIELD, or slab, …."),
 ]
-NAMES = ("y_relaxed", "y_init", "pos_relaxed")
 
 
 @app.command()
@@ -55,18 +50,16 @@ def inspect(
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Look at N records, spread evenly.")
     ] = None,
-    energy: Energy = NAMES[0],
-    energy_initial: EnergyInitial = NAMES[1],
-    positions_relaxed: PositionsRelaxed = NAMES[2],
+    energy: Energy = "y_relaxed",
 ) -> None:
     """What a file or folder of records holds."""
     from flt_mol.data import inspection
+    from flt_mol.data.recipes import open_source
 
-    names = (energy, energy_initial, positions_relaxed)
     try:
-        dataset = _open(source, split, names, "raise")
+        dataset = open_source(source, split, energy=energy)
     except ValueError:  # perhaps of one record: the others can be looked at all the same
-        dataset = _open(source, split, names, "skip")
+        dataset = open_source(source, split, energy=energy, on_error="skip")
     with progress_bars() as bars:
         progress = partial(bars, "inspecting")
         summary = inspection.inspect(dataset, limit=limit, progress=progress)
@@ -83,12 +76,11 @@ def convert(
     output: Annotated[Path, typer.Argument(help="File; its suffix says what is written.")],
     split: Split = None,
     forces: Forces = False,
-    overwrite: Overwrite = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUTPUT if it exists.")
+    ] = False,
     references: References = None,
-    fmax: Fmax = 0.05,
-    energy: Energy = NAMES[0],
-    energy_initial: EnergyInitial = NAMES[1],
-    positions_relaxed: PositionsRelaxed = NAMES[2],
+    energy: Energy = "y_relaxed",
     skip_bad: SkipBad = False,
 ) -> None:
     """Records to a flat file (.safetensors), .aselmdb or .extxyz.
@@ -99,25 +91,16 @@ def convert(
     from flt_mol.data import from_trajectories
 
     check_output(output.absolute().parent, "OUTPUT")
-    names = (energy, energy_initial, positions_relaxed)
-    on_error: Any = "skip" if skip_bad else "raise"
+    options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
     if references is None:
-        dataset = _open_to_write(source, split, names, on_error)
+        dataset = _open_to_write(source, split, energy=energy, **options)
+    elif split is not None or energy != "y_relaxed":
+        raise ValueError("--references excludes --split and --energy")
     else:
-        if split is not None or names != NAMES:
-            raise ValueError(
-                "--references excludes --split, --energy, --energy-initial and --positions-relaxed"
-            )
-        dataset = from_trajectories(source, references=references, fmax=fmax, on_error=on_error)
+        dataset = from_trajectories(source, references=references, **options)
     with progress_bars() as bars:
-        result = convert_data(
-            dataset,
-            output,
-            on_error=on_error,
-            forces=forces,
-            overwrite=overwrite,
-            progress=partial(bars, "converting"),
-        )
+        options = {"forces": forces, "overwrite": overwrite}
+        result = convert_data(dataset, output, progress=partial(bars, "converting"), **options)
     say(
         f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
         f"system, {result.seconds:.1f} s"
@@ -132,14 +115,12 @@ def convert(
 def split(
     source: Source,
     output: Annotated[Path, typer.Argument(help="Folder, new or empty.")],
-    part: Annotated[str | None, typer.Option("--split", help="Of SOURCE, a data set.")] = None,
+    part: Split = None,
     shares: Shares = None,
     seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
     group_by: GroupBy = None,
     forces: Forces = False,
-    energy: Energy = NAMES[0],
-    energy_initial: EnergyInitial = NAMES[1],
-    positions_relaxed: PositionsRelaxed = NAMES[2],
+    energy: Energy = "y_relaxed",
     skip_bad: SkipBad = False,
 ) -> None:
     """Divide records at random into files in a new folder, which `flt-mol train` takes."""
@@ -149,19 +130,12 @@ def split(
     if len(dict(wanted)) < len(wanted):
         raise ValueError("--shares names a split more than once; give each split one share")
     check_output(output.absolute().parent, "OUTPUT")
-    on_error: Any = "skip" if skip_bad else "raise"
-    dataset = _open_to_write(source, part, (energy, energy_initial, positions_relaxed), on_error)
+    options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
+    dataset = _open_to_write(source, part, energy=energy, **options)
     with progress_bars() as bars:
-        result = split_data(
-            dataset,
-            output,
-            dict(wanted),
-            seed=seed,
-            group_by=group_by,
-            on_error=on_error,
-            forces=forces,
-            progress=partial(bars, "splitting"),
-        )
+        options = {"seed": seed, "group_by": group_by, "forces": forces}
+        progress = partial(bars, "splitting")
+        result = split_data(dataset, output, dict(wanted), progress=progress, **options)
     for name, found in result.splits.items():
         say(f"{name}: {found.systems:,} systems, {found.bytes:,} bytes")
     _say_skipped(result.skipped)
@@ -218,15 +192,10 @@ def _share(text: str) -> tuple[str, float | int | None]:
     return name, None if share == "rest" else int(share) if share.isdigit() else float(share)
 
 
-def _open(source: str, split: str | None, names: Sequence[str], on_error: str) -> Any:
+def _open_to_write(source: str, split: str | None, **options: Any) -> Any:
     from flt_mol.data.recipes import open_source
 
-    fields = dict(zip(("energy", "energy_initial", "positions_relaxed"), names, strict=True))
-    return open_source(source, split, on_error=on_error, **fields)
-
-
-def _open_to_write(source: str, split: str | None, names: Sequence[str], on_error: str) -> Any:
-    dataset = _open(source, split, names, on_error)
+    dataset = open_source(source, split, **options)
     if text := dataset.without_targets():  # most likely they were not named
         warnings.warn(f"{dataset.path}: {text}", UserWarning, stacklevel=2)
     return dataset

@@ -13,7 +13,6 @@ from flt_mol.cli import console
 
 app = typer.Typer()
 
-
 Run = Annotated[str | None, typer.Argument(help=console.CHECKPOINT)]
 Predictions = Annotated[
     Path | None,
@@ -58,38 +57,31 @@ def evaluate(
     Energy MAE, EwT (error below 0.02 eV), RMSE and median error with bootstrap intervals. Writes
     results.json, predictions.csv, parity.png and report.html.
     """
+    from flt_mol.evaluation import checkpoint as evaluation
+    from flt_mol.evaluation import score_files, summarise
+    from flt_mol.evaluation.summary import constant_maes
+
     if (checkpoint is None) == (predictions is None):
         raise ValueError("give either a checkpoint, or --predictions FILE")
+    if checkpoint is not None and targets is not None:
+        raise ValueError("--targets goes with --predictions, not with a checkpoint")
+    if predictions is not None and (data is not None or energy is not None or held_out):
+        raise ValueError("--data, --energy and --held-out go with a checkpoint")
     if checkpoint is not None:
-        if targets is not None:
-            raise ValueError("--targets goes with --predictions, not with a checkpoint")
-        from flt_mol.evaluation.checkpoint import evaluate_checkpoint, evaluation_folder
-
-        output = output or evaluation_folder(checkpoint)
+        output = output or evaluation.evaluation_folder(checkpoint)
+    if output is not None:
         console.check_output(output, "--output FOLDER")
+    if checkpoint is not None:
         with console.progress_bars() as progress:
-            summary, results = evaluate_checkpoint(
-                checkpoint,
-                data,
-                split or (),
-                held_out=held_out,
-                energy=energy,
-                skip_bad=skip_bad,
-                batch_size=batch_size,
-                device=device,
-                progress=progress,
+            options: Any = {"batch_size": batch_size, "device": device, "progress": progress}
+            options |= {"held_out": held_out, "energy": energy, "skip_bad": skip_bad}
+            summary, results = evaluation.evaluate_checkpoint(
+                checkpoint, data, split or (), **options
             )
-    elif predictions is not None:
-        if data is not None or energy is not None or held_out:
-            raise ValueError("--data, --energy and --held-out go with a checkpoint")
-        from flt_mol.evaluation import score_files, summarise
-        from flt_mol.evaluation.summary import constant_maes
-
-        if output is not None:
-            console.check_output(output, "--output FOLDER")
-        results = score_files(predictions, targets, split)
-        named = {"predictions": str(predictions)}
-        named |= {} if targets is None else {"targets": str(targets)}
+    else:
+        results = score_files(str(predictions), targets, split)
+        names = {"predictions": predictions, "targets": targets}
+        named = {name: str(path) for name, path in names.items() if path is not None}
         summary = summarise(results, {"own median": constant_maes(results)}, **named)
     _show_and_write(summary, results, output, as_json, not no_report)
 

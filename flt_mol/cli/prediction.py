@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
+from itertools import repeat
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,12 +72,10 @@ def predict(
         console.check_output(output, "-o FILE", table.SUFFIXES)
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
-    several = [checkpoint, *(ensemble or ())]
-    tagger = None
-    if tag_slab:
-        tagger = _Tagger(several, adsorbate, surface)
-    elif adsorbate is not None or surface is not None:
+    if not tag_slab and (adsorbate is not None or surface is not None):
         raise ValueError("--adsorbate and --surface say how to tag: give --tag-slab, too")
+    several = [checkpoint, *(ensemble or ())]
+    tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)
     opened = table.StructureFiles(
         files, skip_bad=skip_bad, prepare=tagger, check=members.check, layer_numbers=tag_slab
@@ -84,10 +83,10 @@ def predict(
     with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
         predictions = table.predict_files(members, opened, batch_size, progress=progress)
-    if tagger is not None:
+    if tagger is not None and tagger.untagged:
         tagger.explain()
     shown = [] if tagger is None else tagger.shown
-    energies = "\n".join(_lines(predictions, shown))
+    energies = _lines(predictions, shown)
 
     def write() -> None:
         if output is None:
@@ -99,9 +98,7 @@ def predict(
             raise
         console.say_files([output])
 
-    console.show_then(
-        energies if output is None else "\n".join(_summary(predictions, shown)), write
-    )
+    console.show_then(energies if output is None else _summary(predictions, shown), write)
 
 
 class _Tagger:
@@ -114,68 +111,55 @@ class _Tagger:
         indices = [] if adsorbate is None else adsorbate.split(",")
         numbers = bool(indices) and all(x.strip().isdecimal() for x in indices)
         self.adsorbate: Any = [int(x) for x in indices] if numbers else adsorbate
-        self.rules = tag_rules(checkpoints)
-        self.given = surface is not None
-        rule = parse_rule(surface, "--surface") if self.given else surface_rule(checkpoints)
+        self.is_given = surface is not None
+        rule = parse_rule(surface, "--surface") if self.is_given else surface_rule(checkpoints)
         self.surface = rule or "oc20"
+        self.known = set(tag_rules(checkpoints).values())
         self.untagged, self.shown = 0, list[str]()
 
     def __call__(self, structures: Structures) -> Structures:
-        from ase.formula import Formula
         from ase.symbols import Symbols
 
         from flt_mol.data.tags import tag_structures
 
         tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
         self.untagged += not structures.tags.any()
-        below, surface, adsorbate = (int((tagged.tags == tag).sum()) for tag in range(3))
-        symbols = str(Symbols(tagged.atomic_numbers[tagged.tags == 2].numpy()))
-        formula = Formula(symbols).format("hill") if adsorbate else "none"
-        self.shown.append(f"below {below}, surface {surface}, adsorbate {formula}")
+        below, surface, adsorbate = (tagged.atomic_numbers[tagged.tags == i] for i in range(3))
+        formula = Symbols(adsorbate.numpy()).formula.format("hill") if len(adsorbate) else "none"
+        self.shown.append(f"below {len(below)}, surface {len(surface)}, adsorbate {formula}")
         return tagged
 
     def explain(self) -> None:
         """Print which rule was taken, or warn that it is not that of the model."""
-        others = [x for x in self.rules.values() if x[0] != self.surface] or [*self.rules.values()]
-        rule, source = others[0] if others else (None, "")
         used = f"tagged by the rule '{self.surface}'"
-        if not self.untagged:
-            return
-        if not self.given and rule is None:
+        if self.known == {self.surface}:
+            say(f"flt-mol: {used}, that of the model's training data", sys.stderr)
+        elif self.known:
+            text = f"{used}, and the model was trained by {', '.join(map(repr, self.known))}"
+            warnings.warn(f"{text}: energies may be far off", UserWarning, stacklevel=2)
+        elif not self.is_given:
             text = f"{used}: the model's own is not known; give it with --surface"
             warnings.warn(text, UserWarning, stacklevel=2)
-        elif not self.given:
-            say(f"flt-mol: {used}, that of {source}, which the model was trained on", sys.stderr)
-        elif rule not in (None, self.surface):
-            text = f"{used}, and the model was trained on {source}, tagged by the rule '{rule}'"
-            warnings.warn(f"{text}: energies may be far off", UserWarning, stacklevel=2)
 
 
-def _lines(predictions: Sequence[Prediction], notes: list[str]) -> list[str]:
+def _lines(predictions: list[Prediction], notes: list[str]) -> str:
     """A line for each structure."""
     width = max((len(p.name) for p in predictions), default=0)
     lines = []
-    for place, p in enumerate(predictions):
+    for p, note in zip(predictions, notes or repeat(""), strict=False):
         deviation = "" if p.spread is None else f" ± {p.spread:.6f}"
-        note = f"  {notes[place]}" if notes else ""
-        lines.append(f"{p.name:<{width}}  {p.energy:12.6f}{deviation} eV{note}")
-    return lines
+        lines.append(f"{p.name:<{width}}  {p.energy:12.6f}{deviation} eV  {note}".rstrip())
+    return "\n".join(lines)
 
 
-def _summary(predictions: Sequence[Prediction], notes: list[str]) -> list[str]:
+def _summary(predictions: list[Prediction], notes: list[str]) -> str:
     """What is printed where the energies themselves go to a file."""
-    from statistics import median
-
-    energies = [p.energy for p in predictions]
     lines = []
-    if energies:
+    if energies := [p.energy for p in predictions]:
         text = f"{min(energies):.3f} to {max(energies):.3f} eV, median {median(energies):.3f}"
         lines.append(f"{len(energies):,} structures: {text}")
     if deviations := [p.spread for p in predictions if p.spread is not None]:
         text = f"median {median(deviations):.3f} eV, up to {max(deviations):.3f}"
         lines.append(f"standard deviation of the members: {text}")
-    kinds = Counter(notes).most_common()
-    lines += [f"  {count} × {kind}" for kind, count in kinds[:_SHOWN]]
-    if len(kinds) > _SHOWN:
-        lines.append(f"  and {len(kinds) - _SHOWN} more kinds")
-    return lines
+    lines += [f"  {count} × {kind}" for kind, count in Counter(notes).most_common(_SHOWN)]
+    return "\n".join(lines)

@@ -66,11 +66,7 @@ def _terminable() -> Iterator[None]:
         if signal.getsignal(number) is stop:
             raise SystemExit(128 + number)
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # outside the main thread signals are not ours
-        yield
-        return
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:

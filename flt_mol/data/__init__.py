@@ -1,12 +1,12 @@
 """Reading, converting, splitting and loading structures, however they are held."""
 
-from flt_mol.data.ase import AseDataset, from_ase, to_ase
+from flt_mol.data.ase import from_ase, to_ase
 from flt_mol.data.conversion import convert
-from flt_mol.data.dataset import JoinedDataset, StructuresDataset
+from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import FlatDataset
-from flt_mol.data.lmdb import AseLmdbDataset, LmdbDataset
+from flt_mol.data.lmdb import LmdbDataset
 from flt_mol.data.loader import BatchSampler, Loader, collate, make_loader, target_statistics
-from flt_mol.data.opening import MemoryDataset, open_dataset
+from flt_mol.data.opening import open_dataset
 from flt_mol.data.pyg import from_pyg
 from flt_mol.data.schema import ReadOptions
 from flt_mol.data.splitting import split
@@ -14,14 +14,10 @@ from flt_mol.data.tags import tag_slab
 from flt_mol.data.trajectories import from_trajectories
 
 __all__ = [
-    "AseDataset",
-    "AseLmdbDataset",
     "BatchSampler",
     "FlatDataset",
-    "JoinedDataset",
     "LmdbDataset",
     "Loader",
-    "MemoryDataset",
     "ReadOptions",
     "StructuresDataset",
     "collate",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record, Stored
+from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.data.tags import layer_note
 from flt_mol.structures import Structures
 
@@ -38,7 +38,8 @@ _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under oth
 _OF_FOLDERS = {"traj", "extxyz", "xyz", "db", "cif", "vasp", "vasp-xdatcar", "vasp-out", "vasp-xml"}
 _OF_FOLDERS |= {"proteindatabank", "xsf", "gen", "res", "aims", "lammps-data", "lammps-dump-text"}
 _HEAD = 4096  # bytes
-_COLUMNS = {"pos": "positions", "atomic_numbers": "numbers", "cell": "cell", "tags": "tags"}
+_COLUMNS = {"numbers", "positions", "cell", "pbc", "tags", "constraints", "energy", "forces"}
+_COLUMNS |= {"key_value_pairs", "data"}
 
 
 def from_ase(
@@ -59,12 +60,10 @@ def from_ase(
         atoms: the structure, with cell and pbc.
         sid: its name; None takes `atoms.info["sid"]`, else 0.
         ignore_energy: targets and relaxed positions are not read, valid or not.
-        notes: filled with the defaults taken (kind → text), such as all tags 0; no warning is
-            issued here.
+        notes: filled with the defaults taken (kind → text); no warning is issued here.
 
     Raises:
-        ValueError: no atoms, positions not finite, tags outside 0 to 2, a cell singular along a
-            periodic direction, a y_relaxed that is not a finite number.
+        ValueError: as :func:`flt_mol.data.decoding.decode`.
 
     Example:
         >>> from ase.build import molecule
@@ -86,24 +85,19 @@ def to_ase(structures: Structures, index: int = 0) -> Atoms:
     from ase.constraints import FixAtoms
 
     system = structures[index].to("cpu")
-    info: dict[str, Any] = {"sid": system.sid[0]}
-    if system.energy is not None:
-        info["y_relaxed"] = float(system.energy[0])
-    if system.energy_initial is not None:
-        info["y_init"] = float(system.energy_initial[0])
-    atoms: Any = Atoms(
+    targets = {"y_relaxed": system.energy, "y_init": system.energy_initial}
+    known = {name: float(value[0]) for name, value in targets.items() if value is not None}
+    atoms = Atoms(
         numbers=system.atomic_numbers.numpy(),
         positions=system.positions.double().numpy(),
         cell=system.cell[0].double().numpy(),
         pbc=system.pbc[0].numpy(),
         tags=system.tags.numpy(),
-        info=info,
+        info={"sid": system.sid[0], **known},
     )
     if system.fixed.any():
-        hold: Any = FixAtoms
-        atoms.set_constraint(hold(mask=system.fixed.numpy()))
-    result: Atoms = atoms
-    return result
+        atoms.set_constraint(FixAtoms(mask=system.fixed.numpy()))
+    return atoms
 
 
 def atoms_record(atoms: Any) -> dict[str, Any]:
@@ -124,11 +118,12 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
     record |= {name: value for name, value in info.items() if isinstance(name, str)}
     record.pop("unique_id", None)
     record.pop("calculator", None)
-    found = _results(atoms)
-    if "energy" in found:
-        record["calculator"] = float(found["energy"])
-    if "forces" in found:
-        record["forces"] = np.asarray(found["forces"])
+    if not getattr(atoms.calc, "check_state", lambda _: [])(atoms):  # results of other positions
+        found = getattr(atoms.calc, "results", {})
+        if found.get("energy") is not None:
+            record["calculator"] = float(found["energy"])
+        if found.get("forces") is not None:
+            record["forces"] = np.asarray(found["forces"])
     for name, other in _ALSO.items():
         if record.get(name) is None and other in record:
             record[name] = record[other]
@@ -143,15 +138,6 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
     }
 
 
-def _results(atoms: Any) -> Mapping[str, Any]:
-    """What a calculator has found for these very positions."""
-    results = getattr(atoms.calc, "results", None)
-    stale = getattr(atoms.calc, "check_state", None)
-    if not isinstance(results, Mapping) or (callable(stale) and stale(atoms)):
-        return {}
-    return {name: value for name, value in results.items() if value is not None}
-
-
 def _fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
     """(N,), the atoms that constraints hold in all three directions."""
     from ase.constraints import FixAtoms, FixCartesian, FixScaled
@@ -159,31 +145,18 @@ def _fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
     held = np.zeros((len(atoms), 3), dtype=bool)
     for constraint in atoms.constraints:
         if isinstance(constraint, FixAtoms | FixCartesian | FixScaled):
-            index = np.asarray(constraint.index).reshape(-1)
-            if index.size and not -len(atoms) <= index.min() <= index.max() < len(atoms):
-                kind = type(constraint).__name__
-                raise ValueError(f"a {kind} holds atom {index.max()}, and there are {len(atoms)}")
-            held[index] |= True if isinstance(constraint, FixAtoms) else constraint.mask
+            try:
+                held[constraint.index] |= getattr(constraint, "mask", True)
+            except IndexError as error:
+                raise ValueError(f"a {type(constraint).__name__} holds atoms: {error}") from error
     return np.asarray(held.all(axis=1))
 
 
 class AseDataset(StructuresDataset):
-    """All frames of a file that ASE reads, kept in memory.
+    """All frames of a file that ASE reads, kept in memory; invalid ones are found at once.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
     several. Further fields are those of :func:`atoms_record`.
-
-    Args:
-        path: the file.
-        options: how records are read; invalid ones are found when the file is opened.
-        notes: where warnings go.
-
-    Raises:
-        ValueError: ASE cannot read the file, or not all of it; a frame that :func:`from_ase`
-            refuses.
-
-    Warns:
-        UserWarning: defaults taken; once each.
     """
 
     def __init__(
@@ -222,8 +195,7 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
     """All frames of a file by OC20's names, read one by one where the format allows it.
 
     Raises:
-        ValueError: an unknown format, or a file that ASE cannot read, or not to its end; naming
-            file and reason.
+        ValueError: a file that ASE cannot read, or not to its end; naming file and reason.
     """
     import ase.io
 
@@ -250,7 +222,7 @@ def _rows(path: Path, kind: str) -> Iterator[Any]:
     if kind == "db":
         # ase.db would write its tables into any file of that name.
         where = f"file:{quote(str(path.absolute()))}?mode=ro"
-        with contextlib.closing(sqlite3.connect(where, uri=True)) as connection:
+        with closing(sqlite3.connect(where, uri=True)) as connection:
             tables = "SELECT name FROM sqlite_master WHERE name = 'systems'"
             if not connection.execute(tables).fetchall():
                 raise ValueError("it is an SQLite database, but none of ASE (no table systems)")
@@ -268,7 +240,7 @@ def holds_structures(path: Path) -> bool:
 
 
 def _format_of(path: Path) -> str:
-    from ase.io.formats import UnknownFileTypeError, filetype, ioformats
+    from ase.io.formats import filetype, ioformats
 
     with path.open("rb") as file:
         head = file.read(_HEAD)
@@ -277,12 +249,9 @@ def _format_of(path: Path) -> str:
     if not head.strip(b"\0"):
         reason = "begins with zeros: an interrupted download" if head else "is empty (0 bytes)"
         raise ValueError(f"{path} {reason}; download or write it again")
-    try:
+    kind = ""
+    with suppress(Exception):  # ASE raises anything
         kind = str(filetype(str(path)))
-    except UnknownFileTypeError:
-        kind = ""
-    except Exception as error:
-        raise ValueError(f"ASE cannot read {path}: {error!r}") from error
     if kind not in ioformats:
         raise ValueError(
             f"{path} is of unknown format (it begins with {head[:8]!r}); read are LMDB files, and "
@@ -291,64 +260,31 @@ def _format_of(path: Path) -> str:
     return kind
 
 
-class _Conflict(Stored):
-    """In place of a field of which a row holds two values."""
-
-    def __init__(self, of_data: Any, of_pairs: Any) -> None:
-        self.values = of_data, of_pairs
-
-    def numpy(self) -> NDArray[Any]:
-        """Refuse."""
-        of_data, of_pairs = self.values
-        raise ValueError(
-            f"of data is {of_data!r:.40}, of key_value_pairs {of_pairs!r:.40}: two values, keep one"
-        )
-
-
-def _merged(pairs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(pairs: Any, data: Any) -> dict[str, Any]:
     """The further fields of a row: those of `data`, then those of `key_value_pairs`."""
     if not isinstance(pairs, Mapping) or not isinstance(data, Mapping):
-        raise ValueError("data or key_value_pairs of the row are not names with values")
+        raise ValueError("data or key_value_pairs are not names with values")
     fields = {**pairs, **{name: value for name, value in data.items() if value is not None}}
-    for name in pairs.keys() & fields.keys():
-        both = fields[name], pairs[name]
+    for name, value in pairs.items():
+        both = fields[name], value
         if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
-            fields[name] = _Conflict(*both)
+            raise ValueError(
+                f"{name} of data is {both[0]!r:.40}, of key_value_pairs {value!r:.40}: keep one"
+            )
     return fields
 
 
-def row_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of ASE's database, as it is stored in JSON, by OC20's names."""
-    fields = _merged(row.get("key_value_pairs") or {}, row.get("data") or {})
-    fields |= {name: row[column] for name, column in _COLUMNS.items() if column in row}
-    fields["pbc"] = row.get("pbc", [False] * 3)  # ASE leaves out what is False
-    if "forces" in row:
-        fields["forces"] = row["forces"]
-    if "energy" in row:
-        fields["calculator"] = row["energy"]
-    numbers = fields.get("atomic_numbers")
-    if numbers is not None:
-        n = numbers.numpy().size if isinstance(numbers, Stored) else np.size(numbers)
-        fields["natoms"] = n
-        fields["fixed"] = _fixed(row.get("constraints") or [], n)
-    return fields
+def row_record(row: Any) -> dict[str, Any]:
+    """A row of ASE's database, as it is stored in JSON, as :func:`atoms_record`.
 
+    Raises:
+        ValueError: no such row, or constraints that hold atoms that are not there.
+    """
+    from ase.db.row import AtomsRow
 
-def _fixed(constraints: Any, n: int) -> NDArray[np.bool_]:
-    """(n,), the atoms that constraints hold in all three directions."""
-
-    def array(value: Any) -> NDArray[Any]:
-        return value.numpy() if isinstance(value, Stored) else np.asarray(value)
-
-    held = np.zeros((n, 3), dtype=bool)
     try:
-        for constraint in constraints:
-            name, arguments = constraint["name"], constraint["kwargs"]
-            if name in ("FixAtoms", "FixCartesian", "FixScaled"):
-                rows = array(arguments["indices" if "indices" in arguments else "a"])
-                if rows.size:
-                    mask = True if name == "FixAtoms" else arguments.get("mask", True)
-                    held[np.atleast_1d(rows)] |= array(mask).astype(bool)
-    except (TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
-        raise ValueError(f"fixed: its constraints cannot be read ({error})") from error
-    return np.asarray(held.all(axis=1))
+        content = {name: row[name] for name in _COLUMNS if name in row}
+        stored = AtomsRow({"unique_id": "", **content})
+        return atoms_record(stored.toatoms(add_additional_information=True))
+    except Exception as error:  # of any kind, as the values of a row may be
+        raise ValueError(f"not a row of ASE's database ({error!r})") from error

@@ -25,7 +25,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.opening import open_dataset
-from flt_mol.data.schema import OnError
 from flt_mol.files import VERSION, temporary_path
 from flt_mol.structures import Structures
 
@@ -55,7 +54,7 @@ class ConvertResult:
         output: the file.
         systems: how many it holds.
         bytes: its size.
-        skipped: one message for each record that was skipped.
+        skipped: those of the source.
         left_out: names of stored fields of the first record that the file does not hold.
         seconds: that it took.
     """
@@ -78,7 +77,6 @@ def convert(
     output: str | Path,
     *,
     indices: Sequence[int] | None = None,
-    on_error: OnError = "raise",
     forces: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -88,14 +86,13 @@ def convert(
     `open_dataset(output)` gives the same `Structures` in the same order: bit for bit, but for
     positions in .extxyz, which have eight decimals. Targets that `source` reads under other names
     are stored under OC20's; further plain values are kept; graphs, large further arrays, and forces
-    unless asked for, are left out. The file has its name only when it is whole and was compared.
+    unless asked for, are not. The file has its name only when it is whole and was compared.
 
     Args:
         source: the records.
         output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
             says of which kind.
         indices: which systems, in which order; None for all.
-        on_error: "raise", or "skip": invalid records are skipped and listed.
         forces: keep forces (not in .extxyz).
         overwrite: replace an output that exists.
         progress: called with records done and all: each counts once when it is written, and once
@@ -109,9 +106,9 @@ def convert(
     begun, output = time.perf_counter(), Path(output)
     _check_output(output, forces=forces, overwrite=overwrite)
     chosen = range(len(source)) if indices is None else indices
-    skipped: list[str] = list(source.skipped)
-    on_invalid = skipped.append if on_error == "skip" else None
-    done, kept = 0, list[int]()
+    if not len(chosen):
+        raise ValueError(f"{source.path}: no records to convert")
+    done = 0
 
     def count(systems: int) -> None:
         nonlocal done
@@ -119,23 +116,19 @@ def convert(
         if progress is not None:
             progress(done, 2 * len(chosen))
 
-    def systems() -> Iterator[tuple[list[int], Structures]]:
-        for rows, batch in readable_batches(source, chosen, on_invalid):
-            kept.extend(rows)
-            yield rows, batch
+    def batches() -> Iterator[tuple[Structures, NDArray[Any] | None]]:
+        for rows, batch in readable_batches(source, chosen):
+            yield batch, _forces(source, rows, batch) if forces else None
             count(len(batch))
-        if not kept:
-            first = f"; the first: {skipped[0]}" if skipped else ""
-            raise ValueError(f"{source.path}: no record of {len(chosen)} can be converted{first}")
 
     remove_leftovers(output)
     with temporary_path(output, durable=True) as temporary:
-        _WRITERS[output.suffix.lower()](source, systems(), temporary, forces)
-        _compare(source, kept, temporary, count)
+        _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
+        _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
-    left_out = _left_out(source, kept[0], forces)
+    left_out = _left_out(source, chosen[0], forces)
     seconds = time.perf_counter() - begun
-    return ConvertResult(output, len(kept), size, tuple(skipped), left_out, seconds)
+    return ConvertResult(output, len(chosen), size, tuple(source.skipped), left_out, seconds)
 
 
 def readable_batches(
@@ -166,14 +159,12 @@ def readable_batches(
 
 
 def _check_output(output: Path, *, forces: bool, overwrite: bool) -> None:
-    suffix = output.suffix.lower()
-    if suffix not in SUFFIXES:
+    if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
-    if forces and suffix == ".extxyz":
+    if forces and output.suffix.lower() == ".extxyz":
         raise ValueError(f"{output}: .extxyz does not hold forces; choose another kind of file")
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
-        kind = " and is a folder" if output.is_dir() else ""
-        raise ValueError(f"{output} exists{kind}: choose another name, or overwrite it")
+        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
 
 
 def remove_leftovers(output: Path) -> None:
@@ -184,23 +175,11 @@ def remove_leftovers(output: Path) -> None:
         if os.name != "posix" or not process.isdigit():
             continue
         try:
-            os.kill(int(process), 0)  # sends nothing: asks whether it is running
+            os.kill(int(process), 0)  # sends nothing
         except ProcessLookupError:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
         except OSError:  # of somebody else
             continue
-
-
-Batches = Iterator[tuple[list[int], Structures]]
-
-
-def _write_flat(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
-    about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
-    pairs = ((b, _forces(source, rows, b) if forces else None) for rows, b in systems)
-    write_flat(pairs, path, about)
 
 
 def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -> NDArray[Any]:
@@ -214,18 +193,30 @@ def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -
     return np.concatenate(parts)
 
 
-def _write_frames(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
+Batches = Iterator[tuple[Structures, NDArray[Any] | None]]
+
+
+def _write_flat(batches: Batches, path: Path, source: str) -> None:
+    write_flat(batches, path, {"source": source, "written_by": f"flt_mol {VERSION}"})
+
+
+def _atoms(system: Structures) -> Any:
+    """One system as ASE atoms, with all that a file is to hold in `info` and `arrays`."""
+    atoms: Any = to_ase(system)
+    atoms.info |= {name: value for name, (value,) in system.info.items() if value is not None}
+    if system.positions_relaxed is not None:
+        atoms.arrays["pos_relaxed"] = system.positions_relaxed.double().numpy()
+    return atoms
+
+
+def _write_frames(batches: Batches, path: Path, source: str) -> None:
     """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
     with path.open("w", encoding="utf-8") as file:
-        for system in (system for _, batch in systems for system in batch):
-            atoms: Any = to_ase(system)
-            atoms.info |= {name: v for name, (v,) in system.info.items() if v is not None}
+        for atoms in (_atoms(system) for batch, _ in batches for system in batch):
             for name, value in atoms.info.items():
                 atoms.info[name] = _kept_text(value) if isinstance(value, str) else value
-            if system.positions_relaxed is not None:
-                atoms.arrays["pos_relaxed"] = system.positions_relaxed.double().numpy()
             further = [name for name in atoms.arrays if name not in ("numbers", "positions")]
             write_extxyz(file, [atoms], columns=["symbols", "positions", *further, "move_mask"])
 
@@ -239,49 +230,34 @@ def _kept_text(text: str) -> str:
     return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
-def _write_rows(source: StructuresDataset, systems: Batches, path: Path, forces: bool) -> None:
+def _write_rows(batches: Batches, path: Path, source: str) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
     from ase.io.jsonio import encode
 
     def items() -> Iterator[tuple[bytes, bytes]]:
         count = 0
-        for rows, batch in systems:
-            for row, system in zip(rows, batch, strict=True):
+        for batch, forces in batches:
+            each = None if forces is None else np.split(forces, batch.ptr[1:-1].tolist())
+            for b, system in enumerate(batch):
                 count += 1
-                text = encode(_row(system, _forces(source, [row], system) if forces else None))
+                text = encode(_row(system, None if each is None else each[b]))
                 yield str(count).encode(), zlib.compress(text.encode())
         yield b"nextid", zlib.compress(str(count + 1).encode())
 
     write_lmdb(path, items())
 
 
-def _row(system: Structures, force: NDArray[Any] | None) -> dict[str, Any]:
-    data = {name: value for name, (value,) in system.info.items() if value is not None}
-    data["sid"] = system.sid[0]
-    for name, energy in (("y_relaxed", system.energy), ("y_init", system.energy_initial)):
-        if energy is not None:
-            data[name] = energy.item()
-    if system.positions_relaxed is not None:
-        data["pos_relaxed"] = system.positions_relaxed.numpy()
-    held = system.fixed.nonzero().flatten().tolist()
-    row = {
-        "numbers": system.atomic_numbers.numpy(),
-        "positions": system.positions.numpy(),
-        "cell": system.cell[0].numpy(),
-        "pbc": system.pbc[0].numpy(),
-        "tags": system.tags.numpy(),
-        "constraints": [{"name": "FixAtoms", "kwargs": {"indices": held}}] if held else [],
-        "key_value_pairs": {},
-        "data": data,
-        "ctime": 0.0,
-        "mtime": 0.0,
-        "user": "",
-        # ASE's rows have a random name; here it is made of what the row holds.
-        "unique_id": hashlib.sha256(repr(data).encode()).hexdigest()[:32],
-    }
-    if force is not None and not np.isnan(force).all():
-        row |= {"calculator": "unknown", "forces": force}
-    return row
+def _row(system: Structures, forces: NDArray[Any] | None) -> dict[str, Any]:
+    from ase.db.row import atoms2dict
+
+    atoms = _atoms(system)
+    data = {**atoms.info, **{n: v for n, v in atoms.arrays.items() if n == "pos_relaxed"}}
+    row = {**atoms2dict(atoms), "data": data, "key_value_pairs": {}}
+    # ASE's rows have a random name; here it is made of what the row holds.
+    row["unique_id"] = hashlib.sha256(repr(data).encode()).hexdigest()[:32]
+    if forces is not None and not np.isnan(forces).all():
+        row |= {"calculator": "unknown", "forces": forces}
+    return {**row, "ctime": 0.0, "mtime": 0.0, "user": ""}
 
 
 _WRITERS = dict(zip(SUFFIXES, (_write_flat, _write_rows, _write_frames), strict=True))
@@ -291,38 +267,31 @@ def _compare(
     source: StructuresDataset, indices: Sequence[int], written: Path, count: Callable[[int], None]
 ) -> None:
     """Read the file and the source, and refuse what is not the same in both."""
+    near = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that the source took, too
-        back = open_dataset(written)
+        back, first = open_dataset(written), 0
         if len(back) != len(indices):
             raise ValueError(f"{len(indices)} systems were written, and {len(back)} are read")
-        tolerance = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
-        first = 0
         for rows, expected in readable_batches(source, indices):
             batches = readable_batches(back, range(first, first + len(rows)))
             found = Structures.cat([batch for _, batch in batches])
-            name = _difference(expected, found, tolerance)
-            if name is not None:
-                raise ValueError(
-                    f"{source.where(rows[0])} and following: {name} does not come back from "
-                    f"{written.suffix}; choose another kind of file"
-                )
+            for field in (f.name for f in fields(Structures)):
+                a, b = getattr(expected, field), getattr(found, field)
+                if not _same(a, b, near if field.startswith("positions") else 0.0):
+                    raise ValueError(
+                        f"{source.where(rows[0])} and following: {field} does not come back from "
+                        f"{written.suffix}; choose another kind of file"
+                    )
             first += len(rows)
             count(len(rows))
 
 
-def _difference(expected: Structures, found: Structures, tolerance: float) -> str | None:
-    """The first field in which they differ."""
-    for field in fields(Structures):
-        a, b = getattr(expected, field.name), getattr(found, field.name)
-        same = repr(a) == repr(b)
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            near = tolerance if field.name.startswith("positions") else 0.0
-            same = a.dtype == b.dtype and a.shape == b.shape
-            same = same and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-        if not same:
-            return field.name
-    return None
+def _same(a: Any, b: Any, near: float) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return repr(a) == repr(b)
+    alike = a.dtype == b.dtype and a.shape == b.shape
+    return alike and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
 
 
 def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str, ...]:
@@ -330,5 +299,5 @@ def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str,
     kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if forces else ())}
     if not options.ignore_energy:
         kept |= {options.energy, options.energy_initial, options.positions_relaxed}
-    further = [name for name in record if name not in kept and not name.startswith("_")]
-    return tuple(sorted(name for name in further if record[name] is not None))
+    further = {n for n, value in record.items() if value is not None and not n.startswith("_")}
+    return tuple(sorted(further - kept))

@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,12 @@ class StructuresDataset(Dataset[Structures]):
 
     Subclasses give `_records` (or `_systems`), `_where` and, where records may lack one,
     `_default_sid`, all by row of the file, and call :meth:`_finish` at the end of `__init__`.
+    With on_error="skip", `skipped` holds one message for each invalid record.
 
     Args:
         path: file or folder.
         options: how records are read.
         notes: shared by the parts of a larger data set.
-
-    Attributes:
-        path: as given.
-        skipped: with on_error="skip", one message for each invalid record.
     """
 
     def __init__(
@@ -61,6 +59,7 @@ class StructuresDataset(Dataset[Structures]):
         self.options = ReadOptions() if options is None else options
         self.notes = Notes(str(path)) if notes is None else notes
         self.skipped: list[str] = []
+        self.prefix = ""  # of sids that are not stored
         self.kind = type(self).__name__.removesuffix("Dataset")
         self._rows: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -73,7 +72,7 @@ class StructuresDataset(Dataset[Structures]):
         raise NotImplementedError
 
     def _default_sid(self, row: int) -> int | str:
-        return row
+        return f"{self.prefix}{row}" if self.prefix else row
 
     def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
         """Rows of the file as one batch."""
@@ -91,8 +90,7 @@ class StructuresDataset(Dataset[Structures]):
     def __getitem__(self, index: int) -> Structures:
         return self._batch(self._rows_of([index]))
 
-    def __getitems__(self, indices: Sequence[int]) -> Structures:
-        """`batch`, by the name that torch's DataLoader calls."""
+    def __getitems__(self, indices: Sequence[int]) -> Structures:  # torch's DataLoader calls it
         return self.batch(indices)
 
     def __iter__(self) -> Iterator[Structures]:
@@ -114,8 +112,8 @@ class StructuresDataset(Dataset[Structures]):
             ValueError: a damaged record or field, naming it.
         """
         (row,) = self._rows_of([index])
-        fields = dict(self._records([row])[0])
-        for name, value in fields.items():
+        fields = {}
+        for name, value in self._records([row])[0].items():
             try:
                 fields[name] = decoded(value)
             except ValueError as error:
@@ -141,51 +139,34 @@ class StructuresDataset(Dataset[Structures]):
         return np.array(counts, dtype=np.int64)
 
     def read_through(self) -> None:
-        """Read every system once, so that an invalid one is found before work begins.
-
-        Raises:
-            ValueError: the first invalid record.
-        """
+        """Read every system once, so that work does not begin where ValueError would end it."""
         if self.options.on_error == "raise":
             for rows in self._chunks():
                 self._batch(rows)
 
     def without_targets(self) -> str | None:
-        """What to report of a data set whose first 64 valid records all lack the target.
-
-        Returns:
-            None where one of them has a target, or none can be read.
-        """
-        numbers: dict[str, None] = {}
-        readable = False
+        """What to report of a data set whose first 64 valid records lack the target, else None."""
+        found: dict[str, bool] = {}
         for row in self._rows[:_AT_ONCE].tolist():
-            try:
+            with suppress(ValueError):
                 record = self._records([row])[0]
-            except ValueError:
-                continue
-            if record.get(self.options.energy) is not None:
-                return None
-            readable = True
-            numbers.update(dict.fromkeys(n for n, value in record.items() if _is_energy(n, value)))
-        if not readable:
-            return None
+                if record.get(self.options.energy) is not None:
+                    return None
+                found |= {str(name): _is_energy(name, value) for name, value in record.items()}
+        numbers = [name for name, possible in found.items() if possible]
         text = (
             f"this split has no targets (no record holds {self.options.energy}); train and "
             f"evaluate need them, predict does not; stored are: {', '.join(numbers) or 'none'}"
         )
         if "calculator" in numbers:
-            text += (
-                '; energy="calculator" takes the total energies that a calculator found; of '
-                "relaxations, from_trajectories (--references) makes adsorption energies"
-            )
-        return f"{text}; name one with energy=… or --energy" if numbers else text
+            text += '; energy="calculator" takes total energies, which are no adsorption energies'
+        return text if found else None
 
     def _rows_of(self, indices: Sequence[int]) -> list[int]:
-        size = len(self._rows)
-        for index in indices:
-            if not -size <= index < size:
-                raise IndexError(f"system {index} of {size} in {self.path}")
-        rows: list[int] = self._rows[np.asarray(indices, dtype=np.int64)].tolist()
+        try:
+            rows: list[int] = self._rows[np.asarray(indices, dtype=np.int64)].tolist()
+        except IndexError as error:
+            raise IndexError(f"{self.path}: {error}") from None
         return rows
 
     def _chunks(self) -> Iterator[list[int]]:
@@ -212,11 +193,8 @@ class StructuresDataset(Dataset[Structures]):
         if self.options.require_energy and (text := self.without_targets()) is not None:
             raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
-            kept: list[int] = []
-            for rows in self._chunks():
-                kept += self._valid(rows)
-            self._rows = np.array(kept, dtype=np.int64)
-            if not kept:
+            self._rows = np.array([i for rows in self._chunks() for i in self._valid(rows)], int)
+            if not len(self):
                 reason = self.skipped[0] if self.skipped else "it is empty"
                 raise ValueError(f"{self.path}: every record is invalid; the first: {reason}")
 
@@ -224,23 +202,20 @@ class StructuresDataset(Dataset[Structures]):
         """Those of `rows` whose systems can be read; messages of the others are kept."""
         try:
             self._batch(rows)
+            return rows
         except ValueError as error:
-            if len(rows) == 1:
-                self.skipped.append(str(error))
-                return []
-            return [row for one in rows for row in self._valid([one])]
-        return rows
+            if len(rows) > 1:
+                return [row for one in rows for row in self._valid([one])]
+            self.skipped.append(str(error))
+            return []
 
 
 def _is_energy(name: Any, value: Any) -> bool:
     """Whether a field may be a target: one floating-point number (frames are counted by ints)."""
-    if not isinstance(name, str) or name in GRAPH_FIELDS or isinstance(value, str | None):
-        return False
-    try:
+    with suppress(ValueError):
         array = to_numpy(value)
-    except ValueError:
-        return False
-    return array.size == 1 and array.dtype.kind == "f"
+        return name not in GRAPH_FIELDS and array.size == 1 and array.dtype.kind == "f"
+    return False
 
 
 class JoinedDataset(StructuresDataset):
@@ -249,12 +224,10 @@ class JoinedDataset(StructuresDataset):
     Args:
         path: what the whole is called.
         files: its files, in order.
-        open_part: opens one file, given the file, the options and the shared notes.
+        open_part: opens one file, given the file, the options and the shared notes; with
+            on_error="skip", files for which it raises ValueError are skipped.
         options: how records are read.
         notes: where warnings go.
-
-    Raises:
-        ValueError: as `open_part`, of any file; with on_error="skip", if all are invalid.
     """
 
     def __init__(
@@ -275,11 +248,14 @@ class JoinedDataset(StructuresDataset):
                 if self.options.on_error == "raise":
                     raise
                 self.skipped.append(str(error))
-            else:
-                self.parts.append(part)
-                self.skipped += part.skipped
+                continue
+            self.parts.append(part)
+            self.skipped += part.skipped
         if not self.parts:
             raise ValueError(f"{path}: every file is invalid; the first: {self.skipped[0]}")
+        if len(self.parts) > 1:
+            for part in self.parts:
+                part.prefix = f"{part.path.stem}:"
         self._starts = list(accumulate((len(part) for part in self.parts), initial=0))
         self._rows = np.arange(self._starts[-1])
 

@@ -70,13 +70,10 @@ def decode(
     """
     notes = {} if notes is None else notes
     try:
-        found = _decode(records, options, default_sid, notes)
+        return _decode(records, options, default_sid, notes)
     except ValueError as error:
         if len(records) == 1:
             raise ValueError(f"{where(0)}{_named(records[0])}: {error}") from error
-        found = None
-    if found is not None:
-        return found
 
     def alone(i: int) -> Structures:
         here, sid = (lambda _: where(i)), (lambda _: default_sid(i))
@@ -97,15 +94,14 @@ def _decode(
     options: ReadOptions,
     default_sid: Callable[[int], int | str],
     notes: dict[str, str],
-) -> Structures | None:
-    """None where some of several records have an optional field and others do not."""
+) -> Structures:
     sid = tuple(_sid(record, i, default_sid, notes) for i, record in enumerate(records))
     natoms = np.array([_count(record, notes) for record in records], dtype=np.int64)
     numbers = _whole(records, "atomic_numbers", natoms, (1, 118), "elements 1 to 118")
     names = () if options.ignore_energy else _targets(records, options)
     for name in names:
         if 0 < sum(record.get(name) is not None for record in records) < len(records):
-            return None
+            raise ValueError(f"{name} is missing of some")
     ptr = np.concatenate([[0], np.cumsum(natoms)])
     positions = _vectors(records, "pos", natoms)
     if positions is None:
@@ -151,10 +147,8 @@ def _sid(
         value = value.tolist()
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | bytes):
+        return value if isinstance(value, str) else value.decode(errors="replace")
     if type(value) is not int:
         array = _array(value, "sid")
         value = array.item() if array.size == 1 else math.nan
@@ -173,7 +167,7 @@ def _array(value: Any, field: str) -> NDArray[Any]:
 
 
 def _count(record: Record, notes: dict[str, str]) -> int:
-    """Atoms of a record; a stored natoms must agree, and batch or ptr of PyG be of one graph."""
+    """Atoms of a record; a stored natoms must agree, and batch of PyG be of one graph."""
     if not all(isinstance(name, str) for name in record):
         raise ValueError("names of fields are not all text (of several records give a list)")
     numbers, natoms = record.get("atomic_numbers"), record.get("natoms")
@@ -181,6 +175,7 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         fields = ", ".join(record) or "none"
         raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
     n = _array(numbers, "atomic_numbers").size
+    several = False
     if n == 0:
         raise ValueError("atomic_numbers is empty: the system has no atoms")
     if natoms is None:
@@ -189,23 +184,13 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         stored = _array(natoms, "natoms")
         if stored.size != 1 or stored.item() != n:
             raise ValueError(f"natoms is {stored.tolist()}, but there are {n} atomic numbers")
-    for field in ("ptr", "batch"):
-        value = record.get(field)
-        if value is not None and _several(value, field, n):
-            raise ValueError(f"{field} is of several graphs: store one system per record")
+    if "batch" in record:
+        with suppress(ValueError):  # another field of that name
+            batch = to_numpy(record["batch"])
+            several = batch.size == n and batch.dtype.kind in "iu" and np.ptp(batch) > 0
+    if several:
+        raise ValueError("batch is of several graphs: store one system per record")
     return n
-
-
-def _several(value: Any, field: str, n: int) -> bool:
-    try:
-        array = to_numpy(value).reshape(-1)
-    except ValueError:  # something else of that name
-        return False
-    if array.dtype.kind not in "iu" or not array.size:
-        return False
-    if field == "batch":
-        return array.size == n and bool((array != array[0]).any())
-    return array.size > 2 and array[0] == 0 and array[-1] == n
 
 
 def _whole(
@@ -322,14 +307,14 @@ def _targets(records: Sequence[Record], options: ReadOptions) -> tuple[str, ...]
     """The names of the targets; those asked for have to be fields of every record."""
     names = (options.energy, options.energy_initial, options.positions_relaxed)
     for record in records:
-        missing = next((n for n in names if n not in _OWN_NAMES and n not in record), None)
+        missing = [name for name in names if name not in _OWN_NAMES and name not in record]
         if options.require_energy and record.get(options.energy) is None:
-            missing = options.energy
-        if missing is not None:
-            stored = [str(n) for n in record if record[n] is not None and n not in GRAPH_FIELDS]
-            near = get_close_matches(missing, stored, n=20, cutoff=0)
+            missing = [options.energy]
+        if missing:
+            stored = [n for n in record if record[n] is not None and n not in GRAPH_FIELDS]
+            near = get_close_matches(missing[0], stored, n=20, cutoff=0)
             raise ValueError(
-                f"{missing} is missing, the target that was asked for; stored are: "
+                f"{missing[0]} is missing, the target that was asked for; stored are: "
                 f"{', '.join(near) or 'none'} (options energy, energy_initial, positions_relaxed)"
             )
     return names
@@ -358,14 +343,11 @@ def _info(records: Sequence[Record], targets: Sequence[str]) -> dict[str, tuple[
     """Further plain values and short lists by name, a tuple of B entries each."""
     info: dict[str, tuple[Any, ...]] = {}
     for name in dict.fromkeys(name for record in records for name in record):
-        if name in _NOT_INFO or name in targets or name.startswith("_"):
-            continue
-        values = tuple(
-            value if type(value) in (str, bool, float) else _plain(value)
-            for value in (record.get(name) for record in records)
-        )
-        if any(value is not None for value in values):
-            info[name] = values
+        if name not in _NOT_INFO and name not in targets and not name.startswith("_"):
+            given = (record.get(name) for record in records)
+            values = tuple(v if type(v) in (str, float) else _plain(v) for v in given)
+            if any(value is not None for value in values):
+                info[name] = values
     return info
 
 
@@ -378,10 +360,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         plain = all(type(v) in (str, bool, int, float) for v in value[: _INFO_SIZE + 1])
         return value if plain and len(value) <= _INFO_SIZE else None
-    try:
+    with suppress(ValueError):
         array = np.asarray(value) if isinstance(value, np.generic | str) else to_numpy(value)
-    except ValueError:
-        return None
-    if array.ndim > 1 or array.size > _INFO_SIZE:
-        return None
-    return array.item() if array.size == 1 else array.tolist()
+        if array.ndim <= 1 and array.size <= _INFO_SIZE:
+            return array.item() if array.size == 1 else array.tolist()
+    return None

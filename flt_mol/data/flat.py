@@ -13,18 +13,18 @@ tensor                  type     shape
 ``positions``           float32  (N, 3)     Å, initial structure
 ``cell``                float32  (B, 3, 3)  Å, rows are the lattice vectors
 ``pbc``                 bool     (B, 3)
-``sid``                 int64    (B,)       or JSON texts, where one name is not a whole number
+``sid``                 int64    (B,)       in ``info``, if one name is not a whole number
 ``energy``              float64  (B,)       eV, the target; optional, NaN where there is none
 ``energy_initial``      float64  (B,)       eV, before relaxation; likewise
 ``positions_relaxed``   float32  (N, 3)     Å; likewise
 ``force``               float32  (N, 3)     eV/Å, of the initial structure; on request
 ``info``                uint8    (bytes,)   further plain values, a JSON object a system; optional
+``info_ptr``            int64    (B + 1,)   where each of them begins
 ======================  =======  =========  ==================================================
 
-JSON texts, of ``info`` and of ``sid`` if need be, are UTF-8, one after the other; ``info_ptr`` and
-``sid_ptr`` (int64, (B + 1,)) hold where each begins. The metadata has one key, ``flt_mol.flat``,
-with a JSON object that holds ``version`` (1), and where the systems are from. Any reader of
-safetensors opens such a file.
+The JSON objects are UTF-8, one after the other. The metadata has one key, ``flt_mol.flat``, with a
+JSON object that holds ``version`` (1), and where the systems are from. Any reader of safetensors
+opens such a file.
 """
 
 from __future__ import annotations
@@ -49,34 +49,28 @@ from flt_mol.structures import Structures
 __all__ = ["FlatDataset", "write_flat"]
 
 _KEY, _VERSION = "flt_mol.flat", 1  # one key: safetensors writes several in any order
-_SYSTEM, _ATOM, _FENCE, _BYTE = "system", "atom", "fence", "byte"
 # Name → type, what its rows are, shape of a row.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {
-    "ptr": ("<i8", _FENCE, ()),
-    "sid": ("<i8", _SYSTEM, ()),
-    "sid_ptr": ("<i8", _FENCE, ()),
-    "info_ptr": ("<i8", _FENCE, ()),
-    "energy": ("<f8", _SYSTEM, ()),
-    "energy_initial": ("<f8", _SYSTEM, ()),
-    "cell": ("<f4", _SYSTEM, (3, 3)),
-    "positions": ("<f4", _ATOM, (3,)),
-    "positions_relaxed": ("<f4", _ATOM, (3,)),
-    "force": ("<f4", _ATOM, (3,)),
-    "atomic_numbers": ("u1", _ATOM, ()),
-    "tags": ("u1", _ATOM, ()),
-    "fixed": ("?", _ATOM, ()),
-    "pbc": ("?", _SYSTEM, (3,)),
-    "sid_text": ("u1", _BYTE, ()),
-    "info": ("u1", _BYTE, ()),
+    "ptr": ("<i8", "fence", ()),
+    "sid": ("<i8", "system", ()),
+    "info_ptr": ("<i8", "fence", ()),
+    "energy": ("<f8", "system", ()),
+    "energy_initial": ("<f8", "system", ()),
+    "cell": ("<f4", "system", (3, 3)),
+    "positions": ("<f4", "atom", (3,)),
+    "positions_relaxed": ("<f4", "atom", (3,)),
+    "force": ("<f4", "atom", (3,)),
+    "atomic_numbers": ("u1", "atom", ()),
+    "tags": ("u1", "atom", ()),
+    "fixed": ("?", "atom", ()),
+    "pbc": ("?", "system", (3,)),
+    "info": ("u1", "byte", ()),
 }
-_PER_ATOM = frozenset(name for name, (_, rows, _) in _TENSORS.items() if rows == _ATOM)
-_REQUIRED = ("ptr", "atomic_numbers", "tags", "fixed", "positions", "cell", "pbc")
+_PER_ATOM = frozenset(name for name, (_, rows, _) in _TENSORS.items() if rows == "atom")
+_REQUIRED = ("atomic_numbers", "tags", "fixed", "positions", "cell", "pbc")
 _OPTIONAL = ("energy", "energy_initial", "positions_relaxed", "force")
-_DEFAULTS = ("y_relaxed", "y_init", "pos_relaxed")
-_OC20 = {"positions": "pos", "energy": "y_relaxed", "energy_initial": "y_init"}
-_OC20 |= {"positions_relaxed": "pos_relaxed"}
+_OC20 = {"energy": "y_relaxed", "energy_initial": "y_init", "positions_relaxed": "pos_relaxed"}
 _MEMORY = {"atomic_numbers": np.int64, "tags": np.int64}  # types of Structures
-_ELEMENTS, _TAGS = 118, 2  # largest of each
 
 
 def write_flat(
@@ -97,10 +91,8 @@ def write_flat(
     Raises:
         ValueError: no systems, or a further value that JSON does not hold, by sid.
     """
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*_REQUIRED[1:], *_OPTIONAL)}
-    natoms: list[int] = []
-    sids: list[int | str] = []
-    infos: list[bytes] = []
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*_REQUIRED, *_OPTIONAL)}
+    natoms, sids, infos = list[int](), list[int | str](), list[dict[str, Any]]()
     for item in batches:
         batch, forces = item if isinstance(item, tuple) else (item, None)
         for name, parts in columns.items():
@@ -110,7 +102,9 @@ def write_flat(
             parts.append(found.astype(_TENSORS[name][0]))
         natoms += batch.natoms.tolist()
         sids += batch.sid
-        infos += [_info_text(batch, b) for b in range(len(batch))]
+        for b in range(len(batch)):
+            info = {name: values[b] for name, values in batch.info.items()}
+            infos.append({name: value for name, value in info.items() if value is not None})
     if not natoms:
         raise ValueError(f"{path}: no systems to write")
     # safetensors takes the bytes in the order that they have in memory.
@@ -122,30 +116,26 @@ def write_flat(
     if all(isinstance(sid, int) for sid in sids):
         tensors["sid"] = np.array(sids, np.int64)
     else:
-        texts = [json.dumps(sid).encode() for sid in sids]
-        tensors["sid_text"], tensors["sid_ptr"] = _joined(texts)
-    if any(info != b"{}" for info in infos):
-        tensors["info"], tensors["info_ptr"] = _joined(infos)
+        infos = [{**info, "sid": sid} for info, sid in zip(infos, sids, strict=True)]
+    if any(infos):
+        texts = [_text(info, sid) for info, sid in zip(infos, sids, strict=True)]
+        tensors["info"] = np.frombuffer(b"".join(texts), np.uint8)
+        tensors["info_ptr"] = _fence([len(text) for text in texts])
     about = {_KEY: json.dumps({"version": _VERSION, **(metadata or {})})}
     with temporary_path(path) as temporary:
         save_file(tensors, temporary, metadata=about)
     return len(natoms)
 
 
-def _info_text(batch: Structures, b: int) -> bytes:
-    info = {name: values[b] for name, values in batch.info.items() if values[b] is not None}
+def _text(info: Mapping[str, Any], sid: int | str) -> bytes:
     try:
         return json.dumps(info).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"sid {batch.sid[b]}: info {list(info)} is not JSON: {error}") from None
+        raise ValueError(f"sid {sid}: info {list(info)} is not JSON: {error}") from None
 
 
 def _fence(lengths: Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def _joined(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    return np.frombuffer(b"".join(texts), np.uint8), _fence([len(text) for text in texts])
 
 
 class FlatDataset(StructuresDataset):
@@ -185,9 +175,10 @@ class FlatDataset(StructuresDataset):
 
     def _record(self, row: int) -> dict[str, Any]:
         fields = self._gather([row])
-        del fields["ptr"]
-        record = {name: values[0] for name, values in fields.pop("info").items()}
-        record["natoms"] = len(fields["tags"])
+        info = {name: values[0] for name, values in fields.pop("info").items()}
+        record: dict[str, Any] = {**info, "sid": fields.pop("sid")[0]}
+        record["natoms"] = int(fields.pop("ptr")[1])
+        record["pos"] = fields.pop("positions")
         for name, value in fields.items():
             if value is not None:
                 one = value if name in _PER_ATOM else value[0]
@@ -197,7 +188,8 @@ class FlatDataset(StructuresDataset):
     def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
         options = self.options
         names = (options.energy, options.energy_initial, options.positions_relaxed)
-        if (options.ignore_energy or names == _DEFAULTS) and not options.layer_numbers:
+        as_stored = options.ignore_energy or names == tuple(_OC20.values())
+        if as_stored and not options.layer_numbers:
             with suppress(ValueError):  # the decoder finds the record that is invalid
                 structures = self._decoded(rows, notes)
                 if structures is not None:
@@ -209,11 +201,11 @@ class FlatDataset(StructuresDataset):
         fields = self._gather(rows)
         del fields["force"]
         if self.options.ignore_energy:
-            fields |= dict.fromkeys(_OPTIONAL[:3])
+            fields |= dict.fromkeys(_OC20)
         elif self.options.require_energy and fields["energy"] is None:
             return None
         numbers, tags, ptr = fields["atomic_numbers"], fields["tags"], fields["ptr"]
-        valid = numbers.min() > 0 and numbers.max() <= _ELEMENTS and tags.max() <= _TAGS
+        valid = numbers.min() >= 1 and numbers.max() <= 118 and tags.max() <= 2
         if not valid or not np.isfinite(fields["positions"]).all():
             return None
         if not np.maximum.reduceat(tags, ptr[:-1]).all():
@@ -233,36 +225,35 @@ class FlatDataset(StructuresDataset):
         """
         tensors, systems = self._tensors, np.asarray(rows, np.int64)
         starts, ends = tensors["ptr"][systems], tensors["ptr"][systems + 1]
-        ptr = np.zeros(len(systems) + 1, np.int64)
-        np.cumsum(ends - starts, out=ptr[1:])
+        ptr = _fence(ends - starts)
         atoms = np.repeat(starts - ptr[:-1], ends - starts) + np.arange(ptr[-1])
-        fields: dict[str, Any] = {"ptr": ptr, "info": {}}
-        for name in (*_REQUIRED[1:], *_OPTIONAL):
+        fields: dict[str, Any] = {"ptr": ptr}
+        for name in (*_REQUIRED, *_OPTIONAL):
             tensor = tensors.get(name)
             value = None if tensor is None else tensor[atoms if name in _PER_ATOM else systems]
             lacking = value is not None and name in _OPTIONAL and bool(np.isnan(value).any())
             fields[name] = None if lacking else value
+        values = [self._info(row) for row in rows] if "info" in tensors else []
         if "sid" in tensors:
             fields["sid"] = tuple(tensors["sid"][systems].tolist())
         else:
-            fields["sid"] = tuple(self._texts("sid_text", "sid_ptr", systems))
-        if "info" in tensors:
-            values = self._texts("info", "info_ptr", systems)
-            names = dict.fromkeys(name for value in values for name in value)
-            fields["info"] = {name: tuple(value.get(name) for value in values) for name in names}
+            fields["sid"] = tuple(value.pop("sid") for value in values)
+        names = dict.fromkeys(name for value in values for name in value)
+        fields["info"] = {name: tuple(value.get(name) for value in values) for name in names}
         return fields
 
-    def _texts(self, name: str, fence: str, systems: NDArray[np.int64]) -> list[Any]:
-        found, texts, ends = [], self._tensors[name], self._tensors[fence]
-        for row in systems.tolist():
-            try:
-                found.append(json.loads(texts[ends[row] : ends[row + 1]].tobytes()))
-                if not isinstance(found[-1], dict if name == "info" else int | str):
-                    raise ValueError(f"{found[-1]!r:.20}")
-            except (ValueError, RecursionError) as error:
-                text = f"{name} is not the JSON that it should be: damaged ({error})"
-                raise ValueError(f"{self._where(row)}: {text}") from None
-        return found
+    def _info(self, row: int) -> dict[str, Any]:
+        start, end = self._tensors["info_ptr"][row : row + 2]
+        try:
+            info = json.loads(self._tensors["info"][start:end].tobytes())
+            if not isinstance(info, dict):
+                raise ValueError(f"{info!r:.20}")
+            if "sid" not in self._tensors and not isinstance(info.get("sid"), int | str):
+                raise ValueError("no sid")
+        except (ValueError, RecursionError) as error:
+            text = f"info is not the JSON that it should be: damaged ({error})"
+            raise ValueError(f"{self._where(row)}: {text}") from None
+        return info
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -284,20 +275,19 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def _check(tensors: Mapping[str, NDArray[Any]]) -> None:
-    named = ("sid_text", "sid_ptr") if "sid_text" in tensors else ("sid",)
-    for name in (*_REQUIRED, *named, *(("info_ptr",) if "info" in tensors else ())):
+    texts = ("info_ptr", "info") if "info" in tensors or "sid" not in tensors else ()
+    for name in ("ptr", *_REQUIRED, *texts):
         if name not in tensors:
             raise ValueError(f"it has no {name}")
     fences = len(tensors["ptr"])
-    rows = {_SYSTEM: fences - 1, _FENCE: fences, _ATOM: len(tensors["atomic_numbers"])}
+    rows = {"system": fences - 1, "fence": fences, "atom": len(tensors["atomic_numbers"])}
     for name, tensor in tensors.items():
         kind, of, row = _TENSORS[name]
         shape = (rows.get(of, len(tensor)), *row)
         if tensor.dtype != kind or tensor.shape != shape:
             found = f"{tensor.dtype} {tensor.shape}"
             raise ValueError(f"{name} is {found}, expected {np.dtype(kind)} {shape}")
-    for fence, name in (("ptr", "positions"), ("sid_ptr", "sid_text"), ("info_ptr", "info")):
-        if fence in tensors and name in tensors:
-            ends = tensors[fence]
-            if ends[0] != 0 or ends[-1] != len(tensors[name]) or (np.diff(ends) < 1).any():
-                raise ValueError(f"{fence} does not divide {name} into systems: it is damaged")
+    for fence, name in (("ptr", "positions"), *([texts] if texts else [])):
+        ends = tensors[fence]
+        if ends[0] != 0 or ends[-1] != len(tensors[name]) or (np.diff(ends) < 1).any():
+            raise ValueError(f"{fence} does not divide {name} into systems: it is damaged")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from ase.data import chemical_symbols
 
 from flt_mol.data.conversion import readable_batches
 from flt_mol.data.dataset import StructuresDataset
+from flt_mol.data.schema import Record
 from flt_mol.structures import Structures
 
 __all__ = ["inspect", "render"]
@@ -22,49 +22,6 @@ _LARGEST_ENERGY = 10.0  # eV; OC20's makers dropped systems beyond it
 _KEPT = 1000  # messages, outliers and repeated sids that are given; all are counted
 _STATISTICS = ("min", "median", "mean", "max", "std")
 _SHOWN = 20  # of those in the text
-
-
-class _Tally:
-    """What has been counted so far; a few bytes for each record."""
-
-    def __init__(self) -> None:
-        self.fields: Counter[str] = Counter()
-        self.dtypes: dict[str, set[str]] = {}
-        self.elements: Counter[int] = Counter()
-        self.tags: Counter[int] = Counter()
-        self.pbc: Counter[str] = Counter()
-        self.sids: Counter[int | str] = Counter()
-        self.natoms: list[int] = []
-        self.energies: list[float] = []
-        self.outliers: list[dict[str, Any]] = []
-        self.problems: list[str] = []
-        self.fixed = 0
-
-    def add_record(self, record: Mapping[str, Any]) -> None:
-        for name, value in record.items():
-            if value is not None:
-                self.fields[name] += 1
-                self.dtypes.setdefault(name, set()).add(_kind_of_value(value))
-
-    def add(self, batch: Structures) -> None:
-        numbers, system = batch.atomic_numbers.tolist(), batch.system.tolist()
-        self.elements.update(z for _, z in set(zip(system, numbers, strict=True)))
-        self.tags.update(batch.tags.tolist())
-        self.pbc.update("".join("FT"[p] for p in row) for row in batch.pbc.tolist())
-        self.sids.update(batch.sid)
-        self.natoms += batch.natoms.tolist()
-        self.fixed += int(batch.fixed.sum())
-        energies = [] if batch.energy is None else batch.energy.tolist()
-        self.energies += energies
-        for sid, energy in zip(batch.sid, energies, strict=False):
-            if abs(energy) > _LARGEST_ENERGY:
-                self.outliers.append({"sid": sid, "energy": energy})
-
-
-def _kind_of_value(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"array {value.dtype}, {value.ndim} axes"
-    return type(value).__name__
 
 
 def inspect(
@@ -79,18 +36,18 @@ def inspect(
 
     Args:
         dataset: the records.
-        limit: how many records to look at, spread evenly; None looks at all.
+        limit: how many records to look at, at even distances; None looks at all.
         progress: called with how many of how many have been looked at.
 
     Returns:
         path, kind, bytes (on disk; None in memory), bytes_per_record, count (records, invalid ones
         included), looked_at (how many of them), fields (name → records that hold it), dtypes
         (name → those met), missing (OC20 field → records without it),
-        energy (count, min, max, mean, std, median in eV; None without targets, and for numbers
-        beyond float64), outliers (sid and energy beyond 10 eV), elements (symbol → systems), atoms
-        (per system), fixed (fraction of atoms), pbc ("TTF" → systems), tags (tag → atoms),
-        repeated_sids, skipped and problems (messages). Of outliers, repeated_sids, skipped and
-        problems the first 1000 are given; `counts` has all of them.
+        energy (count, min, max, mean, std, median in eV; None without targets), outliers (sid and
+        energy beyond 10 eV), elements (symbol → systems), atoms (per system), fixed (fraction of
+        atoms), pbc ("TTF" → systems), tags (tag → atoms), repeated_sids, skipped and problems
+        (messages). Of outliers, repeated_sids, skipped and problems the first 1000 are given;
+        `counts` has all of them.
 
     Raises:
         ValueError: a limit below one.
@@ -100,59 +57,67 @@ def inspect(
     total = len(dataset)
     looked_at = total if limit is None else min(limit, total)
     chosen = [i * total // looked_at for i in range(looked_at)]
-    tally = _Tally()
-    done = 0
-    for rows, batch in readable_batches(dataset, chosen, tally.problems.append):
-        tally.add(batch)
-        for row in rows:
-            tally.add_record(dataset.record(row))
+    counts: dict[str, Counter[Any]] = defaultdict(Counter)
+    natoms, energies, fixed, done = list[int](), list[float](), 0, 0
+    listed: dict[str, list[Any]] = {
+        name: [] for name in ("outliers", "repeated_sids", "skipped", "problems")
+    }
+    for rows, batch in readable_batches(dataset, chosen, listed["problems"].append):
+        _count(counts, map(dataset.record, rows), batch)
+        natoms += batch.natoms.tolist()
+        fixed += int(batch.fixed.sum())
+        found = [] if batch.energy is None else batch.energy.tolist()
+        energies += found
+        listed["outliers"] += [
+            {"sid": sid, "energy": energy}
+            for sid, energy in zip(batch.sid, found, strict=False)
+            if abs(energy) > _LARGEST_ENERGY
+        ]
         done += len(rows)
         if progress is not None:
             progress(done, looked_at)
-    return _summary(dataset, tally, looked_at)
-
-
-def _summary(dataset: StructuresDataset, tally: _Tally, looked_at: int) -> dict[str, Any]:
-    size, options, valid = _disk_bytes(dataset), dataset.options, len(tally.natoms)
-    names = (options.energy, options.energy_initial, options.positions_relaxed)
-    lacking = {
-        name: valid - tally.fields[name] for name in (*_EXPECTED, *names) if name != "calculator"
-    }
-    listed: dict[str, list[Any]] = {
-        "outliers": tally.outliers,
-        "repeated_sids": [sid for sid, count in tally.sids.items() if count > 1],
-        "skipped": dataset.skipped,
-        "problems": tally.problems,
-    }
-    summary = {
+    listed["repeated_sids"] += [sid for sid, count in counts["sids"].items() if count > 1]
+    listed["skipped"] += dataset.skipped
+    size, fields, options = _disk_bytes(dataset), counts["fields"], dataset.options
+    names = {*_EXPECTED, options.energy, options.energy_initial, options.positions_relaxed}
+    missing = {name: len(natoms) - fields[name] for name in sorted(names - {"calculator"})}
+    return {
         "path": str(dataset.path),
         "kind": dataset.kind,
         "bytes": size,
-        "bytes_per_record": None if size is None else round(size / max(len(dataset), 1)),
-        "count": len(dataset),
+        "bytes_per_record": None if size is None else round(size / max(total, 1)),
+        "count": total,
         "looked_at": looked_at,
-        "fields": dict(sorted(tally.fields.items())),
-        "dtypes": {name: sorted(kinds) for name, kinds in sorted(tally.dtypes.items())},
-        "missing": {name: count for name, count in lacking.items() if count},
-        "energy": _statistics(tally.energies),
-        "elements": {chemical_symbols[z]: n for z, n in sorted(tally.elements.items())},
-        "atoms": _statistics(tally.natoms),
-        "fixed": tally.fixed / max(sum(tally.natoms), 1),
-        "pbc": dict(sorted(tally.pbc.items(), reverse=True)),
-        "tags": {str(tag): n for tag, n in sorted(tally.tags.items())},
+        "fields": dict(sorted(fields.items())),
+        "dtypes": {name: sorted(k for n, k in counts["dtypes"] if n == name) for name in fields},
+        "missing": {name: count for name, count in missing.items() if count},
+        "energy": _statistics(energies),
+        "elements": {chemical_symbols[z]: n for z, n in sorted(counts["elements"].items())},
+        "atoms": _statistics(natoms),
+        "fixed": fixed / max(sum(natoms), 1),
+        "pbc": dict(sorted(counts["pbc"].items(), reverse=True)),
+        "tags": {str(tag): n for tag, n in sorted(counts["tags"].items())},
         **{name: items[:_KEPT] for name, items in listed.items()},
         "counts": {name: len(items) for name, items in listed.items()},
     }
-    return {name: _finite(value) for name, value in summary.items()}
 
 
-def _finite(value: Any) -> Any:
-    """`value` with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _count(counts: dict[str, Counter[Any]], records: Iterable[Record], batch: Structures) -> None:
+    for record in records:
+        held = {name: value for name, value in record.items() if value is not None}
+        counts["fields"].update(held.keys())
+        counts["dtypes"].update((name, _kind(value)) for name, value in held.items())
+    numbers = zip(batch.system.tolist(), batch.atomic_numbers.tolist(), strict=True)
+    counts["elements"].update(z for _, z in set(numbers))
+    counts["tags"].update(batch.tags.tolist())
+    counts["pbc"].update("".join("FT"[p] for p in row) for row in batch.pbc.tolist())
+    counts["sids"].update(batch.sid)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype}, {value.ndim} axes"
+    return type(value).__name__
 
 
 def _disk_bytes(dataset: StructuresDataset) -> int | None:
@@ -163,13 +128,11 @@ def _disk_bytes(dataset: StructuresDataset) -> int | None:
     return sum(file.stat().st_size for file in files) if present else None
 
 
-def _statistics(values: Sequence[float]) -> dict[str, float | int] | None:
+def _statistics(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
     array = np.array(values, np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = {name: float(getattr(np, name)(array)) for name in _STATISTICS}
-    return {"count": len(array), **found}
+    return {"count": len(array), **{n: float(getattr(np, n)(array)) for n in _STATISTICS}}
 
 
 def render(summary: Mapping[str, Any]) -> str:
@@ -193,9 +156,10 @@ def render(summary: Mapping[str, Any]) -> str:
     for name, count in summary["missing"].items():
         lines.append(f"  field {name:<18} missing in {count} records")
     far = [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]]
+    far_title = f"energies beyond {_LARGEST_ENERGY:g} eV, total energies perhaps"
     for title, name, items in (
         ("repeated sids", "repeated_sids", summary["repeated_sids"]),
-        (f"energies beyond {_LARGEST_ENERGY:g} eV, total energies perhaps", "outliers", far),
+        (far_title, "outliers", far),
         ("skipped records", "skipped", summary["skipped"]),
         ("invalid records", "problems", summary["problems"]),
     ):
@@ -214,8 +178,5 @@ def _counts(values: Mapping[str, int]) -> str:
     return ", ".join(f"{key} {n}" for key, n in values.items())
 
 
-def _range(values: Mapping[str, float | None], form: str) -> str:
-    shown = {name: values[name] for name in _STATISTICS}
-    return ", ".join(
-        f"{name} {'beyond float64' if v is None else f'{v:{form}}'}" for name, v in shown.items()
-    )
+def _range(values: Mapping[str, float], form: str) -> str:
+    return ", ".join(f"{name} {values[name]:{form}}" for name in _STATISTICS)

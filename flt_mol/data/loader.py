@@ -6,11 +6,9 @@ Orders are drawn from the seed and the epoch: the same on every rank, independen
 from __future__ import annotations
 
 import heapq
-import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,12 +21,12 @@ from flt_mol.structures import Structures
 
 __all__ = [
     "BatchSampler",
-    "Chosen",
     "Loader",
     "Moments",
     "TargetStatistics",
     "collate",
     "make_loader",
+    "sizes_of",
     "target_statistics",
     "trained_on",
 ]
@@ -67,10 +65,9 @@ class BatchSampler(Sampler[list[int]]):
         seed: of the orders.
         rank: which of the `world_size` processes this is; batches are dealt out in turn.
         world_size: processes that share the epoch.
-        name: how errors call system i.
 
     Raises:
-        ValueError: fewer systems than ranks, one larger than `limit` (by name), a limit below 1.
+        ValueError: fewer systems than ranks, one larger than `limit`, a limit below 1.
 
     Example:
         >>> sampler = BatchSampler(np.array([4, 3, 2, 1]), limit=5)
@@ -87,12 +84,17 @@ class BatchSampler(Sampler[list[int]]):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        name: Callable[[int], str] = "system {}".format,
     ) -> None:
         self.sizes = np.maximum(np.asarray(sizes, np.int64), 1)
         self.limit, self.shuffle, self.seed = limit, bool(shuffle), seed
         self.rank, self.world_size = rank, world_size
-        self._check(name)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise ValueError(f"a batch may hold {limit!r}, expected a whole number from 1")
+        n = len(self.sizes)
+        if not 0 <= rank < world_size <= n:
+            raise ValueError(f"rank {rank} of {world_size} ranks cannot share {n} systems")
+        if (largest := self.sizes.max()) > limit:
+            raise ValueError(f"a system has size {largest}, more than a batch may hold ({limit})")
         self._dealt = self.shuffle and self.sizes.min() != self.sizes.max()
         self._count = self._count_dealt() if self._dealt else len(self.plan(0))
         self.epoch, self.position = 0, 0  # the next one, and how many of its batches are done
@@ -110,48 +112,40 @@ class BatchSampler(Sampler[list[int]]):
         """Iterate over this epoch next, from its first batch."""
         self.epoch, self.position = epoch, 0
 
-    def settings(self) -> dict[str, Any]:
-        """What decides which batches there are, as plain values."""
-        return {
-            "systems": len(self.sizes),
-            "sizes_crc32": zlib.crc32(self.sizes.astype("<i8").tobytes()),
-            "limit": self.limit,
-            "shuffle": self.shuffle,
-            "seed": self.seed if self.shuffle else 0,
-            "world_size": self.world_size,
-        }
+    def digest(self) -> int:
+        """A number that differs between samplers that make other batches."""
+        order = (self.shuffle, self.seed if self.shuffle else 0)
+        settings = f"{self.limit, order, self.world_size}".encode()
+        return zlib.crc32(self.sizes.astype("<i8").tobytes(), zlib.crc32(settings))
 
     def plan(self, epoch: int) -> list[list[int]]:
         """All batches of an epoch, of all ranks; those of a rank are every `world_size`-th."""
         if not self.shuffle:
-            return self._even(self._consecutive(np.arange(len(self.sizes))))
+            return self._consecutive(np.arange(len(self.sizes)))
         generator = np.random.default_rng((self.seed % 2**64, epoch))
         order = generator.permutation(len(self.sizes))
         if not self._dealt:
-            return self._even(self._consecutive(order))
+            return self._consecutive(order)
         batches = self._deal(order, self._count)
         return [batches[i] for i in generator.permutation(len(batches))]
 
     def _consecutive(self, order: Integers) -> list[list[int]]:
-        """In the given order, each batch as large as it may be."""
+        """In the given order, as large as they may be; the largest are halved for all ranks."""
         total, ends = np.cumsum(self.sizes[order]), [0]
         while ends[-1] < len(order):
             before = total[ends[-1] - 1] if ends[-1] else 0
             ends.append(int(np.searchsorted(total, before + self.limit, side="right")))
-        return [part.tolist() for part in np.split(order, ends[1:-1])]
-
-    def _even(self, batches: list[list[int]]) -> list[list[int]]:
-        """As many for each rank: the batches of most systems are halved."""
+        batches = [part.tolist() for part in np.split(order, ends[1:-1])]
         while len(batches) % self.world_size:
             i = max(range(len(batches)), key=lambda i: len(batches[i]))
             half = (len(batches[i]) + 1) // 2
-            if half == len(batches[i]):
-                raise ValueError(self._uneven())
             batches[i : i + 1] = [batches[i][:half], batches[i][half:]]
+            if not batches[i + 1]:
+                raise ValueError(self._uneven())
         return batches
 
     def _deal(self, order: Integers, count: int) -> list[list[int]]:
-        """`count` batches, which the order does not change in how full they are."""
+        """`count` batches; how full each is does not depend on the order."""
         heap = [(0, i) for i in range(count)]
         batches: list[list[int]] = [[] for _ in range(count)]
         for system in order[np.argsort(-self.sizes[order], kind="stable")].tolist():
@@ -174,24 +168,8 @@ class BatchSampler(Sampler[list[int]]):
         raise ValueError(self._uneven())
 
     def _uneven(self) -> str:
-        return (
-            f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks in batches up "
-            f"to {self.limit}, each as many: allow larger batches or fewer ranks"
-        )
-
-    def _check(self, name: Callable[[int], str]) -> None:
-        n, worst = len(self.sizes), int(self.sizes.argmax())
-        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
-            raise ValueError(f"a batch may hold {self.limit!r}, expected a whole number from 1")
-        if not 0 <= self.rank < self.world_size <= n:
-            raise ValueError(
-                f"rank {self.rank} of {self.world_size} ranks cannot share {n} systems"
-            )
-        if self.sizes[worst] > self.limit:
-            raise ValueError(
-                f"{name(worst)} has {self.sizes[worst]} atoms, more than a batch may hold "
-                f"({self.limit}): allow more, or leave it out"
-            )
+        share = f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks"
+        return f"{share} in batches up to {self.limit}, each as many: allow larger batches"
 
 
 class Loader(DataLoader[Structures]):
@@ -225,25 +203,24 @@ class Loader(DataLoader[Structures]):
         self.batch_sampler.set_epoch(epoch)
         self._next = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its batches were given out: for :meth:`load_state_dict`.
 
         Batches that workers have read ahead do not count.
         """
         sampler = self.batch_sampler
         epoch, position = self._next or (sampler.epoch, sampler.position)
-        return {**sampler.settings(), "epoch": epoch, "position": position}
+        return {"batches": sampler.digest(), "epoch": epoch, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration gives what is left of that epoch; later ones what would follow.
+        """The next iteration gives the rest of that epoch; later ones what would follow.
 
         Raises:
             ValueError: the state of a loader that makes other batches.
         """
         sampler = self.batch_sampler
-        other = {k: v for k, v in sampler.settings().items() if state.get(k) != v}
-        if other or not 0 <= state["position"] < len(sampler):
-            raise ValueError(f"these are not the batches of the saved state {state}: {other}")
+        if state.get("batches") != sampler.digest() or not 0 <= state["position"] < len(sampler):
+            raise ValueError(f"the saved state {dict(state)} is of a loader with other batches")
         sampler.epoch, sampler.position, self._next = state["epoch"], state["position"], None
 
 
@@ -280,7 +257,7 @@ def make_loader(
 
     Raises:
         ValueError: none or both of the two sizes; fewer systems than ranks; a system larger than
-            the budget, by name; a list of anything but :class:`Structures`.
+            the budget, by sid; a list of anything but :class:`Structures`.
     """
     if (batch_size is None) == (max_atoms is None):
         raise ValueError(f"batch_size is {batch_size}, max_atoms {max_atoms}: give one of them")
@@ -290,18 +267,16 @@ def make_loader(
         _checked([dataset])
     if not (count := len(dataset)):  # type: ignore[arg-type]
         raise ValueError("the data set has no systems to make batches of")
-    sampler = BatchSampler(
-        np.ones(count, np.int64) if max_atoms is None else _atoms_of_each(dataset),
-        cast(int, batch_size if max_atoms is None else max_atoms),
-        shuffle=shuffle,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        name=partial(_shown_system, dataset),
-    )
+    limit, sizes = batch_size, np.ones(count, np.int64)
+    if max_atoms is not None:
+        limit, sizes = max_atoms, sizes_of(dataset)
+        if sizes.max() > limit:
+            sid = dataset[int(sizes.argmax())].sid[0]
+            raise ValueError(f"sid {sid} has {sizes.max()} atoms, a batch may hold {limit}")
+    shared: dict[str, Any] = {"rank": rank, "world_size": world_size}
     return Loader(
         _Source(dataset, cutoff),
-        batch_sampler=sampler,
+        batch_sampler=BatchSampler(sizes, cast(int, limit), shuffle=shuffle, seed=seed, **shared),
         num_workers=num_workers,
         collate_fn=_same,
         generator=torch.Generator().manual_seed(seed),
@@ -333,41 +308,18 @@ class _Source(Dataset[Structures]):
 def _checked(systems: Sequence[Any]) -> Sequence[Structures]:
     for place, system in enumerate(systems):
         if not isinstance(system, Structures):
-            kind = type(system).__name__
-            raise ValueError(
-                f"system {place} is a {kind}, expected Structures: see flt_mol.data.open_dataset"
-            )
+            text = f"system {place} is a {type(system).__name__}, expected Structures"
+            raise ValueError(f"{text}: see flt_mol.data.open_dataset")
     return systems
 
 
-def _atoms_of_each(dataset: Any) -> Integers:
+def sizes_of(dataset: Any) -> Integers:
+    """Atoms of each system (len,), of a data set, a `Subset` of one, or a list of systems."""
+    if isinstance(dataset, Subset):
+        return sizes_of(dataset.dataset)[dataset.indices]
     if hasattr(dataset, "natoms"):
         return np.asarray(dataset.natoms(), np.int64)
     return np.array([_checked([dataset[i]])[0].num_atoms for i in range(len(dataset))], np.int64)
-
-
-def _shown_system(dataset: Any, index: int) -> str:
-    place = f" ({dataset.where(index)})" if hasattr(dataset, "where") else ""
-    return f"the system of sid {dataset[index].sid[0]}{place}"
-
-
-class Chosen(Subset[Structures]):
-    """Some systems of a data set of :func:`flt_mol.data.open_dataset`, as a data set.
-
-    Args:
-        dataset: the whole.
-        indices: of its systems, in the order wanted.
-    """
-
-    dataset: Any
-
-    def where(self, index: int) -> str:
-        """File and key of system `index`, for errors."""
-        return str(self.dataset.where(self.indices[index]))
-
-    def natoms(self) -> Integers:
-        """Atoms of each system (len,)."""
-        return np.asarray(self.dataset.natoms()[self.indices], np.int64)
 
 
 @dataclass(frozen=True)
@@ -383,8 +335,8 @@ class Moments:
 class TargetStatistics:
     """Of a data set.
 
-    Attributes:
-        energies: count, mean and population standard deviation, eV.
+    Args:
+        energies: of the targets, eV.
         median: eV; of an even number of targets, between the two in the middle.
         most_atoms: of the largest system.
         elements: atomic numbers that occur, ascending.
@@ -399,10 +351,7 @@ class TargetStatistics:
 
 
 def target_statistics(
-    dataset: Systems,
-    num_workers: int = 0,
-    *,
-    initial: bool = False,
+    dataset: Systems, num_workers: int = 0, *, initial: bool = False
 ) -> TargetStatistics:
     """What the targets, sizes and elements of a data set are, read once in batches.
 
@@ -421,42 +370,40 @@ def target_statistics(
         TargetStatistics(energies=Moments(count=2, mean=4.5, std=3.5), median=4.5, most_atoms=1,
         elements=(1, 8), energies_initial=None)
     """
-    fields = ("energy", "energy_initial")[: 2 if initial else 1]
-    targets: dict[str, list[NDArray[np.float64]]] = {field: [] for field in fields}
+    fields = ("energy", "energy_initial") if initial else ("energy",)
+    targets: dict[str, list[float]] = {field: [] for field in fields}
     most_atoms, elements, seen = 0, set[int](), 0
     for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
         for field, values in targets.items():
-            values.append(_finite_targets(batch, field, dataset, range(seen, seen + len(batch))))
+            energy = getattr(batch, field)
+            if energy is None or not energy.isfinite().all():
+                _refuse((dataset[i] for i in range(seen, seen + len(batch))), field)
+            values += energy.tolist()
         most_atoms = max(most_atoms, int(batch.natoms.max()))
         elements.update(batch.atomic_numbers.unique().tolist())
         seen += len(batch)
-    energy = np.concatenate(targets["energy"])
     return TargetStatistics(
-        energies=_moments(energy),
-        median=float(np.median(energy)),
+        energies=_moments(targets["energy"]),
+        median=float(np.median(targets["energy"])),
         most_atoms=most_atoms,
         elements=tuple(sorted(elements)),
-        energies_initial=_moments(np.concatenate(targets[fields[1]])) if initial else None,
+        energies_initial=_moments(targets["energy_initial"]) if initial else None,
     )
 
 
-def _moments(values: NDArray[np.float64]) -> Moments:
+def _moments(numbers: Sequence[float]) -> Moments:
+    values = np.array(numbers)
     equal = bool((values == values[0]).all())  # of which rounding makes a mean that is not theirs
     mean, std = (values[0], 0.0) if equal else (values.mean(), values.std())
     return Moments(len(values), float(mean), float(std))
 
 
-def _finite_targets(
-    batch: Structures, field: str, dataset: Any, rows: range
-) -> NDArray[np.float64]:
-    energy = getattr(batch, field)
-    if energy is None:  # as soon as one system of the batch lacks its target
-        lacking = next(system for i in rows if getattr(system := dataset[i], field) is None)
-        raise ValueError(f"sid {lacking.sid[0]} has no {field}: give it or skip it")
-    for sid, value in zip(batch.sid, energy.tolist(), strict=True):
-        if not math.isfinite(value):
-            raise ValueError(f"sid {sid}: {field} is {value} eV: skip it")
-    return np.asarray(energy.cpu(), np.float64)
+def _refuse(systems: Iterable[Structures], field: str) -> None:
+    for system in systems:
+        energy = getattr(system, field)
+        if energy is None or not energy.isfinite().all():
+            text = f"{field} is missing or not finite: give it or skip the system"
+            raise ValueError(f"sid {system.sid[0]}: {text}")
 
 
 def trained_on(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,7 @@ import yaml
 from flt_mol.data.ase import AseDataset, atoms_record, holds_structures
 from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
 from flt_mol.data.flat import FlatDataset
-from flt_mol.data.lmdb import (
-    AseLmdbDataset,
-    LmdbDataset,
-    data_file,
-    first_value,
-    is_lmdb,
-    is_row,
-)
+from flt_mol.data.lmdb import LmdbDataset, data_file, is_lmdb
 from flt_mol.data.pyg import is_pyg, pyg_records
 from flt_mol.data.schema import OnError, ReadOptions, Record, decoded
 from flt_mol.data.tags import layer_note
@@ -54,8 +47,7 @@ def open_dataset(
     (`.safetensors`); files of `torch.save` or `pickle.dump` with PyG objects; any file that ASE
     reads, with all its frames; a folder of LMDB or flat files, else of files that ASE reads, in
     the order of the numbers in their names. And objects in memory: `ase.Atoms`, torch_geometric's
-    `Data`, `Batch` and data sets, :class:`Structures`, mappings with OC20's names, each or a list
-    of them.
+    `Data`, `Batch` and data sets, :class:`Structures`, mappings with OC20's names, each or several.
 
     Args:
         source: path of a file or folder (text or any `os.PathLike`), or objects in memory.
@@ -68,15 +60,13 @@ def open_dataset(
         energy_initial: name of the energy before relaxation, eV.
         positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
         check: called with the systems that are read, one or many; what it raises ValueError for is
-            an invalid record, such as one too large for a model. Picklable, where other processes
-            read.
+            an invalid record. Picklable, where other processes read.
         layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
             :func:`flt_mol.data.tag_slab` to set them, in place of being refused or warned of.
 
     Raises:
-        ValueError: a path that does not exist or cannot be read, naming it and the reason; the
-            folder or name of a data set of several splits; no records; with require_energy, no
-            targets.
+        ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
+            data set of several splits; no records; with require_energy, no targets.
 
     Warns:
         UserWarning: defaults taken for missing fields, files passed over; each kind once.
@@ -93,39 +83,33 @@ def open_dataset(
     )
     if not isinstance(source, str | os.PathLike):
         return MemoryDataset(source, options)
-    name = os.fsdecode(source)
-    if not name:
+    if not os.fspath(source):
         raise ValueError("the path is empty; give that of a file or folder (. for this one)")
-    path = Path(name)
+    path = Path(os.fsdecode(source))
     with readable(path):
         _refuse_splits(path)
         if not path.exists():
             raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
         if path.is_dir() and data_file(path).name != "data.mdb":
             return _open_folder(path, options)
-        return _open_file(path, options, Notes(name))
+        return _open_file(path, options, Notes(str(path)))
 
 
 def _refuse_splits(path: Path) -> None:
-    """Refuse the folder, name or `dataset.yaml` of a data set, whose splits would be mixed."""
-    named = shipped_folder("datasets") / path.name.replace("-", "_")
-    folder = path.parent if path.name == "dataset.yaml" else path
-    folder = folder if path.exists() or len(path.parts) != 1 else named
-    try:
-        content = yaml.safe_load((folder / "dataset.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # none, or somebody else's
-        return
-    splits = content.get("splits") if isinstance(content, dict) else None
-    if isinstance(splits, dict):
-        raise ValueError(
-            f"{path} is a data set with the splits {', '.join(map(str, splits))}: open the file of "
-            f'one, flt_mol.data.recipes.recipe("{path}").open(…); in commands: --split …'
-        )
+    """Refuse the folder or name of a data set, whose splits would be mixed."""
+    folder = path if path.exists() else shipped_folder("datasets") / path.name.replace("-", "_")
+    file = folder / "dataset.yaml"
+    if (path.exists() or len(path.parts) == 1) and file.is_file():
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        splits = content.get("splits") if isinstance(content, dict) else None
+        if isinstance(splits, dict):
+            raise ValueError(
+                f"{path} is a data set with the splits {', '.join(map(str, splits))}: open one, "
+                f'flt_mol.data.recipes.recipe("{path}").open(…), or --split in commands'
+            )
 
 
-def _open_file(
-    path: Path, options: ReadOptions, notes: Notes, prefix: str = ""
-) -> StructuresDataset:
+def _open_file(path: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:
     suffix = path.suffix.lower()
     with readable(path):
         file = data_file(path)
@@ -134,9 +118,7 @@ def _open_file(
         if suffix == ".safetensors":
             return FlatDataset(path, options, notes=notes)
         if suffix in _LMDB_SUFFIXES or is_lmdb(file):
-            rows = is_row(first_value(file)) or suffix == ".aselmdb"
-            kind = AseLmdbDataset if rows else LmdbDataset
-            return kind(path, options, notes=notes, prefix=prefix)
+            return LmdbDataset(path, options, notes=notes)
         if suffix in _SAVED:
             return MemoryDataset(read_saved(path), options, notes=notes, name=str(path))
         return AseDataset(path, options, notes=notes)
@@ -153,7 +135,7 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
     if not files:
         files = [entry for entry in entries if entry.is_file() and holds_structures(entry)]
         kind = "files of structures"
-    others = sorted(entry.name for entry in entries if entry not in files)
+    others = [entry.name for entry in entries if entry not in files]
     shown = ", ".join(others[:_SHOWN]) + ", …" * (len(others) > _SHOWN)
     if not files:
         raise ValueError(f"no *.lmdb was found in {path}, which holds {shown or 'nothing: empty'}")
@@ -161,31 +143,23 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
     if others:
         notes.add({"others": f"passed over, as they are not {kind}: {shown}"})
 
-    def open_part(file: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:
-        return _open_file(file, options, notes, f"{file.stem}:" if len(files) > 1 else "")
-
-    return JoinedDataset(path, files, open_part, options, notes=notes)
+    return JoinedDataset(path, files, _open_file, options, notes=notes)
 
 
 def _is_shard(entry: Path) -> bool:
-    if entry.suffix.lower() in (*_LMDB_SUFFIXES, ".safetensors"):
-        return True
     file = data_file(entry)
-    return file.is_file() and is_lmdb(file)
+    named = entry.suffix.lower() in (*_LMDB_SUFFIXES, ".safetensors")
+    return named or (file.is_file() and is_lmdb(file))
 
 
 class MemoryDataset(StructuresDataset):
-    """Systems out of objects in memory; of which kinds, :func:`open_dataset` says.
-
-    Of a list all objects are looked at when the data set is made, and those of several systems
-    taken apart; of anything else that has a length and places, such as a data set of
-    torch_geometric, each is fetched when it is asked for, and holds one system.
+    """Systems out of objects in memory: of one, or of several; kinds as in :func:`open_dataset`.
 
     Args:
         source: the objects.
         options: how they are read.
         notes: where warnings go.
-        name: what errors call the data set, e.g. ``list of 3 Data``.
+        name: what errors call the data set.
 
     Raises:
         ValueError: nothing to read, or objects of another kind, naming their place.
@@ -199,46 +173,32 @@ class MemoryDataset(StructuresDataset):
         notes: Notes | None = None,
         name: str | None = None,
     ) -> None:
-        name = _name(source) if name is None else name
-        super().__init__(name, options, notes=Notes(name) if notes is None else notes)
+        name = name or f"{type(source).__name__} in memory"
+        super().__init__(name, options, notes=notes)
         self.kind = "in memory"
-        lazy = not _is_object(source) and not isinstance(source, list | tuple)
-        self._lazy = lazy and hasattr(source, "__len__") and hasattr(source, "__getitem__")
-        self._items: Any = source if self._lazy else self._taken_apart(source)
-        if not len(self._items):
+        self._items: list[Record] = []
+        if not _is_object(source) and not isinstance(source, Iterable | Sized):
+            raise ValueError(f"{name} holds no structures, expected a path, or {_EXPECTED}")
+        for place, obj in enumerate([source] if _is_object(source) else source):
+            try:
+                self._items += self._split(obj, place)
+            except ValueError as error:
+                if self.options.on_error == "raise":
+                    raise
+                self.skipped.append(str(error))
+        if not self._items:
             reason = self.skipped[0] if self.skipped else "it is empty"
             raise ValueError(f"no records in {name}: {reason}")
         self._finish(len(self._items))
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self._items[row] if not self._lazy else self._fetched(row) for row in rows]
+        return [self._items[row] for row in rows]
 
     def _where(self, row: int) -> str:
         return f"{self.path}, system {row}"
 
-    def _fetched(self, row: int) -> Record:
-        several = self._split(self._items[row], row)
-        if len(several) != 1:
-            raise ValueError(
-                f"{self._where(row)}: {len(several)} systems, expected one; give lists"
-            )
-        return several[0]
-
-    def _taken_apart(self, source: Any) -> list[Record]:
-        """A record for each system of all objects."""
-        if not _is_object(source) and not isinstance(source, Iterable):
-            raise ValueError(f"{self.path} holds no structures, expected a path, or {_EXPECTED}")
-        items: list[Record] = []
-        for place, obj in enumerate([source] if _is_object(source) else source):
-            try:
-                items += self._split(obj, place)
-            except ValueError as error:
-                if self.options.on_error == "raise":
-                    raise
-                self.skipped.append(str(error))
-        return items
-
     def _split(self, obj: Any, place: int) -> Sequence[Record]:
+        """The record of each system that an object holds."""
         kinds: dict[str, str] = {}
         try:
             if isinstance(obj, Structures):
@@ -265,16 +225,9 @@ def _is_atoms(value: Any) -> bool:
     return any((c.__module__, c.__name__) == ("ase.atoms", "Atoms") for c in type(value).__mro__)
 
 
-def _name(source: Any) -> str:
-    kind = type(source).__name__
-    if _is_object(source) or not isinstance(source, list | tuple) or not source:
-        return f"{kind} in memory"
-    return f"{kind} of {len(source)} {type(source[0]).__name__}"
-
-
 def _of_structures(system: Structures) -> dict[str, Any]:
     """A batch of one by OC20's names."""
-    record = {
+    return {name: values[0] for name, values in system.info.items()} | {
         "pos": system.positions,
         "atomic_numbers": system.atomic_numbers,
         "cell": system.cell,
@@ -287,4 +240,3 @@ def _of_structures(system: Structures) -> dict[str, Any]:
         "y_init": system.energy_initial,
         "pos_relaxed": system.positions_relaxed,
     }
-    return {**{name: values[0] for name, values in system.info.items()}, **record}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,7 @@ _KNOWN_BY = ("pos", "atomic_numbers", "z", "edge_index")
 
 
 def from_pyg(
-    data: Any,
-    *,
-    options: ReadOptions | None = None,
-    notes: dict[str, str] | None = None,
+    data: Any, *, options: ReadOptions | None = None, notes: dict[str, str] | None = None
 ) -> Structures:
     """A `Data`, or all graphs of a `Batch`, with OC20's names for their fields.
 
@@ -36,8 +33,7 @@ def from_pyg(
         notes: filled with the defaults taken (kind → text); no warning is issued here.
 
     Raises:
-        ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses,
-            naming the graph's place, its sid and the field.
+        ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses.
     """
     return decode(
         pyg_records(data, notes),
@@ -87,7 +83,15 @@ def pyg_records(data: Any, notes: dict[str, str] | None = None) -> list[Mapping[
     ptr = _ptr(fields, about)
     if ptr is None:
         return [kept]
-    return [_graph(kept, about, ptr, b) for b in range(len(ptr) - 1)]
+    slices: Mapping[str, Any] = about.get("_slice_dict", about.get("__slices__")) or {}
+    added: Mapping[str, Any] = about.get("_inc_dict", about.get("__cumsum__")) or {}
+    graphs: list[dict[str, Any]] = [{} for _ in ptr[1:]]
+    for name, value in kept.items():
+        parts = _parts(name, value, slices.get(name), ptr)
+        for b, (graph, part) in enumerate(zip(graphs, parts, strict=False)):
+            moved = name in added and isinstance(part, np.ndarray) and part.dtype.kind != "b"
+            graph[name] = part - to_numpy(added[name])[b] if moved else part
+    return list(graphs)
 
 
 def _is_of_system(name: str, fields: Mapping[str, Any]) -> bool:
@@ -99,60 +103,33 @@ def _is_of_system(name: str, fields: Mapping[str, Any]) -> bool:
 
 def _ptr(fields: Mapping[str, Any], about: Mapping[str, Any]) -> NDArray[np.int64] | None:
     """First atom of each graph and the end (B + 1,); None for a single graph."""
-    for name in ("ptr", "batch", "natoms"):
-        value = fields.get(name)
-        if not isinstance(value, Tensor | np.ndarray | list | Stored):
-            continue
-        numbers = to_numpy(value).reshape(-1).astype(np.int64)
-        if not len(numbers):
-            continue
-        if name == "ptr":
-            return numbers
-        if name == "natoms":
-            return None if len(numbers) == 1 else np.concatenate([[0], np.cumsum(numbers)])
-        if (np.diff(numbers) < 0).any() or numbers[0] < 0 or numbers[-1] > len(numbers):
-            raise ValueError("batch is not ascending: the atoms of several graphs are mixed")
-        graphs = about.get("_num_graphs", about.get("__num_graphs__")) or 0
-        return np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=int(graphs)))])
+    for name in ("ptr", "batch"):
+        if isinstance(fields.get(name), Tensor | np.ndarray | Stored):
+            numbers = to_numpy(fields[name]).reshape(-1).astype(np.int64)
+            if name == "ptr" or not len(numbers):
+                return numbers if len(numbers) else None
+            if (np.diff(numbers) < 0).any() or numbers[0] < 0 or numbers[-1] > len(numbers):
+                raise ValueError("batch is not ascending: the atoms of several graphs are mixed")
+            graphs = about.get("_num_graphs", about.get("__num_graphs__")) or 0
+            return np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=int(graphs)))])
     return None
 
 
-def _graph(
-    fields: Mapping[str, Any], about: Mapping[str, Any], ptr: NDArray[np.int64], b: int
-) -> dict[str, Any]:
-    """The fields of graph `b`, as they were before batching; others are skipped."""
-    slices: Mapping[str, Any] = about.get("_slice_dict", about.get("__slices__")) or {}
-    added: Mapping[str, Any] = about.get("_inc_dict", about.get("__cumsum__")) or {}
-    found: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, list | tuple):
-            if len(value) == len(ptr) - 1:
-                found[name] = value[b]
-        elif isinstance(value, Tensor | np.ndarray | Stored):
-            array = to_numpy(value)
-            rows = _rows(name, array, slices.get(name), ptr, b)
-            if rows is not None:
-                moved = name in added and array.dtype.kind != "b"
-                found[name] = rows - to_numpy(added[name])[b] if moved else rows
-        elif isinstance(value, str | bool | int | float):
-            found[name] = value
-    return found
-
-
-def _rows(
-    name: str, array: NDArray[Any], ends: Any, ptr: NDArray[np.int64], b: int
-) -> NDArray[Any] | None:
-    """The part of graph `b`: by what batching noted down, else by its length."""
+def _parts(name: str, value: Any, ends: Any, ptr: NDArray[np.int64]) -> Sequence[Any]:
+    """A field's part for each graph, by what batching noted down, else by its length; or none."""
+    graphs = len(ptr) - 1
+    if isinstance(value, list | tuple):
+        return value if len(value) == graphs else ()
+    if not isinstance(value, Tensor | np.ndarray | Stored):
+        return [value] * graphs
+    array = to_numpy(value)
     if array.ndim == 0:
-        return array
+        return [array] * graphs
     axis = array.ndim - 1 if "index" in name or name == "face" else 0
     ends = None if ends is None else to_numpy(ends).astype(np.int64)
     if ends is not None and ends[-1] == array.shape[axis]:
-        return np.take(array, range(ends[b], ends[b + 1]), axis)
-    graphs = len(ptr) - 1
+        return np.split(array, ends[1:-1], axis)
     if len(array) == ptr[-1]:
-        return array[ptr[b] : ptr[b + 1]]
-    for rows in (1, 3) if name == "cell" else (1,):
-        if len(array) == rows * graphs:
-            return array[rows * b : rows * (b + 1)]
-    return None
+        return np.split(array, ptr[1:-1])
+    each = 3 if name == "cell" and len(array) == 3 * graphs else 1
+    return np.split(array, graphs) if len(array) == each * graphs else ()

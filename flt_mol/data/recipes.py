@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ __all__ = [
 _FILE = "dataset.yaml"
 _VARIABLE = "FLT_MOL_DATA"
 _FLAT = "flat"  # folder of a data set's own folder, with converted splits
-_DISTINCT = 3  # parts at the end of a path that identify a data set: all/val_id/data.lmdb
+_DISTINCT = 3  # parts at the end of a path that identify a split: all/val_id/data.lmdb
 _SHOWN = 5
 
 
@@ -43,14 +43,15 @@ class Recipe:
 
     Args:
         name: of the data set.
-        folder: that holds `dataset.yaml`; paths of files are relative to it.
-        splits: split → file or folder, as it would be beside `dataset.yaml`.
+        folder: that holds `dataset.yaml`.
+        splits: split → `file`, a path in the folder, and what is known of it: count, bytes, md5 or
+            sha256.
         metadata: all of `dataset.yaml`.
     """
 
     name: str
     folder: Path
-    splits: Mapping[str, Path]
+    splits: Mapping[str, Mapping[str, Any]] = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)
 
     def path(self, split: str) -> Path:
@@ -66,8 +67,7 @@ class Recipe:
                 places and the command that gets it.
         """
         if (found := self.find(split)) is None:
-            file = self.relative(split)
-            text = f"{file} does not exist, split {split} of data set {self.name}"
+            text = f"{self.relative(split)} does not exist, split {split} of data set {self.name}"
             raise ValueError(f"{text}; {self.how_to_get([split])}")
         return found
 
@@ -77,46 +77,38 @@ class Recipe:
         Raises:
             ValueError: an unknown split, with the known ones.
         """
-        return next((p for p in self._candidates(split, folder) if os.path.exists(p)), None)
-
-    def _candidates(self, split: str, folder: Path | None) -> Iterator[Path]:
-        relative = self.relative(split)
-        if relative.is_absolute():
-            yield relative
-            return
+        parts = self.relative(split).parts
+        ends = [Path(*parts[i:]) for i in range(max(len(parts) - _DISTINCT, 0) + 1)]
         for place, own in (self._places() if folder is None else {folder: True}).items():
-            if own:
-                yield place / _FLAT / f"{split}.safetensors"
-            elif len(relative.parts) < _DISTINCT:
-                continue  # may be of another data set
-            for cut in range(max(len(relative.parts) - _DISTINCT, 0) + 1):
-                yield place.joinpath(*relative.parts[cut:])
+            # A short name in a common folder may be of another data set.
+            files = ends if own or len(parts) >= _DISTINCT else []
+            for file in [Path(_FLAT, f"{split}.safetensors"), *files] if own else files:
+                if os.path.exists(place / file):
+                    return place / file
+        return None
 
     def _places(self) -> dict[Path, bool]:
         """Folder → whether it is the data set's own."""
         places = {self.folder: True}
         for data in data_folders():
-            for own in dict.fromkeys((self.name, self.name.replace("_", "-"))):
+            for own in (self.name, self.name.replace("_", "-")):
                 places.setdefault(data / own, True)
             places.setdefault(data, False)
         return places
 
     def relative(self, split: str) -> Path:
         """Path of a split's file in its data set's folder; ValueError for an unknown split."""
-        if split not in self.splits:
-            raise ValueError(f"data set {self.name} has no split {_unknown(split, self.splits)}")
-        file = self.splits[split]
-        return file.relative_to(self.folder) if file.is_relative_to(self.folder) else file
+        return Path(self.expected(split)["file"])
 
     def expected(self, split: str) -> Mapping[str, Any]:
-        """What `dataset.yaml` states of a split: count, bytes, md5 or sha256."""
-        self.relative(split)
-        entry = self.metadata["splits"][split]
-        return entry if isinstance(entry, dict) else {}
+        """The entry of :attr:`splits`; ValueError for an unknown split, with the known ones."""
+        if split not in self.splits:
+            raise ValueError(f"data set {self.name} has no split {_unknown(split, self.splits)}")
+        return self.splits[split]
 
     def is_converted(self, path: Path) -> bool:
         """Whether a path of :meth:`path` is a converted split, not the file that was published."""
-        return path.parent.name == _FLAT and path not in self.splits.values()
+        return path.parent.name == _FLAT
 
     def open(self, split: str, **options: Any) -> StructuresDataset:
         """The systems of a split; options as of :func:`flt_mol.data.open_dataset`.
@@ -135,27 +127,18 @@ class Recipe:
         """Warn where a split that was opened is not of the size that the recipe states."""
         found, count = len(dataset) + len(dataset.skipped), self.expected(split).get("count")
         if isinstance(count, int) and found != count:
-            warnings.warn(
-                f"{split} of {self.name}: {dataset.path} holds {found:,} systems, expected "
-                f"{count:,}: results cannot be compared with those of others",
-                UserWarning,
-                stacklevel=stacklevel,
-            )
+            text = f"{split} of {self.name}: {dataset.path} holds {found:,} systems, expected "
+            text += f"{count:,}: results cannot be compared with those of others"
+            warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
     def how_to_get(self, splits: Sequence[str]) -> str:
         """For splits that do not exist: where they were searched, and what gets them."""
         text = f"searched in {', '.join(map(str, self._places()))}"
-        if command := self.command(splits):
-            size = sum(self.expected(split).get("bytes", 0) for split in splits)
-            text += f"; get them with: {command} ({size:,} bytes), or set {_VARIABLE} to a folder"
+        if isinstance(self.metadata.get("archive"), dict):
+            chosen = [] if set(splits) == set(self.splits) else [f"--split {x}" for x in splits]
+            words = ["flt-mol data download", self.name.replace("_", "-"), *chosen]
+            text += f"; get them with: {' '.join(words)}, or set {_VARIABLE} to a folder"
         return text
-
-    def command(self, splits: Sequence[str]) -> str:
-        """The command that fetches splits; empty for a data set without an archive."""
-        if not isinstance(self.metadata.get("archive"), dict):
-            return ""
-        chosen = [] if set(splits) == set(self.splits) else [f"--split {x}" for x in splits]
-        return " ".join(["flt-mol data download", self.name.replace("_", "-"), *chosen])
 
 
 def data_folders() -> list[Path]:
@@ -172,16 +155,18 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in shipped_folder("datasets").glob(f"*/{_FILE}"))
 
 
-def recipe(name_or_folder: str | Path) -> Recipe:
+def recipe(name_or_folder: Recipe | str | Path) -> Recipe:
     """The data set of that name, or the one described in a folder (or `dataset.yaml`) of one's own.
 
     A known name wins over a folder of the same name in the working directory. In names, dashes
-    and underscores are the same.
+    and underscores are the same. A recipe is returned as it is.
 
     Raises:
         ValueError: neither a known name nor a folder with `dataset.yaml`; a file that is not such a
             description.
     """
+    if isinstance(name_or_folder, Recipe):
+        return name_or_folder
     name, known = str(name_or_folder).replace("-", "_"), names()
     if isinstance(name_or_folder, str) and name in known:
         return _read(shipped_folder("datasets") / name / _FILE)
@@ -202,14 +187,13 @@ def _read(file: Path) -> Recipe:
     splits = metadata.get("splits") if isinstance(metadata, dict) else None
     if not isinstance(splits, dict) or not splits:
         raise ValueError(f"{file} has no mapping `splits:` of split to file")
-    metadata["splits"] = splits = {str(split): entry for split, entry in splits.items()}  # not 1
-    folder = file.parent.resolve()
-    files: dict[str, Path] = {}
-    for split, entry in splits.items():
-        relative = entry.get("file") if isinstance(entry, dict) else entry
-        if not isinstance(relative, str) or not relative:
+    files: dict[str, Mapping[str, Any]] = {}
+    for split, given in splits.items():
+        entry = given if isinstance(given, dict) else {"file": given}
+        if not isinstance(entry.get("file"), str) or not entry["file"]:
             raise ValueError(f"{file}: split {split} names no file")
-        files[split] = folder / relative
+        files[str(split)] = entry
+    folder = file.parent.resolve()
     return Recipe(str(metadata.get("name", folder.name)), folder, files, metadata)
 
 
@@ -258,9 +242,7 @@ def open_source(
 
 def skipped_message(dataset: Any) -> str:
     """How many records of a data set were skipped, and the first five with the reason."""
-    skipped: Sequence[str] = dataset.skipped
-    lines = [f"{dataset.path}: skipped {len(skipped)} of {len(skipped) + len(dataset)} records:"]
-    lines += [f"  {message}" for message in skipped[:_SHOWN]]
-    if len(skipped) > _SHOWN:
-        lines.append(f"  and {len(skipped) - _SHOWN} more")
-    return "\n".join(lines)
+    count, shown = len(dataset.skipped), dataset.skipped[:_SHOWN]
+    head = f"{dataset.path}: skipped {count} of {count + len(dataset)} records:"
+    more = [f"and {count - _SHOWN} more"] if count > _SHOWN else []
+    return "\n  ".join([head, *shown, *more])

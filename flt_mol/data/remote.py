@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import re
 import shutil
 import tarfile
 import time
 import urllib.request
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 from urllib.error import HTTPError
 
 from filelock import FileLock, Timeout
@@ -30,7 +29,6 @@ Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much of it is done, and of how much."""
 
 _CHUNK = 1 << 20
-_SHOW_EVERY = 1 << 24  # bytes
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another attempt
 _LONGEST_WAIT = 60.0  # seconds
 _TIMEOUT = 60.0  # seconds without a byte
@@ -42,19 +40,17 @@ class DownloadResult:
 
     Args:
         folder: where the data set is.
-        received: bytes that came over the network.
         unpacked: splits that are new; the others were there before.
         files: split → file, of all that were asked for.
     """
 
     folder: Path
-    received: int
     unpacked: tuple[str, ...]
     files: dict[str, Path]
 
 
 def download(
-    recipe_or_name: Recipe | str | Path,
+    name_or_folder: Recipe | str | Path,
     splits: Sequence[str] | None = None,
     *,
     to: str | Path | None = None,
@@ -70,13 +66,13 @@ def download(
     hand is used if it is in the folder. A split's file in the folder that is not right is replaced.
 
     Args:
-        recipe_or_name: a data set whose `dataset.yaml` names an `archive`.
+        name_or_folder: a data set whose `dataset.yaml` names an `archive`.
         splits: names; None for all.
         to: folder to fetch and unpack into; default ``$FLT_MOL_DATA/NAME``, or `NAME` in the
             default data folder. Any other is found later with ``FLT_MOL_DATA=to``.
         keep_archive: whether the archive stays in the folder when all is done.
         base_url: of a mirror: the folder that has the archive.
-        wait: seconds until a lost connection is tried again, growing.
+        wait: seconds until a lost connection is tried again, doubled each time.
         attempts: without a new byte, until it is given up.
         progress: called with a label, bytes done and bytes in all.
 
@@ -85,29 +81,31 @@ def download(
             another download runs; an archive that cannot be fetched or is damaged.
         OSError: a folder that cannot be written.
     """
-    found = recipe_or_name if isinstance(recipe_or_name, Recipe) else recipe(recipe_or_name)
+    found, report = recipe(name_or_folder), progress or _silent
     folder = Path(to or data_folders()[0] / found.name).expanduser().absolute()
     url, archive = _archive(found, folder, base_url)
-    chosen = list(dict.fromkeys(found.splits if splits is None else splits))
-    rows = verify(found, chosen, folder=None if to is None else folder, progress=progress)
+    rows = verify(found, splits, folder=None if to is None else folder, progress=progress)
     files = {row.split: row.file for row in rows if row.ok and row.file}
-    absent = {split: _member(found, split, folder) for split in chosen if split not in files}
-    received = 0
+    absent = {row.split: _member(found, row.split, folder) for row in rows if not row.ok}
     if absent:  # else nothing is written: the data may be where one can only read
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(folder / ".download.lock", blocking=False):
                 _check_room(archive, list(absent.values()))
                 if not archive.target.is_file():
-                    received = _fetch(url, archive, wait, attempts, progress)
-                _extract(archive.target, list(absent.values()), progress)
+                    _fetch(url, archive, wait, attempts, report)
+                _extract(archive.target, list(absent.values()), report)
         except Timeout:
             raise ValueError(f"another download into {folder} is running; wait for it") from None
         (folder / ".download.lock").unlink(missing_ok=True)
     if not keep_archive:
         archive.target.unlink(missing_ok=True)
     files |= {split: member.target for split, member in absent.items()}
-    return DownloadResult(folder, received, tuple(absent), {x: files[x] for x in chosen})
+    return DownloadResult(folder, tuple(absent), {row.split: files[row.split] for row in rows})
+
+
+def _silent(label: str, done: int, total: int | None) -> None:
+    pass
 
 
 class _Expected(NamedTuple):
@@ -117,10 +115,6 @@ class _Expected(NamedTuple):
     target: Path
     size: int
     md5: str
-
-    @property
-    def part(self) -> Path:
-        return self.target.with_name(f"{self.target.name}.part")
 
 
 def _archive(found: Recipe, folder: Path, base_url: str | None) -> tuple[str, _Expected]:
@@ -132,7 +126,7 @@ def _archive(found: Recipe, folder: Path, base_url: str | None) -> tuple[str, _E
     url = f"{base_url.rstrip('/')}/{name}" if base_url else url
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url} is not an http:// or https:// address")
-    return url, _Expected(name, folder / name, int(entry["bytes"]), str(entry["md5"]))
+    return url, _Expected(name, folder / name, entry["bytes"], entry["md5"])
 
 
 def _member(found: Recipe, split: str, folder: Path) -> _Expected:
@@ -141,96 +135,82 @@ def _member(found: Recipe, split: str, folder: Path) -> _Expected:
         raise ValueError(f"split {split}: {name} is outside of the data set's folder")
     if "bytes" not in expected or "md5" not in expected:
         raise ValueError(f"split {split}: {found.folder / 'dataset.yaml'} lacks bytes or md5")
-    return _Expected(str(name), folder / name, int(expected["bytes"]), str(expected["md5"]))
+    return _Expected(str(name), folder / name, expected["bytes"], expected["md5"])
+
+
+def _part(archive: _Expected) -> Path:
+    return archive.target.with_name(f"{archive.name}.part")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _check_room(archive: _Expected, absent: Sequence[_Expected]) -> None:
-    present = [p.stat().st_size for p in (archive.target, archive.part) if p.is_file()]
-    needed = max(archive.size - max(present, default=0), 0) + sum(x.size for x in absent)
-    free = shutil.disk_usage(archive.target.parent).free
-    if needed > free:
+    folder, present = archive.target.parent, max(_size(archive.target), _size(_part(archive)))
+    needed = max(archive.size - present, 0) + sum(member.size for member in absent)
+    if needed > (free := shutil.disk_usage(folder).free):
         raise ValueError(
-            f"{archive.target.parent} has {free:,} bytes free, {needed:,} are needed: choose "
-            "another place (--to, FLT_MOL_DATA) or fewer splits"
+            f"{folder} has {free:,} bytes free, {needed:,} are needed: choose another place (--to, "
+            "FLT_MOL_DATA) or fewer splits"
         )
 
 
-def _fetch(
-    url: str, archive: _Expected, wait: float, attempts: int, progress: Progress | None
-) -> int:
-    """Download by way of `archive.part`, which later runs resume; bytes received."""
-    received = 0
-    for _ in range(2):  # a second time where what an earlier run left was of another file
-        received += _complete(url, archive, wait, attempts, progress)
-        found = _digest(archive.part, "md5", f"check {archive.name}", progress)
-        if found == archive.md5:
-            archive.part.replace(archive.target)
-            return received
-        archive.part.unlink()
-    raise ValueError(f"{url} has md5 {found}, expected {archive.md5}: put it at {archive.target}")
+def _fetch(url: str, archive: _Expected, wait: float, attempts: int, report: Progress) -> None:
+    """Download by way of a file `.part`, which later runs resume."""
+    part, failures = _part(archive), 0
+    furthest = _size(part)
+    while _size(part) != archive.size:
+        reason = "the connection was closed early"
+        try:
+            _attempt(url, archive, report)
+        except HTTPError as error:
+            error.close()
+            reason = f"the server answered {error.code} {error.reason}"
+            failures = failures if error.code in _TEMPORARY else attempts
+        except (OSError, HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        done = _size(part)
+        failures = 0 if done > furthest else failures + 1
+        furthest = max(furthest, done)
+        if failures >= attempts:
+            raise ValueError(
+                f"cannot fetch {url}: {reason}, {done:,} of {archive.size:,} bytes are kept: run "
+                f"the command again, or put the file at {archive.target}"
+            )
+        time.sleep(min(wait * 2**failures, _LONGEST_WAIT) if failures else 0.0)
+    if (found := _digest(part, "md5", f"check {archive.name}", report)) != archive.md5:
+        part.unlink()
+        raise ValueError(f"{url} has md5 {found}, expected {archive.md5}: run the command again")
+    part.replace(archive.target)
 
 
-def _complete(
-    url: str, archive: _Expected, wait: float, attempts: int, progress: Progress | None
-) -> int:
-    """Attempt until all bytes are there, or several attempts in a row brought nothing new."""
-    received, failures = 0, 0
-    with archive.part.open("ab") as file:
-        furthest = file.tell()
-        while file.tell() != archive.size:
-            reason = "the connection was closed early"
-            try:
-                received += _attempt(url, archive, file, progress)
-            except HTTPError as error:
-                error.close()
-                reason = f"the server answered {error.code} {error.reason}"
-                if error.code == 416:  # no such range: there are more bytes here than there
-                    file.truncate(0)
-                    file.seek(0)
-                elif error.code not in _TEMPORARY:
-                    failures = attempts
-            except (OSError, HTTPException) as error:
-                reason = str(getattr(error, "reason", error)) or type(error).__name__
-            if file.tell() == archive.size:
-                break
-            failures = 0 if file.tell() > furthest else failures + 1
-            furthest = max(furthest, file.tell())
-            if failures >= attempts:
-                raise ValueError(
-                    f"cannot fetch {url}: {reason}, {file.tell():,} of {archive.size:,} bytes are "
-                    f"kept: run the command again, or put the file at {archive.target}"
-                )
-            time.sleep(min(wait * 2 ** max(failures - 1, 0), _LONGEST_WAIT))
-    return received
-
-
-def _attempt(url: str, archive: _Expected, file: IO[bytes], progress: Progress | None) -> int:
-    """One request, and all that comes of it."""
+def _attempt(url: str, archive: _Expected, report: Progress) -> None:
+    """One request, for what the part lacks, and all that comes of it."""
+    begin = _size(_part(archive))
+    begin = begin if begin < archive.size else 0  # else it is of another file
     headers = {"User-Agent": f"flt_mol/{VERSION}", "Accept-Encoding": "identity"}
-    begin, received = file.tell(), 0
     if begin:
         headers["Range"] = f"bytes={begin}-"
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-        place = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers["Content-Range"] or "")
-        total = response.headers["Content-Length"] if place is None else place[2]
-        if total not in (None, "*", str(archive.size)):
-            raise OSError(f"it has {total} bytes there, expected {archive.size}")
-        if place is None or int(place[1]) != begin:
-            file.truncate(0)  # the whole file is being sent, or another part
+    with (
+        urllib.request.urlopen(request, timeout=_TIMEOUT) as response,
+        _part(archive).open("ab") as file,
+    ):
+        resumed = (response.headers["Content-Range"] or "").startswith(f"bytes {begin}-")
+        if not resumed:  # the whole file is being sent, or another part
+            file.truncate(0)
             file.seek(0)
-            if place is not None:
-                raise OSError("it sent another part of the file than was asked for")
+        rest = archive.size - file.tell()
+        if response.length not in (None, rest) or (response.status == 206) != resumed:
+            raise OSError(f"the server sends {response.length} bytes of it, expected {rest}")
         # read1 hands over what has come, so that a lost connection loses nothing.
         while chunk := response.read1(min(_CHUNK, archive.size - file.tell())):
             file.write(chunk)
-            received += len(chunk)
-            if progress is not None:
-                progress(f"fetch {archive.name}", file.tell(), archive.size)
-    return received
+            report(f"fetch {archive.name}", file.tell(), archive.size)
 
 
-def _extract(archive: Path, members: Sequence[_Expected], progress: Progress | None) -> None:
+def _extract(archive: Path, members: Sequence[_Expected], report: Progress) -> None:
     """Write `members`, and nothing else that the archive holds, each when it is whole and right."""
     wanted = {member.name: member for member in members}
     try:
@@ -239,28 +219,22 @@ def _extract(archive: Path, members: Sequence[_Expected], progress: Progress | N
             while wanted and (item := tar.next()) is not None:
                 member = wanted.pop(str(PurePosixPath(item.name)), None)
                 if member is not None:
-                    _extract_one(tar, item, member, progress)
+                    _write(tar.extractfile(item) if item.isreg() else None, member, report)
     except (EOFError, OverflowError, tarfile.TarError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive} is truncated or damaged ({error}); remove it") from error
     if wanted:
         raise ValueError(f"{archive} does not hold {', '.join(wanted)}; remove it")
 
 
-def _extract_one(
-    tar: tarfile.TarFile, item: tarfile.TarInfo, to: _Expected, progress: Progress | None
-) -> None:
-    source = tar.extractfile(item) if item.isreg() else None
-    if source is None or item.size != to.size:
-        raise tarfile.TarError(f"{item.name} has {item.size:,} bytes, expected {to.size:,}")
+def _write(source: IO[bytes] | None, to: _Expected, report: Progress) -> None:
     remove_leftovers(to.target)
     with temporary_path(to.target, durable=True) as temporary:
         with temporary.open("wb") as file:
-            while chunk := source.read(_CHUNK):
+            while source is not None and (chunk := source.read(_CHUNK)):
                 file.write(chunk)
-                if progress is not None:
-                    progress(f"unpack {to.name}", file.tell(), to.size)
-        if (found := _digest(temporary, "md5", f"check {to.name}", progress)) != to.md5:
-            raise tarfile.TarError(f"{item.name} has md5 {found}, expected {to.md5}")
+                report(f"unpack {to.name}", file.tell(), to.size)
+        if (found := _digest(temporary, "md5", f"check {to.name}", report)) != to.md5:
+            raise tarfile.TarError(f"{to.name} has md5 {found}, expected {to.md5}")
 
 
 @dataclass(frozen=True)
@@ -271,16 +245,12 @@ class Verified:
         split: its name.
         file: file or folder, None where there is none.
         status: "ok", "missing", "cannot be opened", or "wrong …": bytes, md5, sha256 or count.
-        expected: by the recipe: bytes, md5 or sha256, count.
-        found: the same, up to the first that is wrong.
         message: what is wrong; empty for "ok".
     """
 
     split: str
     file: Path | None
     status: str
-    expected: Mapping[str, Any] = field(default_factory=dict)
-    found: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
 
     @property
@@ -290,7 +260,7 @@ class Verified:
 
 
 def verify(
-    recipe_or_folder: Recipe | str | Path,
+    name_or_folder: Recipe | str | Path,
     splits: Sequence[str] | None = None,
     *,
     folder: Path | None = None,
@@ -301,7 +271,7 @@ def verify(
     Of converted splits the recipe knows the count only.
 
     Args:
-        recipe_or_folder: a recipe, its name, or a folder with `dataset.yaml`.
+        name_or_folder: of a data set; or its recipe.
         splits: names; None for all.
         folder: look for the files there only; None for all places of :meth:`Recipe.path`.
         progress: called with bytes.
@@ -312,48 +282,39 @@ def verify(
     Raises:
         ValueError: no such data set or split.
     """
-    found = recipe_or_folder if isinstance(recipe_or_folder, Recipe) else recipe(recipe_or_folder)
-    chosen = list(dict.fromkeys(found.splits if splits is None else splits))
+    found = recipe(name_or_folder)
+    chosen = dict.fromkeys(found.splits if splits is None else splits)
     places = {split: found.find(split, folder) for split in chosen}
-    return [_verify_one(found, split, places[split], progress) for split in chosen]
+    return [_verify_one(found, *place, progress or _silent) for place in places.items()]
 
 
-def _verify_one(
-    recipe: Recipe, split: str, file: Path | None, progress: Progress | None
-) -> Verified:
-    entry = recipe.expected(split)
-    expected = {key: entry[key] for key in ("bytes", "sha256", "md5", "count") if key in entry}
+def _verify_one(recipe: Recipe, split: str, file: Path | None, report: Progress) -> Verified:
     if file is None:
-        return Verified(split, None, "missing", expected, message=str(recipe.relative(split)))
-    found: dict[str, Any] = {}
+        return Verified(split, None, "missing", str(recipe.relative(split)))
+    expected = recipe.expected(split)
     published = not file.is_dir() and not recipe.is_converted(file)
-    keys = [key for key in expected if key != "count" and published]
-    for key in (*keys, "count"):
-        try:
-            found[key] = _measured(file, key, split, progress)
-        except (ValueError, OSError) as error:
-            return Verified(split, file, "cannot be opened", expected, found, str(error))
-        if found[key] != expected.get(key, found[key]):
-            text = f"{file} has {key} {found[key]}, expected {expected[key]}"
-            if command := recipe.command([split]):
-                text += f"; get it with {command} --to FOLDER"
-            return Verified(split, file, f"wrong {key}", expected, found, text)
-    return Verified(split, file, "ok", expected, found)
+    kinds = [kind for kind in ("bytes", "sha256", "md5") if kind in expected and published]
+    try:
+        for kind in [*kinds, "count"]:
+            found: int | str
+            if kind == "count":
+                found = len(open_dataset(file))
+            elif kind == "bytes":
+                found = _size(file)
+            else:
+                found = _digest(file, kind, f"verify {split}", report)
+            if found != expected.get(kind, found):
+                text = f"{file} has {kind} {found}, expected {expected[kind]}"
+                return Verified(split, file, f"wrong {kind}", text)
+    except (ValueError, OSError) as error:
+        return Verified(split, file, "cannot be opened", str(error))
+    return Verified(split, file, "ok")
 
 
-def _measured(file: Path, key: str, split: str, progress: Progress | None) -> Any:
-    if key == "bytes":
-        return file.stat().st_size
-    if key == "count":
-        return len(open_dataset(file))
-    return _digest(file, key, f"verify {split}", progress)
-
-
-def _digest(file: Path, kind: str, label: str, progress: Progress | None) -> str:
-    total, digest = file.stat().st_size, hashlib.new(kind, usedforsecurity=False)
+def _digest(file: Path, kind: str, label: str, report: Progress) -> str:
+    total, digest = _size(file), hashlib.new(kind, usedforsecurity=False)
     with file.open("rb") as stream:
-        while chunk := stream.read(_SHOW_EVERY):
+        while chunk := stream.read(16 * _CHUNK):
             digest.update(chunk)
-            if progress is not None:
-                progress(label, stream.tell(), total)
+            report(label, stream.tell(), total)
     return digest.hexdigest()

@@ -70,15 +70,19 @@ class Stored:
     array: NDArray[Any] | None = None
 
     def numpy(self) -> NDArray[Any]:
-        """Its numbers.
-
-        Raises:
-            ValueError: they do not fit their description.
-        """
+        """Its numbers; ValueError where they do not fit their description."""
         raise ValueError(f"is a {type(self).__name__}, expected numbers")
 
     def __setstate__(self, state: object) -> None:
         raise ValueError(f"a {type(self).__name__} takes no state")
+
+
+def decoded(value: Any) -> Any:
+    """A stored value as an array, or ValueError of it; anything else as it is."""
+    try:
+        return value.numpy() if isinstance(value, Stored) else value
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"cannot be decoded ({error})") from error
 
 
 def to_numpy(value: Any) -> NDArray[Any]:
@@ -91,54 +95,31 @@ def to_numpy(value: Any) -> NDArray[Any]:
         >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
         array([1., 1.], dtype=float32)
     """
-    if isinstance(value, Stored):
-        array: NDArray[Any] = decoded(value)
-    else:
-        array = _of_tensor(value) if isinstance(value, Tensor) else _of_plain(value)
+    value = decoded(value)
+    if isinstance(value, list | tuple):
+        _refuse_endless(value)
+    try:
+        if isinstance(value, Tensor):
+            value = value.float() if value.dtype == torch.bfloat16 else value
+            array: NDArray[Any] = value.numpy(force=True)
+        else:
+            array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"is ragged, or no array of numbers ({error})") from None
     if array.dtype.kind not in "biuf":
         raise ValueError(f"holds {array.dtype}, expected numbers")
     return array
 
 
-def decoded(value: Any) -> Any:
-    """A stored value as an array, anything else as it is.
-
-    Raises:
-        ValueError: as :meth:`Stored.numpy`; the text goes after the name of a field.
-    """
-    try:
-        return value.numpy() if isinstance(value, Stored) else value
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"cannot be decoded ({error})") from error
-
-
-def _of_tensor(tensor: Tensor) -> NDArray[Any]:
-    try:
-        tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-        array: NDArray[Any] = tensor.numpy(force=True)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"is a tensor of {tensor.dtype} ({tensor.layout}, {tensor.device}) that numpy cannot "
-            "hold; store a common dtype such as float32"
-        ) from error
-    return array
-
-
-def _of_plain(value: Any) -> NDArray[Any]:
-    # Lists that hold themselves, or each other again and again, would never end.
+def _refuse_endless(value: Sequence[Any]) -> None:
+    """Refuse lists that hold themselves, or each other again and again."""
     rest, count = [value], 0
     while rest:
         item = rest.pop()
-        if isinstance(item, list | tuple):
-            count += len(item)
-            if count > _LIST_SIZE:
-                raise ValueError("holds lists without end; store an array")
-            rest += [inner for inner in item if isinstance(inner, list | tuple)]
-    try:
-        return np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        raise ValueError("is a ragged list, or holds no numbers") from None
+        count += len(item)
+        if count > _LIST_SIZE:
+            raise ValueError("holds lists without end; store an array")
+        rest += [inner for inner in item if isinstance(inner, list | tuple)]
 
 
 def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -158,7 +139,7 @@ def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Which energies are of another kind than the others, the farthest first.
+    """Rows of energies, eV, of another kind than the others, the farthest first.
 
     Those farther from the median than 20 eV and than 50 times the median distance: a total energy
     among adsorption energies, which would set the scale of all the others.
@@ -175,13 +156,9 @@ def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:
 def far_off_message(
     energies: NDArray[np.float64], sid: Sequence[int | str], split: str, what: str
 ) -> str | None:
-    """A warning of those that are :func:`far_off`; None where there are none.
+    """A warning of those of a split's (S,) energies, eV, that are :func:`far_off`, if any.
 
-    Args:
-        energies: (S,) targets, eV.
-        sid: S names.
-        split: its name.
-        what: whose scale they set.
+    `what` names whose scale they set.
     """
     far = far_off(energies)
     if not len(far):

@@ -6,7 +6,6 @@ import hashlib
 import math
 import re
 import shutil
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,17 +17,9 @@ import numpy as np
 import yaml
 from ase.data import chemical_symbols
 
-from flt_mol.data.conversion import (
-    ConvertResult,
-    Progress,
-    convert,
-    readable_batches,
-    remove_leftovers,
-)
+from flt_mol.data.conversion import ConvertResult, Progress, convert, remove_leftovers
 from flt_mol.data.dataset import StructuresDataset
-from flt_mol.data.flat import FlatDataset
 from flt_mol.data.recipes import recipe
-from flt_mol.data.schema import OnError
 from flt_mol.files import temporary_path
 
 __all__ = ["Share", "SplitResult", "split"]
@@ -39,7 +30,6 @@ Share = float | int | None
 _COMPUTED = ("composition", "adsorbate", "slab")
 _ADSORBATE = 2  # the tag
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_OFF = 0.5  # of a share: more than that is warned of
 _ROUNDING = 1e-9
 
 
@@ -50,7 +40,7 @@ class SplitResult:
     Args:
         folder: with the files and `dataset.yaml`.
         splits: what was written of each.
-        skipped: one message for each record that was skipped.
+        skipped: those of the source.
     """
 
     folder: Path
@@ -65,17 +55,15 @@ def split(
     *,
     seed: int = 0,
     group_by: str | None = None,
-    on_error: OnError = "raise",
     forces: bool = False,
     progress: Progress | None = None,
 ) -> SplitResult:
     """Put every system of `source` into one of several flat files, at random.
 
     The files and a `dataset.yaml` come into a new folder, which is a data set that
-    :func:`flt_mol.data.recipes.recipe` opens and `flt-mol train` takes. Its `normalizer` has mean
-    and standard deviation of the targets of the first split. The folder is there when all is
-    complete. Which system goes where depends on the number of systems, the groups, the shares and
-    the seed, and on nothing else; inside a file they keep their order.
+    :func:`flt_mol.data.recipes.recipe` opens and `flt-mol train` takes. The folder is there when
+    all is complete. Which system goes where depends on the number of systems, the groups, the
+    shares and the seed, and on nothing else; inside a file they keep their order.
 
     Args:
         source: the records.
@@ -86,7 +74,6 @@ def split(
         group_by: a stored field, or one of "composition", "adsorbate" and "slab", which are
             computed from elements and tags where they are not stored; systems of the same value
             stay together. The numbers are then met as well as whole groups can.
-        on_error: "raise", or "skip": invalid records are skipped before the shares are drawn.
         forces: keep forces.
         progress: called with records done and all.
 
@@ -98,35 +85,30 @@ def split(
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise ValueError(f"{output} exists; choose a new or empty folder")
-    skipped: list[str] = list(source.skipped)
-    valid = list(range(len(source)))
-    if on_error == "skip" and source.options.on_error == "raise":
-        valid = [i for rows, _ in readable_batches(source, valid, skipped.append) for i in rows]
-    wanted = _numbers(fractions, len(valid))
-    groups = _groups(source, group_by, valid)
+    parts = _assign(_groups(source, group_by), _numbers(fractions, len(source)), seed)
     results: dict[str, ConvertResult] = {}
-    done = 0
 
     def report(converted: int, total: int | None) -> None:
         if progress is not None:
-            progress(done + converted, 2 * len(valid))
+            done = sum(part.systems for part in results.values())
+            progress(2 * done + converted, 2 * len(source))
 
     remove_leftovers(output)
     with temporary_path(output) as folder:
         folder.mkdir()
         try:
-            for key, members in _assign(groups, wanted, seed).items():
-                rows, file = [valid[i] for i in members], folder / f"{key}.safetensors"
+            for key, rows in parts.items():
+                file = folder / f"{key}.safetensors"
                 results[key] = convert(source, file, indices=rows, forces=forces, progress=report)
-                done += 2 * len(rows)
             about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
-            text = _recipe_text(output.name, source, results, about)
+            content = _description(output.name, source, results, about)
+            text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
             (folder / "dataset.yaml").write_text(text, encoding="utf-8")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
     moved = {key: replace(one, output=output / one.output.name) for key, one in results.items()}
-    return SplitResult(output, moved, tuple(skipped))
+    return SplitResult(output, moved, tuple(source.skipped))
 
 
 def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
@@ -141,9 +123,9 @@ def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
         if share is not None and (isinstance(share, bool) or not 0 < share < math.inf):
             raise ValueError(f"split {name} has share {share!r}, expected a positive number")
     given = [share for share in fractions.values() if share is not None]
+    lacking = len(fractions) - len(given)
     whole = 1.0 if given and isinstance(given[0], float) else count
     rest = whole - math.fsum(given)
-    lacking = len(fractions) - len(given)
     fits = abs(rest) < _ROUNDING or (rest > 0 and lacking)
     if not fits or lacking > 1 or len({type(share) for share in given}) > 1:
         raise ValueError(
@@ -178,30 +160,23 @@ def _assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict
                 f"split {name} gets none of {len(groups)} systems in {len(members)} groups: take "
                 "other shares, another seed, or group by what has more values"
             )
-    off = [f"{n} {len(result[n])} (asked for: {c})" for n, c in counts.items()
-           if abs(len(result[n]) - c) > _OFF * c]  # fmt: skip
-    if off:
-        text = f"whole groups do not fit the shares: systems of {', '.join(off)}"
-        warnings.warn(text, UserWarning, stacklevel=3)
     return {name: sorted(indices) for name, indices in result.items()}
 
 
-def _groups(source: StructuresDataset, field: str | None, indices: Sequence[int]) -> list[str]:
+def _groups(source: StructuresDataset, field: str | None) -> list[str]:
     """A name for the group of each system: itself alone, the value of a field, or what it is of."""
     if field is None:
-        return [str(index) for index in indices]
+        return [str(index) for index in range(len(source))]
     groups, stored = list[str](), set[bool]()
-    for index in indices:
-        record = source.record(index)
+    for index in range(len(source)):
+        record, where = source.record(index), source.where(index)
         value = record.get(field)
         stored.add(value is not None)
         if len(stored) > 1 or (value is None and field not in _COMPUTED):
-            raise ValueError(
-                f"{source.where(index)}: no field {field} to group by, here or in earlier records; "
-                f"stored: {', '.join(record)}; computed: {', '.join(_COMPUTED)}"
-            )
+            text = f"stored: {', '.join(record)}; computed: {', '.join(_COMPUTED)}"
+            raise ValueError(f"{where}: no field {field} to group by, here or before; {text}")
         if value is None:
-            groups.append(_of_atoms(record, field, source.where(index)))
+            groups.append(_of_atoms(record, field, where))
         else:  # what is stored as 7, [7] and "7" is one group
             groups.append(str(np.asarray(value).squeeze().tolist()))
     return groups
@@ -219,26 +194,18 @@ def _of_atoms(record: Mapping[str, Any], field: str, where: str) -> str:
     return "".join(f"{symbol}{count}" for symbol, count in sorted(counts.items()))
 
 
-def _recipe_text(
+def _description(
     name: str,
     source: StructuresDataset,
     results: Mapping[str, ConvertResult],
     about: Mapping[str, Any],
-) -> str:
-    """The text of `dataset.yaml`."""
-    elements, energies = set[int](), list[float]()
-    for key, result in results.items():
-        dataset = FlatDataset(result.output)
-        for _, batch in readable_batches(dataset, range(len(dataset))):
-            elements |= set(batch.atomic_numbers.tolist())
-            if key == next(iter(results)) and batch.energy is not None:
-                energies += batch.energy.tolist()
+) -> dict[str, Any]:
+    """What `dataset.yaml` holds."""
     content: dict[str, Any] = {
         "name": name,
         "source": source.path.name,
         "split": {**about, "by": "flt_mol.data.splitting.split"},
         "units": {"length": "Å", "energy": "eV"},
-        "elements": [chemical_symbols[z] for z in sorted(elements)],
         "splits": {
             key: {
                 "file": result.output.name,
@@ -249,11 +216,9 @@ def _recipe_text(
             for key, result in results.items()
         },
     }
-    for folder in source.path.resolve().parents[:3] if source.path.exists() else ():
-        with suppress(ValueError):  # no data set there, or one that does not state it
-            if rule := recipe(folder).metadata.get("tag_rule"):
-                content["tag_rule"] = rule
-                break
-    if energies:
-        content["normalizer"] = {"mean": float(np.mean(energies)), "std": float(np.std(energies))}
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    with suppress(ValueError):  # no data set there
+        if not source.path.exists():  # in memory
+            return content
+        rule = recipe(source.path.resolve().parent).metadata.get("tag_rule")
+        content |= {} if rule is None else {"tag_rule": rule}
+    return content

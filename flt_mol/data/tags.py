@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +40,6 @@ _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
 _LAYER_GAP = 0.6  # Å between heights of neighbouring layers, at least
 _REACH = 10.0  # Å, of images around the cell; further ones bound no Voronoi cell in the slab
-_HINT = 'name the atoms: adsorbate="CO", [12, 13] or "none" (--adsorbate CO, 12,13 or none)'
 
 
 def tag_slab(
@@ -66,9 +64,9 @@ def tag_slab(
 
     Args:
         atoms: the slab with its adsorbate; left as it is.
-        adsorbate: rows of the adsorbate's atoms; its formula, such as "CO", where the slab has none
-            of its elements; "none" for a clean slab; or None to guess: all H, C, N and O, where
-            they lie on one surface only.
+        adsorbate: rows of the adsorbate's atoms, or a mask; its formula, such as "CO", where the
+            slab has none of its elements; "none" for a clean slab; or None to guess: all H, C, N
+            and O, where they lie on one surface only.
         surface: "oc20", "half" or a number of layers.
         fix: whether `FixAtoms` holds the atoms of tag 0, as in OC20, in place of the constraints
             there are.
@@ -116,25 +114,24 @@ def tag_structures(
     """
     from ase import Atoms
 
-    tags, fixed = structures.tags.clone(), structures.fixed.clone()
-    for b, (start, stop) in enumerate(pairwise(structures.ptr.tolist())):
-        if start == stop or bool(tags[start:stop].any()):
-            continue
-        one = structures[b].to("cpu")
-        atoms = Atoms(
-            one.atomic_numbers.numpy(),
-            one.positions.double().numpy(),
-            cell=one.cell[0].numpy(),
-            pbc=one.pbc[0],
-        )
-        try:
-            found = tag_slab(atoms, adsorbate, surface=surface).get_tags()
-        except ValueError as error:
-            raise ValueError(f"{structures.sid[b]}: {error}") from error
-        tags[start:stop] = torch.as_tensor(np.asarray(found), device=tags.device)
-        if not fixed[start:stop].any():
-            fixed[start:stop] = tags[start:stop] == 0
-    return replace(structures, tags=tags, fixed=fixed)
+    systems = []
+    for system in structures.to("cpu"):
+        if not system.tags.any():
+            atoms = Atoms(
+                system.atomic_numbers.numpy(),
+                system.positions.double().numpy(),
+                cell=system.cell[0].numpy(),
+                pbc=system.pbc[0].numpy(),
+            )
+            try:
+                tagged = tag_slab(atoms, adsorbate, surface=surface)
+            except ValueError as error:
+                raise ValueError(f"{system.sid[0]}: {error}") from error
+            tags = torch.as_tensor(tagged.get_tags())
+            fixed = system.fixed if system.fixed.any() else tags == 0
+            system = replace(system, tags=tags, fixed=fixed)
+        systems.append(system)
+    return Structures.cat(systems).to(structures.ptr.device)
 
 
 def parse_rule(value: Any, name: str) -> Surface:
@@ -156,42 +153,35 @@ def parse_rule(value: Any, name: str) -> Surface:
 
 
 def tags_are_layers(record: Mapping[str, Any]) -> bool:
-    """Whether the tags of a record are layers' numbers, and the heights of its atoms agree.
+    """Whether the tags of a record are the layer numbers of `ase.build`: 1 is the topmost layer.
 
-    Builders of `ase.build` number layers from 1, the topmost, and leave adsorbates at 0. OC20's
-    tags are like that only of an adsorbate that hangs below a slab of up to two layers: then the
-    atoms of tag 2 have elements of their own, here those of tag 0.
+    Adsorbates have 0 there. Tags up to 2 may be OC20's, of an adsorbate that hangs below a slab:
+    then its elements are its own, here those of tag 0.
     """
     try:
-        tags, cell, pos, numbers = (
-            to_numpy(record[name]) for name in ("tags", "cell", "pos", "atomic_numbers")
-        )
-        tags, numbers = tags.reshape(-1), numbers.reshape(-1)
-        cell, pos = cell.reshape(3, 3).astype(float), pos.reshape(len(tags), 3).astype(float)
+        tags, numbers = (to_numpy(record[name]).reshape(-1) for name in ("tags", "atomic_numbers"))
+        cell = to_numpy(record["cell"]).reshape(3, 3).astype(float)
+        pos = to_numpy(record["pos"]).reshape(len(numbers), 3).astype(float)
     except (KeyError, ValueError):  # missing, or refused later
         return False
-    normal = np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
     there = np.unique(tags)
-    layers = there[there > 0]
-    if len(tags) != len(numbers) or not len(layers) or not normal.any() or there[0] < 0:
-        return False
-    if not np.array_equal(layers, np.arange(1, len(layers) + 1)):
+    layers = there[there != 0]
+    if len(tags) != len(numbers) or not np.array_equal(layers, np.arange(1, len(layers) + 1)):
         return False
     if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
-        return False  # a slab that hangs or wraps; without atoms of tag 0, a thin one
-    means = [(pos[tags == tag] @ normal).mean() for tag in there]
-    return bool((np.diff(means) < 0).all())
+        return False
+    height = pos @ np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+    means = [height[tags == tag].mean() for tag in there]
+    return len(layers) > 0 and bool((np.diff(means) < 0).all())
 
 
 def layer_note(record: Mapping[str, Any]) -> dict[str, str]:
     """A warning where the tags of a record are layers' numbers."""
-    if not tags_are_layers(record):
-        return {}
-    return {
-        "layers": "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 "
-        "surface, 2 adsorbate); tag_slab(atoms, …) of flt_mol.data or --tag-slab of flt-mol "
-        "predict sets them"
-    }
+    text = (
+        "tags are the layer numbers of ase.build (expected: 0 below the surface, 1 surface, "
+        "2 adsorbate); flt_mol.data.tag_slab, or --tag-slab of flt-mol predict, sets them"
+    )
+    return {"layers": text} if tags_are_layers(record) else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +205,15 @@ def _slab_frame(atoms: Atoms) -> _Frame:
         gaps = np.diff(places, append=places[0] + 1.0)
         width[k] = gaps.max() * distances[k]
         end[k] = places[(gaps.argmax() + 1) % len(places)]
-    axis = _vacuum_axis(width, pbc & np.asarray(atoms.cell).any(axis=1))
+    periodic = pbc & np.asarray(atoms.cell).any(axis=1)
+    empty = np.flatnonzero(width >= _VACUUM if periodic.all() else ~periodic)
+    if periodic.sum() < 2 or len(empty) != 1:
+        found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", width, strict=True))
+        raise ValueError(
+            f"is not a slab: a slab has cell and pbc along its surface, and vacuum, {_VACUUM:g} Å "
+            f"at least, along one lattice vector; gaps found: {found}; or use atoms.set_tags"
+        )
+    axis = int(empty[0])
     # Every atom in one cell that begins where the vacuum ends; open directions as they are.
     origin = np.where(np.arange(3) == axis, end, 0.0)
     steps = np.where(pbc, np.floor(fractions - origin + 1e-9), 0.0)
@@ -227,69 +225,41 @@ def _slab_frame(atoms: Atoms) -> _Frame:
     )
 
 
-def _vacuum_axis(gaps: _Floats, periodic: NDArray[np.bool_]) -> int:
-    """The direction of the vacuum, of which the widest gaps, Å, are `gaps` (3,)."""
-    empty = np.flatnonzero(gaps >= _VACUUM if periodic.all() else ~periodic)
-    if periodic.sum() < 2 or len(empty) != 1:
-        found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", gaps, strict=True))
-        raise ValueError(
-            f"is not a slab: a slab has cell and pbc along its surface, and vacuum, {_VACUUM:g} Å "
-            f"at least, along one lattice vector; gaps found: {found}; or use atoms.set_tags"
-        )
-    return int(empty[0])
-
-
 def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple[_Rows, _Frame]:
     """The rows (A,) of the adsorbate's atoms, and the frame with the adsorbate's side above."""
-    if adsorbate is None:
-        return _guessed(atoms, frame)
-    if isinstance(adsorbate, str):
-        rows = _of_formula(atoms, adsorbate) if adsorbate != "none" else np.empty(0, np.int64)
-    else:
-        rows = _of_indices(atoms, adsorbate)
-    if not len(rows):
+    rows = _rows(atoms, adsorbate)
+    if adsorbate is not None and not len(rows):
         return rows, frame
-    if len(rows) == len(atoms):
+    if adsorbate is not None and len(rows) == len(atoms):
         raise ValueError("is to be all adsorbate: no slab is left")
-    slab = np.delete(frame.height, rows)
-    above = frame.height[rows] > (slab.max() + slab.min()) / 2
-    if above.any() and not above.all():
+    sides = []
+    for side in (frame, replace(frame, height=-frame.height)) if 0 < len(rows) < len(atoms) else ():
+        slab = np.delete(side.height, rows)
+        lowest = slab.max() - _DEPTH if adsorbate is None else (slab.max() + slab.min()) / 2
+        if side.height[rows].min() > lowest:
+            sides.append(side)
+    if len(sides) == 1:
+        return rows, sides[0]
+    if adsorbate is None:
         raise ValueError(
-            "has adsorbate atoms above and below its middle; one adsorbate on one face is "
-            "expected, or set tags with atoms.set_tags"
+            f"has no adsorbate that can be guessed, {', '.join(_GUESSED)} on one surface only; "
+            'name the atoms: adsorbate="CO", [12, 13] or "none" (--adsorbate CO, 12,13 or none)'
         )
-    return rows, frame if above.all() else replace(frame, height=-frame.height)
+    raise ValueError("has adsorbate atoms above and below its middle, expected on one face only")
 
 
-def _guessed(atoms: Atoms, frame: _Frame) -> tuple[_Rows, _Frame]:
-    guessed = np.isin(atoms.get_chemical_symbols(), _GUESSED)
-    sides = [
-        side
-        for side in (frame, replace(frame, height=-frame.height))
-        if 0 < guessed.sum() < len(guessed)
-        and side.height[guessed].min() > side.height[~guessed].max() - _DEPTH
-    ]
-    if len(sides) != 1:
-        where = "elsewhere than on one surface" if guessed.any() else "nowhere"
-        where = "only" if guessed.all() else where
-        raise ValueError(
-            f"has atoms of {', '.join(_GUESSED)} {where}, so that the adsorbate cannot be guessed; "
-            f"{_HINT}"
-        )
-    return np.flatnonzero(guessed), sides[0]
-
-
-def _of_indices(atoms: Atoms, indices: Any) -> _Rows:
-    given, n = list(indices), len(atoms)
+def _rows(atoms: Atoms, adsorbate: Adsorbate) -> _Rows:
+    if adsorbate is None:
+        return np.flatnonzero(np.isin(atoms.get_chemical_symbols(), _GUESSED))
+    if isinstance(adsorbate, str):
+        return np.empty(0, np.int64) if adsorbate == "none" else _of_formula(atoms, adsorbate)
+    given = np.array(list(adsorbate) or np.empty(0, np.int64))
     try:
-        if any(isinstance(i, bool | np.bool_) for i in given):  # True would be atom 1
-            raise TypeError
-        rows = np.unique([operator.index(i) for i in given]).astype(np.int64)
-    except TypeError:
-        raise ValueError("is to have an adsorbate by atom numbers: np.flatnonzero(mask)") from None
-    if len(rows) and not -n <= rows.min() <= rows.max() < n:
-        raise ValueError(f"has atoms 0 to {n - 1}; the adsorbate is to have {rows.tolist()}")
-    return np.unique(rows % n)
+        return np.unique(np.arange(len(atoms))[given])
+    except IndexError as error:
+        raise ValueError(
+            f"has atoms 0 to {len(atoms) - 1}; the adsorbate is to have {given.tolist()}: {error}"
+        ) from None
 
 
 def _of_formula(atoms: Atoms, formula: str) -> _Rows:
@@ -303,10 +273,8 @@ def _of_formula(atoms: Atoms, formula: str) -> _Rows:
     there = Counter(symbols.tolist())
     found = ", ".join(f"{there[s]} of {n} {s}" for s, n in wanted.items() if there[s] != n)
     if found or not wanted:
-        raise ValueError(
-            f"does not have one {formula}, apart from the slab: {found}; give the adsorbate's "
-            "atoms by number, adsorbate=[12, 13]"
-        )
+        text = f"does not have one {formula}, apart from the slab: {found}"
+        raise ValueError(f"{text}; give the adsorbate's atoms by number, adsorbate=[12, 13]")
     return np.flatnonzero(np.isin(symbols, list(wanted)))
 
 
@@ -325,13 +293,11 @@ def _surface_atoms(
     count = int(layer.max()) + 1
     if surface == "half":
         return np.asarray(layer < (count + 1) // 2)
-    surface = parse_rule(surface, "surface")
-    if not isinstance(surface, int) or surface >= count:
-        raise ValueError(
-            f"has {count} layers, of which {surface} cannot be the surface with others below it; "
-            "ask for fewer"
-        )
-    return np.asarray(layer < surface)
+    wanted = parse_rule(surface, "surface")
+    if not isinstance(wanted, int) or wanted >= count:
+        text = f"has {count} layers, of which {wanted} cannot be the surface with others below it"
+        raise ValueError(f"{text}; ask for fewer")
+    return np.asarray(layer < wanted)
 
 
 def _under_coordinated(frame: _Frame, numbers: NDArray[Any], rows: _Rows) -> NDArray[np.bool_]:
@@ -351,10 +317,9 @@ def _under_coordinated(frame: _Frame, numbers: NDArray[Any], rows: _Rows) -> NDA
 
 
 def _coordination(positions: _Floats, lateral: _Floats) -> _Floats:
-    """Coordination number (N,) of each atom, Σ over the faces of its Voronoi cell of Ω / Ω_max.
+    """Coordination number (N,) of each atom, Σ Ω / Ω_max = 4π / Ω_max; 0 of an open cell.
 
-    Ω is the solid angle of a face, seen from the atom (O'Keeffe, Acta Cryst. A 35, 772, 1979).
-    Atoms whose cell reaches into the vacuum without end get 0.
+    Ω is the solid angle of a face of its Voronoi cell (O'Keeffe, Acta Cryst. A 35, 772, 1979).
     """
     from scipy.spatial import QhullError, Voronoi
 
@@ -368,15 +333,13 @@ def _coordination(positions: _Floats, lateral: _Floats) -> _Floats:
         cells = Voronoi(points)
     except QhullError:  # all in one plane: nothing is enclosed
         return np.zeros(len(positions))
-    angles: list[list[float]] = [[] for _ in positions]
+    largest = np.zeros(len(positions))
     for pair, corners in zip(cells.ridge_points, cells.ridge_vertices, strict=True):
         for atom in pair[pair < len(positions)]:
             seen = cells.vertices[corners] - points[atom]
-            angles[atom].append(np.inf if -1 in corners else _solid_angle(seen))
-    closed = [max(faces, default=np.inf) < np.inf and max(faces) > 0 for faces in angles]
-    return np.array(
-        [sum(f) / max(f) if good else 0.0 for f, good in zip(angles, closed, strict=True)]
-    )
+            angle = np.inf if -1 in corners else _solid_angle(seen)
+            largest[atom] = max(largest[atom], angle)
+    return np.divide(4.0 * np.pi, largest, out=np.zeros_like(largest), where=largest > 0)
 
 
 def _solid_angle(corners: _Floats) -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,9 @@ def from_trajectories(
         paths: files, or a folder of them, or one of subfolders with one trajectory each
             (``Cu111/relax.traj``); read in the order of the numbers in the names.
         references: energies of clean slab and gas-phase adsorbate together, eV: a mapping from
-            sid, or name of the file or subfolder; a CSV file with the columns sid and energy; the
-            name under which each trajectory keeps its own in `info`; or "none" if energies are
-            adsorption energies.
+            sid, or name of the file (without suffix) or subfolder; a CSV file with the columns sid
+            and energy; the name under which each trajectory keeps its own in `info`; or "none" if
+            energies are adsorption energies.
         fmax: eV/Å; a last frame with a larger force on a free atom is warned of.
         on_error: "raise", or "skip": skip such trajectories, and list them in `skipped`.
 
@@ -52,54 +51,47 @@ def from_trajectories(
             frame, without energies or reference, or whose atoms or cell change; naming the file.
 
     Warns:
-        UserWarning: last frames that are not relaxed; files passed over; repeated sids; defaults
-            taken; each kind once.
+        UserWarning: last frames that are not relaxed; files passed over; defaults taken.
     """
+    whole = isinstance(paths, str | Path)
+    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     table = _reference_table(references)
-    return TrajectoryDataset(paths, table, fmax, ReadOptions(on_error=on_error))
+    found: list[tuple[Path, Record]] = []
+    skipped, loose, others = (list[str]() for _ in range(3))
+    for path, name in [item for place in given for item in _trajectories(place, others)]:
+        try:
+            record, force = _relaxation(path, name, table)
+        except ValueError as error:
+            if on_error == "raise":
+                raise
+            skipped.append(str(error))
+            continue
+        found.append((path, record))
+        if not force <= fmax:
+            loose.append(f"{name} ({force:.3g})")
+    if not found:
+        first = skipped[0] if skipped else "no files"
+        raise ValueError(f"{paths}: every file is invalid; the first: {first}")
+    name = str(paths) if whole else f"{len(given)} trajectories"
+    dataset = TrajectoryDataset(name, ReadOptions(on_error=on_error), found)
+    dataset.skipped[:0] = skipped
+    notes = {
+        f"not relaxed, with a force beyond {fmax:g} eV/Å on a free atom": loose,
+        "passed over, no trajectories": others,
+    }
+    dataset.notes.add({text: f"{text}: {_shown(names)}" for text, names in notes.items() if names})
+    return dataset
 
 
 class TrajectoryDataset(StructuresDataset):
     """The records of :func:`from_trajectories`, kept in memory: two frames of each file."""
 
     def __init__(
-        self,
-        paths: str | Path | Iterable[str | Path],
-        references: Mapping[str, float] | str,
-        fmax: float,
-        options: ReadOptions,
+        self, name: str, options: ReadOptions, found: Sequence[tuple[Path, Record]]
     ) -> None:
-        whole = isinstance(paths, str | Path)
-        given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-        super().__init__(given[0] if whole else f"{len(given)} trajectories", options)
-        self._found: list[tuple[Path, dict[str, Any]]] = []
-        loose = []
-        for path, name in chain.from_iterable(map(self._trajectories, given)):
-            try:
-                record, force = _relaxation(path, name, references)
-            except ValueError as error:
-                if options.on_error == "raise":
-                    raise
-                self.skipped.append(str(error))
-                continue
-            self._found.append((path, record))
-            if not force <= fmax:
-                loose.append(f"{name} ({force:.3g})")
-        if not self._found:
-            reason = self.skipped[0] if self.skipped else "no trajectories in it"
-            raise ValueError(f"{self.path}: every file is invalid; the first: {reason}")
-        kinds = {}
-        if loose:
-            kinds["fmax"] = (
-                f"the last frame is not relaxed, with a force beyond {fmax:g} eV/Å on a free "
-                f"atom: {_shown(loose)}"
-            )
-        counts = Counter(str(record["sid"]) for _, record in self._found)
-        repeated = [sid for sid, count in counts.items() if count > 1]
-        if repeated:
-            kinds["sids"] = f"several trajectories have one sid: {_shown(repeated)}; rename them"
-        self.notes.add(kinds)
-        self._finish(len(self._found))
+        super().__init__(name, options)
+        self._found = found
+        self._finish(len(found))
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         return [self._found[row][1] for row in rows]
@@ -107,33 +99,30 @@ class TrajectoryDataset(StructuresDataset):
     def _where(self, row: int) -> str:
         return str(self._found[row][0])
 
-    def _trajectories(self, path: Path) -> list[tuple[Path, str]]:
-        """Files and names: of a folder all in it, or if there is none one of each subfolder."""
-        if not path.exists():
-            raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
-        if not path.is_dir():
-            return [(path, path.stem)]
-        entries = [e for e in sorted(path.iterdir(), key=natural_key) if e.name[0] != "."]
-        found = {e: e.stem for e in entries if e.is_file() and holds_structures(e)}
-        others = [e.name for e in entries if e not in found]
-        if not found:
-            inside = [
-                file
-                for e in entries
-                if e.is_dir()
-                for file in sorted(e.iterdir())
-                if file.is_file()
-            ]
-            found = {file: file.parent.name for file in inside if holds_structures(file)}
-            others = [name for name in others if name not in found.values()]
-            several = [name for name, n in Counter(found.values()).items() if n > 1]
-            if several:
-                raise ValueError(f"{path / several[0]} holds several trajectories: list the files")
-        if not found:
-            raise ValueError(f"no trajectories in {path}, nor in its subfolders")
-        if others:
-            self.notes.add({f"{path}": f"passed over, as no trajectories: {_shown(others)}"})
-        return list(found.items())
+
+def _trajectories(path: Path, others: list[str]) -> list[tuple[Path, str]]:
+    """Files and names: of a folder all in it, or if there is none one of each subfolder.
+
+    What else is in the folder is added to `others`.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
+    if not path.is_dir():
+        return [(path, path.stem)]
+    entries = [e for e in sorted(path.iterdir(), key=natural_key) if e.name[0] != "."]
+    files = [e for e in entries if e.is_file() and holds_structures(e)]
+    found, used = [(file, file.stem) for file in files], files
+    for folder in [e for e in entries if e.is_dir() and not files]:
+        inside = [e for e in sorted(folder.iterdir()) if e.is_file() and holds_structures(e)]
+        if len(inside) > 1:
+            raise ValueError(f"{folder} holds several trajectories: list the files")
+        if inside:
+            found.append((inside[0], folder.name))
+            used = [*used, folder]
+    if not found:
+        raise ValueError(f"no trajectories in {path}, nor in its subfolders")
+    others += [e.name for e in entries if e not in used]
+    return found
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -151,23 +140,23 @@ def _relaxation(
         first = first or final
     if count < 2:
         raise ValueError(f"{path}: {count} frames, expected the initial and the relaxed structure")
-    first = {**first, "sid": name if first.get("sid") is None else first["sid"]}
-    where = f"{path}, sid {first['sid']}"
+    sid = name if first.get("sid") is None else first["sid"]
+    where = f"{path}, sid {sid}"
     if not np.array_equal(first["atomic_numbers"], final["atomic_numbers"]):
         raise ValueError(
-            f"{where}: the last frame has other atoms than the first, or in another order; give "
-            "one relaxation per file"
+            f"{where}: the last frame has other atoms than the first, or another order"
         )
     change = np.abs(first["cell"] - final["cell"]).max()
     if not change <= _SAME_CELL or not np.array_equal(first["pbc"], final["pbc"]):
         raise ValueError(f"{where}: the cell changes (by {change:.3g} Å); relax in a fixed cell")
     if final.get("calculator") is None:
         raise ValueError(f"{where}: the last frame holds no energy of a calculator")
-    own = {**final, **{field: value for field, value in first.items() if value is not None}}
-    reference = _reference(references, own, where, (str(first["sid"]), path.name, name))
-    initial = first.pop("calculator", None)
+    stored = {**final, **{field: value for field, value in first.items() if value is not None}}
+    reference = _reference(references, stored, where, (str(sid), name))
+    initial = first.get("calculator")
     record = {
-        **first,
+        **{field: value for field, value in first.items() if field != "calculator"},
+        "sid": sid,
         "y_init": None if initial is None else float(initial) - reference,
         "y_relaxed": float(final["calculator"]) - reference,
         "pos_relaxed": final["pos"],
@@ -181,19 +170,18 @@ def _relaxation(
 def _reference_table(given: Mapping[Any, Any] | str | Path) -> Mapping[str, float] | str:
     """Name → eV; or the name of a key of `info`, or "none"."""
     if isinstance(given, Mapping):
-        source, pairs = "references", [(str(name), value) for name, value in given.items()]
+        pairs = [(str(name), value) for name, value in given.items()]
     elif isinstance(given, Path) or given.lower().endswith(".csv"):
-        source = str(given)
         try:
             with readable(Path(given)), Path(given).open(encoding="utf-8-sig", newline="") as file:
                 rows = list(csv.DictReader(file, skipinitialspace=True))
             pairs = [(row["sid"], row["energy"]) for row in rows]
         except (ValueError, KeyError, csv.Error) as error:
-            raise ValueError(
-                f"{given}: expected CSV with the columns sid, energy: {error}"
-            ) from None
+            text = f"{given}: expected CSV with the columns sid, energy: {error}"
+            raise ValueError(text) from None
     else:
         return given
+    source = "references" if isinstance(given, Mapping) else given
     table: dict[str, float] = {}
     for name, value in pairs:
         energy = _energy(value, f"{source}: the reference energy of {name}")
@@ -212,23 +200,17 @@ def _reference(
         return 0.0
     if isinstance(table, str):
         if record.get(table) is None:
-            stored = ", ".join(name for name in record if record[name] is not None)
-            raise ValueError(f"{where}: no reference energy {table}; stored are: {stored}")
+            raise ValueError(f"{where}: no reference energy {table} among {', '.join(record)}")
         return _energy(record[table], f"{where}: {table}")
-    known = [name for name in names if name in table]
-    if not known:
-        raise ValueError(
-            f"{where}: no reference energy under {' or '.join(names)}; there are: "
-            f"{_shown(list(table))}"
-        )
-    return table[known[0]]
+    for name in names:
+        if name in table:
+            return table[name]
+    text = f"no reference energy under {' or '.join(names)}; there are: {_shown(list(table))}"
+    raise ValueError(f"{where}: {text}")
 
 
 def _energy(value: Any, what: str) -> float:
-    try:
-        energy = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        energy = math.nan
-    if not math.isfinite(energy):
-        raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")
-    return energy
+    with suppress(TypeError, ValueError):
+        if not isinstance(value, bool) and math.isfinite(float(value)):
+            return float(value)
+    raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")

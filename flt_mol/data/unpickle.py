@@ -1,8 +1,7 @@
 """Reading pickled records without running anything that a pickle asks for.
 
-A pickle names functions and classes to call: every name is looked up in a table of stand-ins that
-only keep what they are given; others are refused. Tensors and arrays stay bytes until they are
-asked for, so that a record's 6 Å graph (97 % of an OC20 record) costs nothing.
+Names of functions and classes are looked up in a table of stand-ins, others are refused. Tensors
+and arrays stay bytes until they are used: 97 % of an OC20 record is its 6 Å graph.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import pickletools
 import re
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from flt_mol.data.schema import Stored
 from flt_mol.files import readable
 
-__all__ = ["read_saved", "unpickle"]
+__all__ = ["inflated", "read_saved", "unpickle"]
 
-_LARGEST = 1 << 28  # bytes of one decompressed record
-_CODE = 1 << 22  # bytes of opcodes, strings apart: each may make an object of 200 bytes
-_NESTED = 20_000  # opcodes that nest tuples: hashing some 10⁵ levels would overflow the stack
+_LARGEST = 1 << 26  # bytes of one decompressed record
+_CODE = 1 << 22  # bytes of opcodes, long strings apart: each may make an object of 200 bytes
+_NESTED = 50_000  # opcodes that make tuples: hashing 10⁵ levels would overflow the stack
+_ITEMS = 10_000  # of a collection that is made out of another one
 _EXPANDED = 1_000_000  # elements that a tensor may have beyond those stored (stride 0)
-_NAME = 32  # bytes of a string that is passed over without a look
 
 _STORAGES = {
     "DoubleStorage": "<f8",
@@ -46,14 +46,11 @@ _STORAGES = {
     "BoolStorage": "?",
 }
 
-# What all versions of torch write before the numbers of a storage on a little-endian machine:
-# magic number, protocol, system, the storage's description, its keys, and the count of numbers.
+# What torch writes before the numbers of a storage on a little-endian machine: magic number,
+# protocol, system, the storage's description, its keys, and the count of numbers.
 _LEGACY_HEAD = re.compile(
-    rb"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.\x80\x02M\xe9\x03\."
-    rb"\x80\x02}q\x00\(X\x10\0\0\0protocol_versionq\x01M\xe9\x03X\r\0\0\0little_endianq\x02\x88"
-    rb"X\n\0\0\0type_sizesq\x03}q\x04\(X\x05\0\0\0shortq\x05K\x02"
-    rb"X\x03\0\0\0intq\x06K\x04X\x04\0\0\0longq\x07K\x04uu\."
-    rb"\x80\x02\(X\x07\0\0\0storageq\x00ctorch\n(\w+)\nq\x01X.\0\0\0\d+q\x02"
+    rb"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.\x80\x02M\xe9\x03\..{,64}little_endianq\x02\x88"
+    rb".{,99}\x80\x02\(X\x07\0\0\0storageq\x00ctorch\n(\w+)\nq\x01X.\0\0\0\d+q\x02"
     rb"X.\0\0\0[a-z:0-9]+q\x03(?:K.|M..|J....)N?tq\x04Q\."
     rb"\x80\x02\]q\x00X.\0\0\0\d+q\x01a\.(.{8})",
     re.DOTALL,
@@ -64,32 +61,27 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
     """A pickle's content: plain values, and :class:`Stored` or :class:`PygObject` in them.
 
     Args:
-        data: the pickle, of any protocol, plain or compressed by zlib.
+        data: the pickle, of any protocol.
         storage: what a persistent id stands for.
 
     Raises:
-        ValueError: anything that is no pickle, a damaged one, or one that asks for a class or
-            function outside the table, naming it.
+        ValueError: a damaged pickle, or one that asks for a class or function outside the table,
+            naming it.
 
     Example:
         >>> unpickle(pickle.dumps({"sid": 7}))["sid"]
         7
     """
     try:
-        if data[:1] == b"x":
-            data = _inflated(data)
-        if _walk(data, _QUICK) > _NESTED:
-            _walk(data, _CAREFUL)
+        _check(data)
         return _Unpickler(data, storage).load()
-    except _RefusedError as error:
-        raise ValueError(f"the record {error}") from error
     except Exception as error:  # stand-ins meet arguments of any kind
         reason = str(error) or type(error).__name__
-        raise ValueError(f"damaged record of {len(data)} bytes ({reason})") from error
+        raise ValueError(f"unreadable record of {len(data)} bytes: {reason}") from error
 
 
 def read_saved(path: Path) -> Any:
-    """What a file of `torch.save` or `pickle.dump` holds, by :func:`unpickle`.
+    """What a file of `torch.save` or `pickle.dump` holds.
 
     Raises:
         ValueError: as :func:`unpickle`, and an archive of something else; naming the file.
@@ -117,16 +109,18 @@ def read_saved(path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _inflated(data: bytes) -> bytes:
+def inflated(data: bytes) -> bytes:
+    """A stored value without its compression by zlib, if any; ValueError where that is damaged."""
+    if data[:1] != b"x":
+        return data
     stream = zlib.decompressobj()
-    found = stream.decompress(data, _LARGEST)
-    if stream.unconsumed_tail or not stream.eof:
+    try:
+        found = stream.decompress(data, _LARGEST)
+    except zlib.error as error:
+        raise ValueError(f"damaged compressed data ({error})") from error
+    if not stream.eof:
         raise ValueError(f"compressed data is truncated, or larger than {_LARGEST} bytes")
     return found
-
-
-class _RefusedError(Exception):
-    """The record is whole, but asks for something that is never run."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -137,13 +131,12 @@ class _Unpickler(pickle.Unpickler):
         self._storage = storage
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _TABLE[module, name]
-        except KeyError:
-            raise _RefusedError(
+        if (module, name) not in _TABLE:
+            raise ValueError(
                 f"asks for {module}.{name}, which is never run: a stored record may hold PyG "
                 "Data, torch tensors, numpy arrays and plain values only"
-            ) from None
+            )
+        return _TABLE[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         if self._storage is None:
@@ -151,67 +144,50 @@ class _Unpickler(pickle.Unpickler):
         return self._storage(pid)
 
 
-# Opcodes with nothing, or a number of bytes known beforehand, after them, and short strings, in
-# one pattern: a record of a few hundred opcodes is passed over in a few steps.
-_OPCODES = {ord(op.code): op for op in pickletools.opcodes}
-_STOP, _PUT, _LONG_PUT = b".pr"
-_NESTING = frozenset(b"t\x85\x86\x87\x91Rio\x81\x92")
 _WIDTHS = {-2: 1, -3: 4, -4: 4, -5: 8}  # bytes of the length that is stored before a string
-_COUNTED = {c: _WIDTHS[op.arg.n] for c, op in _OPCODES.items() if op.arg and op.arg.n < -1}
-_LINES = {c: 2 if c in b"ci" else 1 for c, op in _OPCODES.items() if op.arg and op.arg.n == -1}
+_COUNTED = {op.code.encode("latin1"): _WIDTHS.get(op.arg.n) for op in pickletools.opcodes if op.arg}
 
 
-def _run_of(without: frozenset[int]) -> Callable[[bytes, int, int], re.Match[bytes] | None]:
-    by_length: dict[int, bytes] = {}
-    for code, op in _OPCODES.items():
-        length = op.arg.n if op.arg else 0
-        if length >= 0 and code not in {*without, _STOP, _LONG_PUT}:
-            by_length[length] = by_length.get(length, b"") + re.escape(bytes([code]))
-    patterns = [b"[%b].{%d}" % (codes, length) for length, codes in by_length.items()]
-    for text, zeros in ((b"\x8c", b""), (b"C", b""), (b"X", b"\0\0\0")):
-        sizes = (re.escape(bytes([n])) + zeros + b".{%d}" % n for n in range(_NAME))
-        patterns.append(text + b"(?:%b)" % b"|".join(sizes))
-    return re.compile(b"(?:%b)*+" % b"|".join(patterns), re.DOTALL).match
+def _run() -> Callable[[bytes, int, int], re.Match[bytes] | None]:
+    """One pattern of all opcodes but STOP and longer strings; memo indices are below 2²⁰."""
+    lengths: dict[int, bytes] = defaultdict(bytes)
+    for op in pickletools.opcodes:
+        if op.name not in ("STOP", "LONG_BINPUT"):
+            lengths[op.arg.n if op.arg else 0] += re.escape(op.code.encode("latin1"))
+    parts = [b"[%b].{%d}" % (codes, n) for n, codes in lengths.items() if n >= 0]
+    parts += [rb"r..[\0-\x0f]\0", rb"p\d{1,6}\n", rb"[IFLPSVg][^\n]{,99}\n"]
+    parts += [rb"[ci][^\n]{,99}\n[^\n]{,99}\n"]
+    for n in range(32):
+        parts += [b"[C\x8c]%b.{%d}" % (re.escape(bytes([n])), n)]
+        parts += [b"X%b\0\0\0.{%d}" % (re.escape(bytes([n])), n)]
+    return re.compile(b"(?:%b)*+" % b"|".join(parts), re.DOTALL).match
 
 
-_QUICK, _CAREFUL = _run_of(frozenset()), _run_of(_NESTING)
+_RUN = _run()
 
 
-def _walk(data: bytes, run: Callable[[bytes, int, int], re.Match[bytes] | None]) -> int:
-    """How many bytes of the pickle are opcodes.
+def _check(data: bytes) -> None:
+    """Refuse lengths and memo indices beyond the record, and values without end.
 
-    Lengths and memo indices beyond the record are refused, and values nested without end: Python's
-    unpickler takes the memory that they ask for, a memo index of 2³² some 64 GB.
+    Python's unpickler takes the memory that they ask for: a memo index of 2³² some 64 GB.
     """
-    at = strings = nested = index = 0
+    at = size = nested = 0
     while True:
-        if not 0 <= index <= at:
-            raise ValueError(f"memo index {index} at byte {at}")
-        found = run(data, at, at + _CODE + 1)
-        at = len(data) if found is None else found.end()
-        if at >= len(data) or at - strings > _CODE:
-            raise ValueError("truncated, or of too many values; store arrays")
-        code, at = data[at], at + 1
-        start = at
-        if code == _STOP:
-            return at - strings
-        nested += code in _NESTING
-        if nested > _NESTED:
-            raise ValueError(f"more than {_NESTED} tuples or calls; store arrays")
-        if code in _COUNTED:
-            at += _COUNTED[code]
-            at += int.from_bytes(data[start:at], "little")
-            strings += at - start
-        elif code == _LONG_PUT:
-            at += 4
-            index = int.from_bytes(data[start:at], "little")
-        elif code in _LINES:
-            for _ in range(_LINES[code]):
-                at = data.find(b"\n", at) + 1 or len(data)
-            index = int(data[start:at]) if code == _PUT else 0
-            strings += at - start if code in b"SV" else 0
-        elif code not in _NESTING:
-            raise ValueError(f"invalid load key {bytes([code])!r}")
+        found = _RUN(data, at, at + _CODE + 1)
+        run, at = (b"", at) if found is None else (found[0], found.end())
+        size += len(run)
+        nested += len(run) - len(run.translate(None, b"t\x85\x86\x87\x91io"))
+        if size > _CODE or nested > _NESTED:
+            raise ValueError("too many values, tuples or calls; store arrays")
+        code, width = data[at : at + 1], _COUNTED.get(data[at : at + 1])
+        if code == b".":
+            return
+        if code in (b"S", b"V"):
+            at = data.find(b"\n", at) + 1 or len(data)
+        elif width is not None:
+            at += 1 + width + int.from_bytes(data[at + 1 : at + 1 + width], "little")
+        else:
+            raise ValueError(f"truncated, or invalid opcode or memo index {data[at : at + 6]!r}")
 
 
 @dataclass
@@ -263,39 +239,33 @@ class _Storage(Stored):
         return np.frombuffer(data, code, count, start) if count else np.empty(0, code)
 
 
-@dataclass
 class _Tensor(Stored):
     """Arguments of `torch._utils._rebuild_tensor_v2`."""
 
-    storage: Any
-    offset: Any
-    size: Any
-    stride: Any
-    requires_grad: Any = None
-    hooks: Any = None
-    flags: Any = None
+    def __init__(self, *args: Any) -> None:
+        self.args = args
 
     def numpy(self) -> NDArray[Any]:
         """The tensor's numbers; sizes are checked against those stored."""
-        if not isinstance(self.storage, _Storage) or self.flags:
+        storage, offset, shape, stride, *others = self.args
+        if not isinstance(storage, _Storage) or any(others[2:]):  # requires_grad, hooks, flags
             raise ValueError("is a tensor without storage, or with flags")
-        flat = self.storage.numpy()
-        size = tuple(map(int, self.size))
+        flat = storage.numpy()
+        size = tuple(map(int, shape))
         if math.prod(size) > len(flat) + _EXPANDED:
             raise ValueError(f"is a tensor of shape {size} with {len(flat)} numbers")
-        strides = tuple(int(step) * flat.itemsize for step in self.stride)
+        strides = tuple(int(step) * flat.itemsize for step in stride)
         # numpy refuses what lies outside the buffer.
-        return np.ndarray(size, flat.dtype, flat, int(self.offset) * flat.itemsize, strides)
+        return np.ndarray(size, flat.dtype, flat, int(offset) * flat.itemsize, strides)
 
 
-@dataclass
 class _Dtype(Stored):
     """`numpy.dtype` of numbers, booleans or text; objects and records are refused when used."""
 
-    code: Any
-    align: Any = None
-    copy: Any = None
-    dtype: Any = None
+    dtype: np.dtype[Any] | None = None
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        self.code = code
 
     def __setstate__(self, state: Any) -> None:
         order = state[1]
@@ -305,7 +275,7 @@ class _Dtype(Stored):
 
 @dataclass
 class _Array(Stored):
-    """A numpy array: what `_reconstruct` makes and `__setstate__` fills."""
+    """A numpy array: what `_reconstruct` makes and `__setstate__` fills, in native byte order."""
 
     kind: Any = None
     empty: Any = None
@@ -315,12 +285,11 @@ class _Array(Stored):
         shape, dtype, fortran, data = state[-4:]
         if dtype.dtype is not None:
             flat = np.frombuffer(data, dtype.dtype) if len(data) else np.empty(0, dtype.dtype)
-            if not flat.dtype.isnative:
-                flat = flat.astype(flat.dtype.newbyteorder("="))
+            flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
             self.array = flat.reshape(shape, order="F" if fortran else "C")
 
     def numpy(self) -> NDArray[Any]:
-        """The array, in native byte order."""
+        """The array."""
         if self.array is None:
             raise ValueError("is a numpy array of Python objects; store numbers")
         return self.array
@@ -341,17 +310,15 @@ def _dict(*args: Any) -> dict[Any, Any]:
 
 
 def _encode(text: Any = b"", encoding: str = "latin1") -> Any:
-    if isinstance(text, bytes):
-        return text
     if encoding not in ("latin1", "latin-1"):
         raise ValueError(f"encoding {encoding!r} in a pickle")
-    return text.encode("latin1")
+    return text if isinstance(text, bytes) else text.encode("latin1")
 
 
 def _collection(kind: Callable[[Any], Any]) -> _Call:
     def make(items: Any = ()) -> Any:
-        if not isinstance(items, list | tuple | set | frozenset):
-            raise ValueError(f"a collection of a {type(items).__name__}")
+        if not isinstance(items, list | tuple | set | frozenset) or len(items) > _ITEMS:
+            raise ValueError(f"a collection of a {type(items).__name__}, or too large")
         return kind(items)
 
     return _Call(make)
@@ -361,7 +328,13 @@ def _table() -> dict[tuple[str, str], Any]:
     """Every name that a record may use, with what stands in for it."""
     pyg = "torch_geometric.data"
     table: dict[tuple[str, str], Any] = {
+        (f"{pyg}.data", "Data"): PygObject,
+        (f"{pyg}.data", "DataEdgeAttr"): PygObject,
+        (f"{pyg}.data", "DataTensorAttr"): PygObject,
+        (f"{pyg}.batch", "Batch"): PygObject,
+        (f"{pyg}.batch", "DataBatch"): PygObject,
         (f"{pyg}.batch", "DynamicInheritanceGetter"): PygObject,
+        (f"{pyg}.storage", "GlobalStorage"): PygObject,
         ("collections", "OrderedDict"): _Call(_dict),
         ("collections", "defaultdict"): _Call(_dict),
         ("torch._utils", "_rebuild_tensor"): _Tensor,
@@ -373,13 +346,7 @@ def _table() -> dict[tuple[str, str], Any]:
         ("numpy", "dtype"): _Dtype,
         ("_codecs", "encode"): _Call(_encode),
     }
-    for name in ("data.Data", "batch.Batch", "batch.DataBatch", "storage.GlobalStorage"):
-        module, _, kind = name.partition(".")
-        table[f"{pyg}.{module}", kind] = PygObject
-    for name in ("DataEdgeAttr", "DataTensorAttr"):
-        table[f"{pyg}.data", name] = PygObject
-    for name in _STORAGES:
-        table["torch", name] = _Call(_Storage, name)
+    table |= {("torch", name): _Call(_Storage, name) for name in _STORAGES}
     for core in ("numpy.core", "numpy._core"):
         table[f"{core}.multiarray", "_reconstruct"] = _Array
         table[f"{core}.multiarray", "scalar"] = _Call(_scalar)
@@ -389,10 +356,9 @@ def _table() -> dict[tuple[str, str], Any]:
         table[builtins, "object"] = PygObject
         table[builtins, "dict"] = _Call(_dict)
         table[builtins, "complex"] = _Call(complex)
+        table[builtins, "bytes"] = table[builtins, "bytearray"] = _Call(_encode)
         for collection in (set, frozenset, list, tuple):
             table[builtins, collection.__name__] = _collection(collection)
-        for name in ("bytes", "bytearray"):
-            table[builtins, name] = _Call(_encode)
     return table
 
 

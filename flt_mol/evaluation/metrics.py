@@ -1,4 +1,4 @@
-"""Energy metrics of IS2RE as sums over systems, and how far they may be off."""
+"""Energy metrics of IS2RE over systems, and their bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ LEVEL = 0.95
 
 DRAWS = 1000
 """Resamples; the ends of a 95 % interval are then those of the 25 lowest and 25 highest."""
+
+_STATISTICS: dict[str, Callable[[NDArray[np.float64]], Any]] = {
+    "mae": lambda error: np.abs(error).mean(),
+    "ewt": lambda error: (np.abs(error) < EWT_THRESHOLD).mean(),
+    "rmse": lambda error: np.sqrt(np.square(error).mean()),
+    "me": lambda error: error.mean(),
+    "median_ae": lambda error: np.median(np.abs(error)),
+}
 
 
 class EnergyMetrics:
@@ -39,7 +47,7 @@ class EnergyMetrics:
     """
 
     def __init__(self) -> None:
-        self._errors: list[NDArray[np.float64]] = []
+        self._errors: list[NDArray[np.float64]] = [np.empty(0)]
 
     def update(self, prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> None:
         """Add the systems of one batch.
@@ -52,7 +60,17 @@ class EnergyMetrics:
         Raises:
             ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
         """
-        self._errors.append(_errors(prediction, target, sid))
+        predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
+        names = [f"row {row}" for row in range(len(wanted))]
+        names = names if sid is None else [f"sid {one}" for one in sid]
+        if not len(predicted) == len(wanted) == len(names):
+            raise ValueError(
+                f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"
+            )
+        for kind, values in (("prediction", predicted), ("target", wanted)):
+            for row in np.flatnonzero(~np.isfinite(values))[:1]:
+                raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
+        self._errors.append(predicted - wanted)
 
     def compute(self) -> dict[str, float]:
         """`count`, `mae`, `ewt`, `rmse`, `me`, `median_ae` as plain numbers, see the class.
@@ -60,25 +78,10 @@ class EnergyMetrics:
         Raises:
             ValueError: no system was added.
         """
-        error = np.concatenate([np.empty(0), *self._errors])
+        error = np.concatenate(self._errors)
         if not len(error):
             raise ValueError("no systems: the metrics of an empty split are undefined")
         return {"count": len(error), **{x: float(of(error)) for x, of in _STATISTICS.items()}}
-
-
-def mae(prediction: Any, target: Any) -> float:
-    """Mean absolute error, eV, of (B,) or (B, 1) energies; see :class:`EnergyMetrics`."""
-    return metrics_of(prediction, target)["mae"]
-
-
-def ewt(prediction: Any, target: Any) -> float:
-    """Fraction of systems with |error| strictly below 0.02 eV; see :class:`EnergyMetrics`."""
-    return metrics_of(prediction, target)["ewt"]
-
-
-def median_ae(prediction: Any, target: Any) -> float:
-    """Median of |error|, eV, of (B,) or (B, 1) energies; see :class:`EnergyMetrics`."""
-    return metrics_of(prediction, target)["median_ae"]
 
 
 def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> dict[str, float]:
@@ -92,20 +95,8 @@ def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -
     return metrics.compute()
 
 
-def _errors(prediction: Any, target: Any, sid: Sequence[Any] | None) -> NDArray[np.float64]:
-    predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
-    if len(predicted) != len(wanted) or (sid is not None and len(sid) != len(wanted)):
-        sids = "" if sid is None else f" and {len(sid)} sids"
-        raise ValueError(f"{len(predicted)} predictions for {len(wanted)} targets{sids}")
-    for name, values in (("prediction", predicted), ("target", wanted)):
-        for row in np.flatnonzero(~np.isfinite(values))[:1].tolist():
-            system = f"row {row}" if sid is None else f"sid {sid[row]}"
-            raise ValueError(f"{name} {values[row]} of {system} is not a finite energy")
-    return np.asarray(predicted - wanted)
-
-
 def bootstrap_intervals(
-    error: Any, names: Sequence[str] = ("mae", "ewt", "rmse", "me", "median_ae"), seed: int = 0
+    error: Any, names: Sequence[str] = tuple(_STATISTICS), seed: int = 0
 ) -> dict[str, tuple[float, float]]:
     r"""Percentile bootstrap intervals (95 %, 1000 draws) of the metrics of S systems.
 
@@ -141,12 +132,3 @@ def bootstrap_intervals(
         draws.append([_STATISTICS[name](drawn) for name in names])
     ends = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0).T.tolist()
     return {name: (low, high) for name, (low, high) in zip(names, ends, strict=True)}
-
-
-_STATISTICS: dict[str, Callable[[NDArray[np.float64]], Any]] = {
-    "mae": lambda error: np.abs(error).mean(),
-    "ewt": lambda error: (np.abs(error) < EWT_THRESHOLD).mean(),
-    "rmse": lambda error: np.sqrt(np.square(error).mean()),
-    "me": lambda error: error.mean(),
-    "median_ae": lambda error: np.median(np.abs(error)),
-}

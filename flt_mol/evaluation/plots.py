@@ -13,7 +13,6 @@ import numpy as np
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
 from flt_mol.evaluation.splits import SplitResult
 from flt_mol.files import temporary_path
-from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,21 +35,21 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     """
     from matplotlib.ticker import MaxNLocator
 
-    rows = list(history)
-    training, validation = (
-        {row["epoch"]: row[key] for row in rows if math.isfinite(row.get(key, math.nan))}
-        for key in ("train/mae", "val/mae")
-    )
-    if not training and not validation:
-        raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
-    figure = _figure(6.4, 4.2)
+    figure, rows = _figure(6.4, 4.2), list(history)
     axis = figure.subplots()
-    for name, points, color in (("training", training, _GREY), ("validation", validation, _BLUE)):
-        axis.plot(list(points), list(points.values()), ".-", color=color, label=name)
-    if validation:
-        best = min(validation, key=lambda epoch: validation[epoch])
-        text = f"best: {validation[best]:.4g} eV at epoch {best:g}"
-        axis.plot(best, validation[best], "*", markersize=13, color=_ORANGE, label=text)
+    for name, key, color in (
+        ("training", "train/mae", _GREY),
+        ("validation", "val/mae", _BLUE),
+    ):
+        points = [(row["epoch"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
+        if points:
+            axis.plot(*zip(*points, strict=True), ".-", color=color, label=name)
+        if points and name == "validation":
+            epoch, best = min(points, key=lambda point: point[1])
+            text = f"best: {best:.4g} eV at epoch {epoch:g}"
+            axis.plot(epoch, best, "*", markersize=13, color=_ORANGE, label=text)
+    if not axis.lines:
+        raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
     axis.set(xlabel="epoch", ylabel="MAE (eV)", yscale="log")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(frameon=False)
@@ -65,19 +64,14 @@ def parity(results: Results, path: str | Path) -> Path:
     beyond; those further out are drawn at the rim, and counted.
 
     Args:
-        results: {split: result}, as given by `evaluate_splits`.
+        results: {split: result}, as given by `evaluate_splits`; not empty.
         path: where to write; the suffix gives the format.
-
-    Raises:
-        ValueError: no results.
     """
     return _save(parity_figure(results), path)
 
 
 def parity_figure(results: Results) -> Figure:
     """The figure of :func:`parity`."""
-    if not results:
-        raise ValueError("nothing to plot: no split was evaluated")
     columns = math.ceil(math.sqrt(len(results)))
     lines = math.ceil(len(results) / columns)
     figure = _figure(0.6 + 3.6 * columns, 0.4 + 4.1 * lines)
@@ -86,10 +80,10 @@ def parity_figure(results: Results) -> Figure:
         axis.set_axis_off()
     target = np.concatenate([result.target for result in results.values()])
     prediction = np.concatenate([result.prediction for result in results.values()])
-    low, high = float(target.min()), float(target.max())
-    reach = 0.25 * max(high - low, 1.0)
-    low = min(low, max(float(prediction.min()), low - reach)) - 0.1 * reach
-    high = max(high, min(float(prediction.max()), high + reach)) + 0.1 * reach
+    reach = 0.25 * max(np.ptp(target), 1.0)
+    shown = np.clip(prediction, target.min() - reach, target.max() + reach)
+    low = min(target.min(), shown.min()) - 0.1 * reach
+    high = max(target.max(), shown.max()) + 0.1 * reach
     for axis, (split, result) in zip(axes, results.items(), strict=False):
         shown = np.clip(result.prediction, low, high)
         axis.plot([low, high], [low, high], color=_GREY, linewidth=1, zorder=1)
@@ -105,7 +99,7 @@ def parity_figure(results: Results) -> Figure:
         axis.set(xlim=(low, high), ylim=(low, high), aspect="equal")
         axis.set(xlabel="target (eV)", ylabel="prediction (eV)")
         count, mae = result.metrics["count"], result.metrics["mae"]
-        axis.set_title(f"{_label(split)}\n{count:,d} systems, MAE {mae:.3f} eV", fontsize=11)
+        axis.set_title(f"{split}\n{count:,d} systems, MAE {mae:.3f} eV", fontsize=11)
         axis.tick_params(labelbottom=True)
         axis.grid(alpha=0.3)
     return figure
@@ -116,25 +110,12 @@ def ewt_figure(results: Results) -> Figure:
     figure = _figure(6.0, 3.6)
     axis = figure.subplots()
     for split, result in results.items():
-        axis.ecdf(np.abs(result.error), label=_label(split))
+        axis.ecdf(np.abs(result.error), label=split)
     axis.axvline(EWT_THRESHOLD, color=_GREY, linewidth=1)
     axis.set(xscale="log", xlim=(1e-3, 10), xlabel="threshold (eV)")
     axis.set_ylabel("fraction of systems with a smaller error")
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
-    return figure
-
-
-def system_figure(system: Structures) -> Figure:
-    """One system, B = 1, seen along −z and along y."""
-    from ase.visualize.plot import Matplotlib
-
-    from flt_mol.data import to_ase
-
-    figure = _figure(3.8, 2.3)
-    for axis, rotation in zip(figure.subplots(1, 2), ("", "-90x"), strict=True):
-        Matplotlib(to_ase(system), axis, rotation=rotation, radii=0.9).write()
-        axis.set_axis_off()
     return figure
 
 
@@ -145,22 +126,10 @@ def png(figure: Figure) -> bytes:
     return written.getvalue()
 
 
-def _label(text: str) -> str:
-    """A name as matplotlib shows it: without formulas, hidden labels, or unprintable characters."""
-    shown = "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
-
-
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, with a canvas of its own with any backend configured."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Figure, path: str | Path) -> Path:

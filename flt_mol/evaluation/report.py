@@ -20,6 +20,13 @@ __all__ = ["notes", "table", "write_csv", "write_html", "write_json"]
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
 
+_NOTES = {
+    "held_out": "{split}: the {count:,} systems of {value} that training held out",
+    "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "
+    "trained on; their errors say nothing of new ones",
+    "skipped": "{split}: {value:,} invalid records were skipped",
+}
+
 
 def table(summary: Summary) -> str:
     """A summary as aligned plain text: a row a split, and one for all where there are several.
@@ -41,30 +48,21 @@ def table(summary: Summary) -> str:
         row += [f"{m['rmse']:.4f}", f"{m['median_ae']:.4f}"]
         row += [f"{of[split]:.4f}" if split in of else "-" for of in baselines.values()]
         rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    form = "  ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
+    rows.insert(1, ["-" * width for width in (first, *others)])
+    return "\n".join(form.format(*row) for row in rows)
 
 
 def notes(summary: Summary) -> dict[str, list[str]]:
-    """What there is to say of some splits, by kind: "held_out", "trained_on", "skipped"."""
-    texts = {
-        "held_out": "{split}: the {count:,} systems of {value} that training held out",
-        "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "
-        "trained on; their errors say nothing of new ones",
-        "skipped": "{split}: {value:,} invalid records were skipped",
-    }
+    """What there is to report of some splits, by kind: "held_out", "trained_on", "skipped"."""
     counts = {split: m["count"] for split, m in summary["splits"].items()}
     return {
         kind: [
             text.format(split=split, count=counts[split], value=value)
             for split, value in summary.get(kind, {}).items()
         ]
-        for kind, text in texts.items()
+        for kind, text in _NOTES.items()
     }
 
 
@@ -90,8 +88,8 @@ def write_csv(results: Results, path: str | Path) -> Path:
         for split, result in results.items():
             further = [result.columns.get(name, (None,) * len(result.sid)) for name in names]
             energies = (result.prediction.tolist(), result.target.tolist())
-            for row in zip(result.sid, *energies, *further, strict=True):
-                writer.writerow([split, *row])
+            rows = zip(result.sid, *energies, *further, strict=True)
+            writer.writerows([split, *row] for row in rows)
     return Path(path)
 
 
@@ -100,13 +98,11 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
 
     Args:
         summary: of :func:`~flt_mol.evaluation.summary.summarise`.
-        results: what it is of; worst systems whose structures they hold are drawn.
+        results: what it is of.
         path: of the file.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    shown = shown_splits(summary)
-    listed = {(row["split"], row["sid"]) for row in summary["worst"]}
     environment = Environment(
         loader=PackageLoader("flt_mol.evaluation", "."),
         autoescape=True,
@@ -114,22 +110,15 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["png"] = lambda made: base64.b64encode(plots.png(made)).decode("ascii")
+    environment.filters["png"] = lambda figure: base64.b64encode(plots.png(figure)).decode("ascii")
     text = environment.get_template("report.html.jinja").render(
         summary=summary,
         title=f"Evaluation of {summary.get('checkpoint', summary.get('predictions', 'splits'))}",
-        shown=shown,
-        last=list(shown)[-1],
+        shown=shown_splits(summary),
         notes=[*chain(*notes(summary).values()), *split_messages(results)],
         figures={
             "Predictions and targets; line: equal": plots.parity_figure(results),
             "Energies within threshold": plots.ewt_figure(results),
-        },
-        drawn={
-            (split, str(system.sid[0])): plots.system_figure(system)
-            for split, result in results.items()
-            for system in result.worst
-            if (split, system.sid[0]) in listed
         },
     )
     return _write("".join(c if c.isprintable() or c in "\n\t" else "?" for c in text), path)

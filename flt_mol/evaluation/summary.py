@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from flt_mol.evaluation.metrics import DRAWS, LEVEL, bootstrap_intervals, mae, metrics_of
-from flt_mol.evaluation.splits import COLUMNS, SplitResult
+from flt_mol.evaluation.metrics import DRAWS, LEVEL, bootstrap_intervals, metrics_of
+from flt_mol.evaluation.splits import SplitResult
 from flt_mol.files import VERSION
 
 __all__ = ["ALL", "WORST", "breakdowns", "constant_maes", "shown_splits", "summarise"]
@@ -20,6 +21,11 @@ WORST = 20
 """Systems with the largest errors that are listed."""
 
 _SIZES = (10, 20, 30, 40, 50, 75, 100, 150, 200)  # atoms, the last of each bin
+_BINS = [f"{low + 1}–{high}" for low, high in pairwise((0, *_SIZES))] + [
+    f"{_SIZES[-1] + 1} or more"
+]
+_ENERGIES = ("prediction", "target", "error")
+_KINDS = {"adsorbate": "adsorbate", "element": "elements", "size": "natoms", "facet": "facet"}
 
 Results = Mapping[str, SplitResult]
 
@@ -58,7 +64,7 @@ def summarise(
     if len(results) > 1:
         if ALL in results:
             raise ValueError(f"a split is called '{ALL}', the name of all splits together")
-        content[ALL] = _metrics(_joined(list(results.values())))
+        content[ALL] = _metrics(SplitResult.cat(results.values()))
     content["baselines"] = {name: dict(values) for name, values in (baselines or {}).items()}
     content["worst"] = _worst(results)
     return content
@@ -77,7 +83,7 @@ def constant_maes(results: Results, value: float | None = None) -> dict[str, flo
     maes = {}
     for split, result in results.items():
         constant = np.median(result.target) if value is None else value
-        maes[split] = mae(np.full_like(result.target, constant), result.target)
+        maes[split] = metrics_of(np.full_like(result.target, constant), result.target)["mae"]
     return maes
 
 
@@ -96,43 +102,31 @@ def breakdowns(result: SplitResult) -> dict[str, list[dict[str, Any]]]:
         >>> [(row["group"], row["mae"]) for row in breakdowns(result)["size"]]
         [('1–10', 0.5), ('21–30', 0.0)]
     """
-    found = {}
-    for kind, column in (
-        ("adsorbate", "adsorbate"),
-        ("element", "elements"),
-        ("size", "natoms"),
-        ("facet", "facet"),
-    ):
-        groups: dict[Any, list[int]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kind, column in _KINDS.items():
+        groups: dict[str, list[int]] = {}
         for i, value in enumerate(result.columns.get(column, ())):
-            names = value.split() if kind == "element" and value else [value]
-            for name in filter(None, names):
-                group = int(np.searchsorted(_SIZES, name)) if kind == "size" else name
-                groups.setdefault(group, []).append(i)
-        rows = [
-            _group(_size_name(name) if kind == "size" else name, result, groups[name])
-            for name in sorted(groups)
-        ]
-        if kind != "size":
+            names = [] if value is None else [value]
+            if kind == "element" and value:
+                names = value.split()
+            elif kind == "size" and value:
+                names = [_BINS[np.searchsorted(_SIZES, value)]]
+            for name in names:
+                groups.setdefault(name, []).append(i)
+        if groups:
+            rows = [_group(name, result, groups[name]) for name in sorted(groups)]
             rows.sort(key=lambda row: -row["mae"])
-        if rows:
+            if kind == "size":
+                rows.sort(key=lambda row: _BINS.index(row["group"]))
             found[kind] = rows
     return found
-
-
-def _size_name(place: int) -> str:
-    first = _SIZES[place - 1] + 1 if place else 1
-    return f"{first}–{_SIZES[place]}" if place < len(_SIZES) else f"{first} or more"
 
 
 def _group(name: str, result: SplitResult, rows: list[int]) -> dict[str, Any]:
     metrics = metrics_of(result.prediction[rows], result.target[rows])
     interval = bootstrap_intervals(result.error[rows], ["mae"])["mae"]
-    return {
-        "group": name,
-        "mae_interval": list(interval),
-        **{key: metrics[key] for key in ("count", "mae", "ewt")},
-    }
+    kept = {key: metrics[key] for key in ("count", "mae", "ewt")}
+    return {"group": name, "mae_interval": list(interval), **kept}
 
 
 def _metrics(result: SplitResult) -> dict[str, Any]:
@@ -148,31 +142,12 @@ def _metrics(result: SplitResult) -> dict[str, Any]:
     }
 
 
-def _joined(parts: list[SplitResult]) -> SplitResult:
-    return SplitResult(
-        sid=tuple(sid for part in parts for sid in part.sid),
-        prediction=np.concatenate([part.prediction for part in parts]),
-        target=np.concatenate([part.target for part in parts]),
-        unseen=tuple(sorted({symbol for part in parts for symbol in part.unseen})),
-        columns={
-            name: tuple(x for p in parts for x in p.columns.get(name, (None,) * len(p.sid)))
-            for name in COLUMNS
-            if any(name in part.columns for part in parts)
-        },
-    )
-
-
 def _worst(results: Results) -> list[dict[str, Any]]:
     """The systems with the largest |error| of all splits, that first."""
-    ranked = sorted(
-        (-abs(error), place, str(result.sid[i]), split, i)
-        for place, (split, result) in enumerate(results.items())
-        for i, error in enumerate(result.error.tolist())
-    )
-    rows = []
-    for *_, split, i in ranked[:WORST]:
-        result = results[split]
-        row: dict[str, Any] = {"split": split, "sid": result.sid[i]}
-        row |= {x: float(getattr(result, x)[i]) for x in ("prediction", "target", "error")}
-        rows.append({**row, **{name: values[i] for name, values in result.columns.items()}})
-    return rows
+    rows: list[dict[str, Any]] = []
+    for split, result in results.items():
+        columns = {"sid": result.sid, **{x: getattr(result, x).tolist() for x in _ENERGIES}}
+        columns |= result.columns
+        for values in zip(*columns.values(), strict=True):
+            rows.append({"split": split, **dict(zip(columns, values, strict=True))})
+    return sorted(rows, key=lambda row: (-abs(row["error"]), str(row["sid"])))[:WORST]

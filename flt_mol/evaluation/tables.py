@@ -10,17 +10,17 @@ import math
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flt_mol.evaluation.splits import SplitResult
-from flt_mol.files import readable
 
-__all__ = ["EnergyTable", "read_energies", "read_ids", "score_files", "some_sids", "table_of"]
+__all__ = ["EnergyTable", "read_energies", "read_ids", "score_files", "some_sids"]
 
 _PREDICTION = ("energy", "prediction", "pred", "y_relaxed")
 _TARGET = ("target", "y_relaxed", "energy")
@@ -39,25 +39,12 @@ class EnergyTable:
     """
 
     path: Path
-    energies: dict[Key, float] = field(default_factory=dict)
+    energies: dict[Key, float]
 
     @property
     def splits(self) -> list[str]:
         """Their names; empty without a column of splits."""
         return list(dict.fromkeys(split for split, _ in self.energies if split))
-
-    def only(self, splits: Sequence[str]) -> EnergyTable:
-        """The systems of some splits.
-
-        Raises:
-            ValueError: a split that is not there, naming those that are.
-        """
-        for split in splits:
-            if split not in self.splits:
-                there = ", ".join(self.splits) or "none, without a column split"
-                raise ValueError(f"{self.path}: no split '{split}'; there are: {there}")
-        kept = {key: x for key, x in self.energies.items() if key[0] in splits}
-        return EnergyTable(self.path, kept)
 
 
 def read_energies(path: str | Path, names: Sequence[str] = _PREDICTION) -> EnergyTable:
@@ -79,31 +66,29 @@ def read_energies(path: str | Path, names: Sequence[str] = _PREDICTION) -> Energ
     Warns:
         UserWarning: repeated lines, with their number.
     """
-    return table_of(Path(path), _rows(Path(path)), names)
-
-
-def table_of(path: Path, rows: Iterable[Row], names: Sequence[str] = _PREDICTION) -> EnergyTable:
-    """The table of (line, row) pairs; see :func:`read_energies`."""
-    table, repeated = EnergyTable(path), 0
+    path, energies = Path(path), dict[Key, float]()
+    rows = _rows(path)
     for line, row in rows:
         name = next((x for x in names if x in row), "")
         if not name or "sid" not in row:
             wanted = f"expected sid and {' or '.join(names)}"
             raise ValueError(f"{path}: the columns are {', '.join(map(str, row))}; {wanted}")
-        key = (_text(row.get("split", "")), _text(row["sid"]))
-        where = f"{path}, line {line}, {_named(key)}"
-        if not key[1] or ("split" in row and not key[0]):
-            raise ValueError(f"{where}: the sid or the split is empty")
-        energy = _energy(row[name], f"{where}: {name}")
-        repeated += key in table.energies
-        if table.energies.setdefault(key, energy) != energy:
-            raise ValueError(f"{where}: {name} is {energy!r}, and {table.energies[key]!r} above")
-    if not table.energies:
+        key = _key(row, f"{path}, line {line}")
+        where = f"{path}, line {line}, sid {_named(key)}: {name} is"
+        try:
+            energy = float(row[name])
+        except (TypeError, ValueError):
+            energy = math.nan
+        if not math.isfinite(energy):
+            raise ValueError(f"{where} {row[name]!r}, expected a finite number")
+        if energies.setdefault(key, energy) != energy:
+            raise ValueError(f"{where} {energy!r}, and {energies[key]!r} above")
+    if not energies:
         raise ValueError(f"{path} holds no energies: expected a heading and a line for each system")
-    if repeated:
+    if repeated := len(rows) - len(energies):
         text = f"{path}: dropped {repeated} lines that repeat an id with the same energy"
-        warnings.warn(text, UserWarning, stacklevel=3)
-    return table
+        warnings.warn(text, UserWarning, stacklevel=2)
+    return EnergyTable(path, energies)
 
 
 def read_ids(path: str | Path) -> dict[str, list[str]]:
@@ -114,9 +99,7 @@ def read_ids(path: str | Path) -> dict[str, list[str]]:
     """
     path, ids = Path(path), dict[str, list[str]]()
     for line, row in _rows(path):
-        sid, split = _text(row.get("sid")), _text(row.get("split"))
-        if not sid or not split:
-            raise ValueError(f"{path}, line {line}: expected the columns sid and split, both set")
+        split, sid = _key({"split": "", **row}, f"{path}, line {line}")
         ids.setdefault(split, []).append(sid)
     if not ids or any(len(set(sids)) < len(sids) for sids in ids.values()):
         raise ValueError(f"{path} holds {'a split with a repeated sid' if ids else 'no ids'}")
@@ -152,30 +135,31 @@ def score_files(
     """
     predicted = read_energies(predictions)
     wanted = read_energies(targets or predictions, ("target",) if targets is None else _TARGET)
-    if splits:
-        predicted = predicted.only(splits) if predicted.splits or not wanted.splits else predicted
-        wanted = wanted.only(splits) if wanted.splits else wanted
+    known = dict.fromkeys([*predicted.splits, *wanted.splits])
+    for split in splits or ():
+        if split not in known:
+            there = ", ".join(known) or "none, without a column split"
+            raise ValueError(f"{predicted.path}: no split '{split}'; there are: {there}")
     both = bool(predicted.splits and wanted.splits)
-    ours, theirs = _by_id(predicted, both), _by_id(wanted, both)
-    missing = [_named(theirs[key])[4:] for key in theirs if key not in ours]
-    surplus = [_named(ours[key])[4:] for key in ours if key not in theirs]
-    parts = [f"no prediction for {some_sids(missing)} in {wanted.path}"] if missing else []
-    parts += [f"predictions without a target, {some_sids(surplus)}"] if surplus else []
-    if parts:
-        hint = "; choose splits with --split" if predicted.splits else ""
-        raise ValueError(f"{predicted.path} has {', and '.join(parts)}{hint}")
-    pairs: dict[str, list[tuple[Key, Key]]] = {}
-    for identity, key in theirs.items():
-        name = key[0] or ours[identity][0] or wanted.path.name.partition(".")[0] or str(wanted.path)
-        pairs.setdefault(name, []).append((ours[identity], key))
+    ours, theirs = (_by_id(table, both, splits or ()) for table in (predicted, wanted))
+    missing = [_named(theirs[key]) for key in theirs if key not in ours]
+    surplus = [_named(ours[key]) for key in ours if key not in theirs]
+    for found, what in ((missing, "no prediction"), (surplus, "no target")):
+        if found:
+            where = f"{predicted.path} against {wanted.path}"
+            raise ValueError(f"{where}: {what} for {some_sids(found)}; choose splits with --split")
+    ids: dict[str, list[Key]] = {}
+    for key in theirs:
+        name = theirs[key][0] or ours[key][0] or wanted.path.name.partition(".")[0]
+        ids.setdefault(name, []).append(key)
     return {
         split: SplitResult(
-            sid=tuple(key[1] for _, key in keys),
-            prediction=np.array([predicted.energies[own] for own, _ in keys]),
-            target=np.array([wanted.energies[key] for _, key in keys]),
+            sid=tuple(sid for _, sid in keys),
+            prediction=np.array([predicted.energies[ours[key]] for key in keys]),
+            target=np.array([wanted.energies[theirs[key]] for key in keys]),
             path=str(predicted.path),
         )
-        for split, keys in pairs.items()
+        for split, keys in ids.items()
     }
 
 
@@ -185,83 +169,64 @@ def some_sids(sids: Sequence[Any], shown: int = 5) -> str:
     return f"sid {', '.join(map(str, sids[:shown]))}{more}"
 
 
-def _by_id(table: EnergyTable, with_split: bool) -> dict[Key, Key]:
-    """{id: key}, ids with or without split; no two keys are the same id."""
-    found: dict[Key, Key] = {}
-    for key in table.energies:
-        other = found.setdefault(key if with_split else ("", key[1]), key)
-        if other != key:
-            raise ValueError(
-                f"{table.path}: {_named(key)} is also in {other[0]}, and the other file has no "
-                "column split"
-            )
+def _by_id(table: EnergyTable, with_split: bool, splits: Sequence[str]) -> dict[Key, Key]:
+    """{id: key} of some splits, ids with or without split; no two keys are the same id."""
+    keys = [key for key in table.energies if not (splits and key[0]) or key[0] in splits]
+    found = {key if with_split else ("", key[1]): key for key in keys}
+    if len(found) < len(keys):
+        ((sid, _),) = Counter(sid for _, sid in keys).most_common(1)
+        text = f"{table.path}: sid {sid} is in several splits"
+        raise ValueError(f"{text}, and the other file has no column split")
     return found
 
 
 def _named(key: Key) -> str:
     split, sid = key
-    return f"sid {sid} of {split}" if split else f"sid {sid}"
+    return f"{sid} of {split}" if split else sid
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+def _key(row: Mapping[str, Any], where: str) -> Key:
+    split, sid = (str(row.get(name, "")).strip() for name in ("split", "sid"))
+    if not sid or ("split" in row and not split):
+        raise ValueError(f"{where}: the sid or the split is empty")
+    return split, sid
 
 
-def _energy(value: Any, what: str) -> float:
-    try:  # Python's own "1_0" and true are typing errors here
-        energy = math.nan if isinstance(value, bool) or "_" in str(value) else float(value)
-    except (TypeError, ValueError):
-        energy = math.nan
-    if not math.isfinite(energy):
-        raise ValueError(f"{what} is {value!r}, expected a finite number")
-    return energy
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    with readable(path):
-        data = path.read_bytes()
+def _rows(path: Path) -> list[Row]:
     try:
+        data = path.read_bytes()
         if data.startswith(b"PK\x03\x04"):
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 columns = [np.reshape(file[name], -1).tolist() for name in ("ids", "energy")]
             pairs = zip(*columns, strict=True)
-            yield from enumerate(({"sid": sid, "energy": value} for sid, value in pairs), start=1)
-            return
+            return list(enumerate(({"sid": sid, "energy": value} for sid, value in pairs), start=1))
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
-        text = data.decode("utf-8-sig")
-        if text.lstrip()[:1] not in ("[", "{"):
-            yield from _of_csv(path, text)
-            return
+        text = data.decode("utf-8-sig").lstrip()
+        if not text.startswith(("[", "{")):
+            return _of_csv(text)
         rows = json.loads(text)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise ValueError(f"{path}: expected a list of objects with sid and energy")
-    except (OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile) as error:
-        text = str(error)
-        raise ValueError(
-            text if text.startswith(str(path)) else f"{path} is not a readable table: {text}"
-        ) from error
-    yield from enumerate(rows, start=1)
+            raise ValueError("expected a list of objects with sid and energy")
+        return list(enumerate(rows, start=1))
+    except (
+        *(OSError, EOFError, KeyError, ValueError),
+        *(csv.Error, zlib.error, zipfile.BadZipFile),
+    ) as error:
+        raise ValueError(f"{path} cannot be read as a table: {error}") from error
 
 
-def _of_csv(path: Path, text: str) -> Iterator[Row]:
-    first = text.lstrip().partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    heading: list[str] = []
-    try:
-        for cells in reader:
-            cells = [cell.strip() for cell in cells]
-            if heading and any(cells):
-                if len(cells) != len(heading):
-                    raise ValueError(
-                        f"{path}, line {reader.line_num}: {len(cells)} columns, expected "
-                        f"{len(heading)} ({', '.join(heading)})"
-                    )
-                yield reader.line_num, dict(zip(heading, cells, strict=True))
-            elif any(cells):
-                heading = cells
-                if len(set(heading)) < len(heading):
-                    raise ValueError(f"{path}: two columns have one name: {', '.join(heading)}")
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+def _of_csv(text: str) -> list[Row]:
+    heading = text.partition("\n")[0]
+    delimiter = max(",;\t", key=heading.count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two columns have one name: {', '.join(names)}")
+    rows: list[Row] = []
+    for row in reader:
+        if None in row or None in row.values():
+            expected = f"expected {len(names)} columns ({', '.join(names)})"
+            raise ValueError(f"line {reader.line_num}: {expected}")
+        rows.append((reader.line_num, row))
+    return rows

@@ -1,12 +1,7 @@
 """Pure functions: the quadratic truth, feature maps, linear attention, lattices, pairs."""
 
-from flt_mol.functional.causal import (
-    causal_attention,
-    causal_log_attention,
-)
-from flt_mol.functional.exact import (
-    exact_attention,
-)
+from flt_mol.functional.causal import causal_attention, causal_log_attention
+from flt_mol.functional.exact import exact_attention
 from flt_mol.functional.feature_maps import (
     elu_features,
     gaussian_projection,
@@ -17,53 +12,16 @@ from flt_mol.functional.feature_maps import (
     softplus_log_features,
     stabilised_features,
 )
-from flt_mol.functional.fourier import (
-    PositionFeatures,
-    fourier_basis,
-    position_features,
-)
-from flt_mol.functional.groups import (
-    centred,
-    offsets_of,
-    sum_per_system,
-    system_index,
-)
-from flt_mol.functional.images import (
-    image_attention,
-)
-from flt_mol.functional.lattice import (
-    UnfitSystemError,
-    minimum_image,
-)
-from flt_mol.functional.linear import (
-    linear_attention,
-    linear_sums,
-    normalised,
-)
-from flt_mol.functional.neighbors import (
-    NeighborPairs,
-    neighbor_pairs,
-)
-from flt_mol.functional.pairs import (
-    filtered_dots,
-    pair_filter,
-    pair_sums,
-)
-from flt_mol.functional.reciprocal import (
-    ReciprocalVectors,
-    reciprocal_vectors,
-)
-from flt_mol.functional.reference import (
-    kernel_attention,
-    relative_mask,
-    softmax_attention,
-)
-from flt_mol.functional.streaming import (
-    CausalState,
-    initial_state,
-    state_of,
-    step,
-)
+from flt_mol.functional.fourier import PositionFeatures, fourier_basis, position_features
+from flt_mol.functional.groups import centred, offsets_of, sum_per_system, system_index
+from flt_mol.functional.images import image_attention
+from flt_mol.functional.lattice import UnfitSystemError, minimum_image
+from flt_mol.functional.linear import linear_attention, linear_sums, normalised
+from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs
+from flt_mol.functional.pairs import filtered_dots, pair_filter, pair_sums
+from flt_mol.functional.reciprocal import ReciprocalVectors, reciprocal_vectors
+from flt_mol.functional.reference import kernel_attention, relative_mask, softmax_attention
+from flt_mol.functional.streaming import CausalState, state_of, step
 
 __all__ = [
     "CausalState",
@@ -81,7 +39,6 @@ __all__ = [
     "gaussian_projection",
     "hyperbolic_log_features",
     "image_attention",
-    "initial_state",
     "kernel_attention",
     "linear_attention",
     "linear_sums",

@@ -1,9 +1,8 @@
 """Causal linear attention over packed systems: row i sees the rows j ≤ i of its own system.
 
 Rows are cut into blocks. Within a block the weights are written out as a small masked matrix; from
-block to block only Σ_j φ(k_j) v_jᵀ is carried, so time is O(N·M·V). Both forms are differentiable
-steps hidden in one operator, whose backward pass runs them again: nothing but inputs is kept.
-`streaming` has the same sums one row at a time.
+block to block only Σ_j φ(k_j) v_jᵀ is carried, so time is O(N·M·V). The backward pass runs the
+forward steps again: nothing but inputs is kept.
 
 **Log features.** With r_i = max_m (q_im + max_{j≤i} k_jm), which no later key can change, the
 weight of key j is A_ij = Σ_m exp(q_im + k_jm − r_i): every term is ≤ 1 and every normaliser ≥ 1.
@@ -20,15 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 from torch.nn import functional as F
 
-from flt_mol.functional.groups import (
-    check_ptr,
-    operator,
-    settled,
-    systems_of,
-    without_autocast,
-)
+from flt_mol.functional.groups import check_ptr, lowest, settled, systems_of, without_autocast
 from flt_mol.functional.linear import normalised, with_ones
 
 BLOCK = 64
@@ -79,22 +73,7 @@ def causal_attention(
     """out_i = Σ_{j≤i} A_ij v_j / Σ_{j≤i} A_ij with A_ij = φ(q_i)·φ(k_j), for given features φ ≥ 0.
 
     For features that are not exponentials, such as ReLU(Wx) or elu(x) + 1: used as they are,
-    without stabiliser. Rows that see no weight at all give 0.
-
-    Args:
-        query_features: φ(q) (N, H, M), not negative.
-        key_features: φ(k) (N, H, M), not negative.
-        value: (N, H, V).
-        ptr: (B + 1,), first row of each system.
-
-    Returns:
-        (N, H, V), computed in at least float32 for any autocast dtype, in that dtype.
-
-    Raises:
-        ValueError: `ptr` does not describe N rows, or shapes that do not belong together.
-
-    References:
-        Katharopoulos et al., "Transformers are RNNs", ICML 2020, section 3.3.
+    without stabiliser. All else as for `causal_log_attention`.
 
     Example:
         >>> ones = torch.ones(4, 1, 2)
@@ -119,14 +98,11 @@ def _checked(queries: Tensor, keys: Tensor, value: Tensor, ptr: Tensor, *, log: 
 def _attend(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
     """Systems of about the same length at once, by differentiable operations."""
     rows_of_all, parts = [ptr.new_zeros(0, dtype=torch.int64)], [v[:0]]
+    sums_of, nothing = (_log_sums, -torch.inf) if log else (_sums, 0.0)
     for rows, filled in _padded_groups(ptr, len(q)):
-        padded = (x[rows].transpose(1, 2) for x in (q, k, v))  # (G, H, L, ·)
-        some_q, some_k, some_v = padded
-        nothing = -torch.inf if log else 0.0
+        some_q, some_k, some_v = (x[rows].transpose(1, 2) for x in (q, k, v))  # (G, H, L, ·)
         some_k = some_k.masked_fill(~filled[:, None, :, None], nothing)
-        sums = (_log_sums if log else _sums)(
-            *(_blocks(x) for x in (some_q, some_k, with_ones(some_v)))
-        )
+        sums = sums_of(*(_blocks(x) for x in (some_q, some_k, with_ones(some_v))))
         out = normalised(sums.flatten(2, 3)[:, :, : rows.shape[1]])
         rows_of_all.append(rows[filled])
         parts.append(out.transpose(1, 2)[filled])
@@ -138,15 +114,15 @@ def _padded_groups(ptr: Tensor, num_rows: int) -> list[tuple[Tensor, Tensor]]:
 
     Slots beyond the end of a system repeat its last row.
     """
-    systems = [rows for rows in systems_of(ptr, num_rows) if rows.stop > rows.start]
-    by_length: dict[int, list[slice]] = {}
-    for rows in systems:
-        by_length.setdefault((rows.stop - rows.start - 1).bit_length(), []).append(rows)
+    by_length: dict[int, list[tuple[int, int]]] = {}
+    for rows in systems_of(ptr, num_rows):
+        if rows.stop > rows.start:
+            length = (rows.stop - rows.start - 1).bit_length()
+            by_length.setdefault(length, []).append((rows.start, rows.stop))
     groups = []
     for members in by_length.values():
-        ends = torch.tensor([(x.start, x.stop) for x in members], device=ptr.device)
-        length = max(x.stop - x.start for x in members)
-        slots = ends[:, :1] + torch.arange(length, device=ptr.device)
+        ends = torch.tensor(members, device=ptr.device)
+        slots = ends[:, :1] + torch.arange(int(ends.diff().max()), device=ptr.device)
         groups.append((slots.minimum(ends[:, 1:] - 1), slots < ends[:, 1:]))
     return groups
 
@@ -172,10 +148,9 @@ def _sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _log_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Σ_{j≤i} Σ_m exp(q_im + k_jm − r_i) v_j of blocks (G, H, T, n, ·)."""
-    # Stands for log 0 where −∞ − (−∞) would be NaN; differences of two such are finite.
-    lowest = torch.finfo(q.dtype).min / 4
-    running = k.detach().flatten(2, 3).cummax(2).values.clamp(min=lowest).view_as(k)
-    r = (q.detach() + running).amax(-1, keepdim=True).clamp(min=lowest)
+    floor = lowest(q.dtype)
+    running = k.detach().flatten(2, 3).cummax(2).values.clamp(min=floor).view_as(k)
+    r = (q.detach() + running).amax(-1, keepdim=True).clamp(min=floor)
     first, last = running[..., :1, :], running[..., -1:, :]
     least, least_key = LEAST[q.dtype]
     queries = F.threshold(q + first - r, least, -torch.inf).exp()
@@ -205,25 +180,18 @@ def _carried(sums: Tensor, first: Tensor, level: Tensor) -> Tensor:
 
     `sums` are of each block, relative to its `level`; levels (G, H, T, M, 1) never fall.
     """
-    state = torch.zeros_like(sums[:, :, 0])
-    states = [state]
+    states = [torch.zeros_like(sums[:, :, 0])]
     for t in range(sums.shape[2] - 1):
         keep = (first[:, :, t] - first[:, :, t + 1]).exp()
         add = (level[:, :, t] - first[:, :, t + 1]).exp()
-        state = state * keep + sums[:, :, t] * add
-        states.append(state)
+        states.append(states[-1] * keep + sums[:, :, t] * add)
     return torch.stack(states, 2)
 
 
-@operator("causal_attention")
+@custom_op("flt_mol::causal_attention", mutates_args=())
 def _causal(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
     with without_autocast(q), torch.no_grad():
         return _attend(q, k, v, ptr, log)
-
-
-@_causal.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
-    return v.new_empty(v.shape)
 
 
 def _gradients(
@@ -242,7 +210,7 @@ def _gradients(
     return to_q, to_k, to_v
 
 
-@operator("causal_attention_gradients")
+@custom_op("flt_mol::causal_attention_gradients", mutates_args=())
 def _gradients_op(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,13 +221,6 @@ def _gradients_op(
         return _gradients(grad, q, k, v, ptr, log)
 
 
-@_gradients_op.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, ctx.log = inputs
     ctx.save_for_backward(*tensors)
@@ -268,8 +229,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, ptr = ctx.saved_tensors
     run = _gradients_op if torch.compiler.is_compiling() else _gradients
-    to_q, to_k, to_v = run(grad, q, k, v, ptr, ctx.log)
-    return to_q, to_k, to_v, None, None
+    return *run(grad, q, k, v, ptr, ctx.log), None, None
 
 
+_causal.register_fake(lambda q, k, v, ptr, log: v.new_empty(v.shape))
+_gradients_op.register_fake(
+    lambda grad, q, k, v, ptr, log: tuple(x.new_empty(x.shape) for x in (q, k, v))
+)
 _causal.register_autograd(_backward, setup_context=_save)

@@ -11,15 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from flt_mol.functional.groups import (
-    check_ptr,
-    operator,
-    settled,
-    systems_of,
-    without_autocast,
-)
+from flt_mol.functional.groups import check_ptr, settled, systems_of, without_autocast
 
 # Weights that are held at once (1 MB in float32). Up to as many over all heads of a system, three
 # plain products are faster than torch's fused attention (measured on CPU, D from 16 to 96).
@@ -68,53 +63,47 @@ def exact_attention(
         raise ValueError("causal attention is among rows of one set: leave key_ptr out")
     key_ptr = check_ptr(ptr, query.shape[0], key_ptr, value.shape[0])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v = (x.transpose(0, 1) for x in settled(query, key, value))
     with without_autocast(query):
-        q, k, v = (x.transpose(0, 1) for x in settled(query, key, value))
-        out: Tensor = _attend(q, k, v, ptr, key_ptr, scale, causal)
+        out: Tensor = _attend(q if scale == 1.0 else q * scale, k, v, ptr, key_ptr, causal)
         return out.transpose(0, 1)
 
 
-@operator("exact_attention")
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, scale: float, causal: bool
-) -> Tensor:
+@custom_op("flt_mol::exact_attention", mutates_args=())
+def _attend(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, causal: bool) -> Tensor:
     out = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
     for rows, keys in _systems(q, k, ptr, key_ptr):
-        system = q[:, rows], k[:, keys], v[:, keys]
-        small = q.shape[0] * system[0].shape[1] * system[1].shape[1] <= MAX_WEIGHTS
-        if small:
-            out[:, rows] = _weights(*system[:2], scale, causal).bmm(system[2])
+        own_q, own_k, own_v = q[:, rows], k[:, keys], v[:, keys]
+        if q.shape[0] * own_q.shape[1] * own_k.shape[1] <= MAX_WEIGHTS:
+            out[:, rows] = _weights(own_q, own_k, causal).bmm(own_v)
         else:
-            out[:, rows] = _fused(*system, scale, causal)
+            out[:, rows] = _fused(own_q, own_k, own_v, causal)
     return out
 
 
-@_attend.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, scale: float, causal: bool
-) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
+def _systems(
+    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
+) -> list[tuple[slice, slice]]:
+    """The queries and keys of each system that has both."""
+    systems = systems_of(ptr, queries.shape[1])
+    both = zip(systems, systems_of(key_ptr, keys.shape[1], "key_ptr"), strict=True)
+    return [(r, k) for r, k in both if r.start < r.stop and k.start < k.stop]
 
 
-def _weights(q: Tensor, k: Tensor, scale: float, causal: bool, first: int = 0) -> Tensor:
-    """softmax(s Q Kᵀ) (H, n, m) of one system, its queries beginning with row `first`."""
-    logits = _scaled_product(q, k.mT, scale)
+def _weights(q: Tensor, k: Tensor, causal: bool, first: int = 0) -> Tensor:
+    """softmax(Q Kᵀ) (H, n, m) of one system, its queries beginning with row `first`."""
+    logits = q.bmm(k.mT)
     if causal:
         later = torch.ones(logits.shape[1:], dtype=torch.bool, device=q.device).triu(first + 1)
         logits = logits.masked_fill(later, -torch.inf)
     return logits.softmax(-1)
 
 
-def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """The product s A B, without a pass over it for s."""
-    return torch.baddbmm(a.new_zeros(1), a, b, beta=0, alpha=scale)
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """One large system by torch's own attention, which wants values as wide as keys."""
     width, channels = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     q, k, v = (pad(x, (0, width - x.shape[-1]))[None] for x in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[0, ..., :channels]
+    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)[0, ..., :channels]
 
 
 def _gradients(
@@ -125,24 +114,23 @@ def _gradients(
     v: Tensor,
     ptr: Tensor,
     key_ptr: Tensor,
-    scale: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to Q, K, V, made of differentiable steps; the weights are formed again, in blocks.
 
-    With P = softmax(s Q Kᵀ): dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ_v G ∘ out), dQ = s dS K, dK = s dSᵀ Q.
+    With P = softmax(Q Kᵀ): dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ_v G ∘ out), dQ = dS K, dK = dSᵀ Q.
     """
     to_query, to_key, to_value = (torch.zeros_like(x) for x in (q, k, v))
     for rows, keys in _systems(q, k, ptr, key_ptr):
         for heads, block in _blocks(q.shape[0], rows, keys):
             k_b, q_b, g = k[heads, keys], q[heads, block], grad[heads, block]
-            weights = _weights(q_b, k_b, scale, causal, block.start - rows.start)
+            weights = _weights(q_b, k_b, causal, block.start - rows.start)
             to_value[heads, keys].add_(weights.mT.bmm(g))
             drift = (g * out[heads, block]).sum(-1, keepdim=True)
             slopes = torch.baddbmm(drift, g, v[heads, keys].mT, beta=-1)
             slopes = slopes * weights if torch.is_grad_enabled() else slopes.mul_(weights)
-            to_query[heads, block] = _scaled_product(slopes, k_b, scale)
-            to_key[heads, keys].add_(_scaled_product(slopes.mT, q_b, scale))
+            to_query[heads, block] = slopes.bmm(k_b)
+            to_key[heads, keys].add_(slopes.mT.bmm(q_b))
     return to_query, to_key, to_value
 
 
@@ -158,59 +146,23 @@ def _blocks(num_heads: int, rows: slice, keys: slice) -> list[tuple[slice, slice
     ]
 
 
-@operator("exact_attention_gradients")
-def _gradients_op(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor,
-    key_ptr: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(grad, out, q, k, v, ptr, key_ptr, scale, causal)
-
-
-@_gradients_op.register_fake
-def _(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor,
-    key_ptr: Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+_gradients_op = custom_op("flt_mol::exact_attention_gradients", _gradients, mutates_args=())
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.scale, ctx.causal = inputs
+    *tensors, ctx.causal = inputs
     ctx.save_for_backward(output, *tensors)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # A derivative that will be differentiated itself must be seen step by step.
     step_by_step = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    run: Callable[..., tuple[Tensor, Tensor, Tensor]] = (
-        _gradients if step_by_step else _gradients_op
-    )
+    run: Callable[..., tuple[Tensor, ...]] = _gradients if step_by_step else _gradients_op
     with without_autocast(grad):
-        gradients = run(grad, *ctx.saved_tensors, ctx.scale, ctx.causal)
-    return *gradients, None, None, None, None
+        gradients = run(grad, *ctx.saved_tensors, ctx.causal)
+    return *gradients, None, None, None
 
 
+_attend.register_fake(lambda q, k, v, *_: q.new_empty(*q.shape[:2], v.shape[-1]))
+_gradients_op.register_fake(lambda grad, out, q, k, v, *_: tuple(map(torch.empty_like, (q, k, v))))
 _attend.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _systems(
-    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> list[tuple[slice, slice]]:
-    """The queries and keys of each system that has both."""
-    systems = systems_of(ptr, queries.shape[1])
-    both = zip(systems, systems_of(key_ptr, keys.shape[1], "key_ptr"), strict=True)
-    return [(r, k) for r, k in both if r.start < r.stop and k.start < k.stop]

@@ -17,9 +17,6 @@ from flt_mol.functional.groups import settled
 
 SPLITS = ("one_sided", "symmetric", "balanced")
 
-# Keeps the slope of the fourth root finite where a head has no mask at all.
-_LEAST_SQUARE = 1e-12
-
 
 class PositionFeatures(NamedTuple):
     """Φ = T ∘ a for queries and Ψ = T ∘ b + T⊥ ∘ c for keys, not multiplied out.
@@ -41,20 +38,19 @@ class PositionFeatures(NamedTuple):
     @property
     def query(self) -> Tensor:
         """Φ (N, H, 2R), or (N, 1, 2R) where it is the same for all heads."""
-        return self._basis_of_heads * self.query_weight
+        return self._by_head * self.query_weight
 
     @property
     def key(self) -> Tensor:
         """Ψ (N, H, 2R)."""
-        basis = self._basis_of_heads
-        key = basis * self.key_weight
-        return key if self.key_turn is None else key + quarter_turn(basis) * self.key_turn
+        key = self._by_head * self.key_weight
+        return key if self.key_turn is None else key + quarter_turn(self._by_head) * self.key_turn
 
     @property
-    def _basis_of_heads(self) -> Tensor:
+    def _by_head(self) -> Tensor:
         return self.basis if self.basis.dim() == 3 else self.basis[:, None, :]
 
-    def rows(self, index: Tensor) -> PositionFeatures:
+    def rows(self, index: Tensor | slice) -> PositionFeatures:
         """The same features for rows `index` (K,) only, in that order."""
         return self._replace(basis=self.basis[index])
 
@@ -123,8 +119,7 @@ def position_features(basis: Tensor, ratio: Tensor, split: str = "one_sided") ->
         raise ValueError(f"basis has shape {tuple(basis.shape)}, {expected}")
     query, key = _shared(ratio, split)
     # Once for cosines and once for sines.
-    weights = torch.cat([query, query], -1), torch.cat([key, key], -1)
-    a, b = (weight * count**-0.5 for weight in weights)
+    a, b = (torch.cat([x, x], -1) * count**-0.5 for x in (query, key))
     return PositionFeatures(basis, a, b.real, b.imag if b.is_complex() else None)
 
 
@@ -139,6 +134,7 @@ def _shared(ratio: Tensor, split: str) -> tuple[Tensor, Tensor]:
         return root.masked_fill(zero, 0.0), (ratio / root).masked_fill(zero, 0.0)
     if split == "balanced":
         mean = ratio.abs().square().mean(-1, keepdim=True)
-        scale = (mean + _LEAST_SQUARE).sqrt().sqrt()
+        # The small number keeps the slope finite where a head has no mask at all.
+        scale = (mean + 1e-12).sqrt().sqrt()
         return scale.expand(ratio.shape), ratio / scale
     raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from flt_mol.functional.spectral import padded_groups, padded_rows
 
 # What a pair costs over an entry of an n × n matrix in time: 13 to 25 on one core.
 _PAIR_COST = 16
+_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 def image_attention(
@@ -32,13 +32,10 @@ def image_attention(
 ) -> Tensor:
     """out_i = Σ_p A_p v_j / Σ_p A_p, A_p = exp(s q_i·k_j + log w_p), over the pairs p of i.
 
-    With one pair per image of j, the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): a
-    multiplicative lattice sum, hence the same in a supercell. It is what 3D-Graphormer's explicit
-    image keys compute [1]. Logits may be ±10⁴; a weight of 0 (log w = −∞) is a skipped pair.
-
-    Where pairs are many, Σ n² ≤ 16 P, images are summed first and systems go through n × n
-    matrices, in padded groups; else along the pairs. Weights are computed again in the backward
-    pass, so that none of their n²·H or P·H numbers is kept.
+    With one pair per image of j, the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same
+    in a supercell, and what 3D-Graphormer's explicit image keys compute [1]. Logits may be ±10⁴.
+    Where pairs are many, Σ n² ≤ 16 P, systems go through padded n × n matrices, else along the
+    pairs. Weights are recomputed in the backward pass.
 
     Args:
         query: (N, H, D).
@@ -46,8 +43,7 @@ def image_attention(
         value: (N, H, V).
         ptr: (B + 1,), first row of each system.
         index_i: (P,) int64, query of each pair.
-        index_j: (P,) int64, key of each pair, in the same system; the atom itself belongs to them
-            (`neighbor_pairs(..., self_pairs=True)`).
+        index_j: (P,) int64, key of each pair, in the same system, the atom itself among them.
         log_weight: log w (P, H).
         scale: s; None is 1/√D.
 
@@ -68,12 +64,10 @@ def image_attention(
         >>> image_attention(query, key, value, torch.tensor([0, 2]), *pairs).flatten()
         tensor([2.6667, 0.0000])
     """
-    rows = query.shape[0]
-    if log_weight.shape != (len(index_i), query.shape[1]):
-        raise ValueError(
-            f"log_weight has shape {tuple(log_weight.shape)}, expected (P, H) = "
-            f"{(len(index_i), query.shape[1])}"
-        )
+    rows, pairs_heads = query.shape[0], (len(index_i), query.shape[1])
+    if log_weight.shape != pairs_heads:
+        shape = tuple(log_weight.shape)
+        raise ValueError(f"log_weight has shape {shape}, expected (P, H) = {pairs_heads}")
     sizes = system_sizes(ptr, rows)
     if len(index_i) == 0 and rows:
         raise ValueError(
@@ -84,28 +78,19 @@ def image_attention(
     with without_autocast(q):
         if sum(size**2 for size in sizes) <= _PAIR_COST * len(index_i):
             return _by_systems(q, k, v, w, index_i, index_j, ptr, sizes)
-        return _recomputed(_over_pairs, q, k, v, w, index_i, index_j)
+        out: Tensor = _recomputed(_over_pairs, q, k, v, w, index_i, index_j)
+        return out
 
 
 def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """(G, H) log Σ_T w of log w (P, H), −∞ for groups without weight, with gradient 0 there.
 
     `group` (P,) int64 is the group of each pair, see `NeighborPairs.groups`.
-
-    Example:
-        >>> w = torch.tensor([[0.25], [0.5], [0.25]])
-        >>> log_sum_over_images(w.log(), torch.tensor([0, 0, 1]), 2).exp().flatten()
-        tensor([0.7500, 0.2500])
     """
     peak = segment_peak(log_weight, group, num_groups)
     total = segment_sum((log_weight - peak[group]).exp(), group, num_groups)
     nothing = total == 0
     return (peak + total.masked_fill(nothing, 1.0).log()).masked_fill(nothing, -torch.inf)
-
-
-def _recomputed(function: Callable[..., Tensor], *given: Any) -> Tensor:
-    out: Tensor = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
-    return out
 
 
 def _over_pairs(

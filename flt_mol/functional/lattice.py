@@ -6,7 +6,7 @@ What is decided here is decided in float64 on CPU and not differentiated.
 from __future__ import annotations
 
 import math
-from itertools import permutations, product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +19,11 @@ from flt_mol.functional.groups import at_least_float32, spread, system_index, sy
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_THINNEST = 0.5  # Å between lattice planes, less than in any crystal
-_OTHERS = ((1, 2), (2, 0), (0, 1))
+_THINNEST = 0.5  # Å between images, less than in any crystal
 
 
 class UnfitSystemError(ValueError):
-    """One system of a batch whose lattice is singular or too large.
-
-    Attributes:
-        system: its place in the batch.
-        reason: what is wrong with it.
-    """
+    """`system` (its place in a batch) has a singular or too large lattice: the `reason`."""
 
     def __init__(self, system: int, reason: str) -> None:
         super().__init__(f"system {system}: {reason}")
@@ -42,14 +36,12 @@ class VirtualCells(NamedTuple):
     Attributes:
         change: (B, 3, 3) int64; ``change @ given cell`` is a short basis of periodic directions.
         kept: (B, 3) bool, rows of that basis that stay; the others are virtual.
-        heights: (B, 3), Å, distances between the planes of `cell`.
         shift: (N, 3) int64; atoms are taken at r − shift·(change @ given cell).
     """
 
     cell: Floats
     change: Integers
     kept: NDArray[np.bool_]
-    heights: Floats
     shift: Integers
 
 
@@ -60,11 +52,11 @@ def checked_cells(
     systems = len(system_sizes(ptr, positions.shape[0]))
     if pbc is None:
         if cell is not None:
-            raise ValueError("pbc is None and there is a cell: give pbc (B, 3), or None for both")
+            raise ValueError("pbc is None, but there is a cell: give pbc (B, 3)")
         pbc = torch.zeros(systems, 3, dtype=torch.bool, device=positions.device)
     if cell is None:
         if bool(pbc.any()):
-            raise ValueError("cell is None and pbc is True somewhere: give the cell (B, 3, 3), Å")
+            raise ValueError("cell is None, but pbc is True somewhere: give the cell (B, 3, 3), Å")
         cell = positions.new_zeros(systems, 3, 3)
     for name, value, shape in (
         ("positions", positions, (positions.shape[0], 3)),
@@ -72,9 +64,7 @@ def checked_cells(
         ("pbc", pbc, (systems, 3)),
     ):
         if tuple(value.shape) != shape:
-            flat = tuple(value.shape) == (systems * shape[1], *shape[2:])
-            hint = ": in PyG's Data store cell as (1, 3, 3) and pbc as (1, 3)" if flat else ""
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}{hint}")
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, expected {shape}")
     if pbc.dtype != torch.bool:
         raise ValueError(f"pbc is {pbc.dtype}, expected torch.bool: pass pbc.bool()")
     for name, value in (("positions", positions), ("cell", cell)):
@@ -89,10 +79,9 @@ def checked_cells(
 def minimum_image(vectors: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor) -> Tensor:
     r"""The shortest of v − T·cell, over all integers T along axes that repeat.
 
-    Exact for any basis of the lattice, however skewed: in a Minkowski-reduced basis the shortest
-    image is among the 27 around the rounded fractions. Of equally short images v itself is taken
-    if it is one. T is constant to autograd, so the gradient with respect to `vectors` is the
-    identity.
+    Exact for any basis of the lattice: in a Minkowski-reduced one the shortest image is among the
+    27 around the rounded fractions. Of equally short images v itself is taken if it is one. T is
+    constant to autograd.
 
     Args:
         vectors: v (N, 3), Å.
@@ -114,17 +103,14 @@ def minimum_image(vectors: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr:
     """
     cell, pbc = checked_cells(cell, pbc, vectors, ptr)
     periodic, given = pbc.cpu().numpy(), host_array(cell)
-    change = reduced_basis(given, periodic)
-    basis = np.where(periodic[..., None], change @ given, 0.0)
-    _check_lengths(basis, periodic)
+    change, basis = short_basis(given, periodic)
     system, v = system_index(ptr.cpu(), len(vectors)).numpy(), host_array(vectors)
     rows = basis[system]
     whole = np.rint(np.einsum("nc,nca->na", v, np.linalg.pinv(basis)[system])).astype(np.int64)
     around = np.array(list(product((0, 1, -1), repeat=3)))
     shifts = (whole[:, None] + around) * periodic[system][:, None]
     square = ((v[:, None] - shifts @ rows) ** 2).sum(-1)
-    best = square.argmin(1)
-    shift = np.take_along_axis(shifts, best[:, None, None], 1)[:, 0]
+    shift = shifts[np.arange(len(v)), square.argmin(1)]
     stays = (v**2).sum(-1) <= square.min(1, initial=np.inf) * (1 + 1e-9)
     shift = np.where(stays[:, None], 0, np.einsum("na,nab->nb", shift, change[system]))
     vectors = at_least_float32(vectors)
@@ -159,66 +145,50 @@ def virtual_cells(
     """
     if not 0 < padding < math.inf:
         raise ValueError(f"padding is {padding}, expected a positive length in Å")
-    given, points = host_array(cell), host_array(positions)
-    offsets = ptr.cpu().numpy().astype(np.int64)
-    sizes = np.diff(offsets)
-    occupied, starts = np.flatnonzero(sizes), offsets[:-1][sizes > 0]
-    system = np.repeat(np.arange(len(sizes)), sizes)
-    kept = pbc.cpu().numpy() & (sizes > 0)[:, None]
-    change = reduced_basis(given, kept)
-    basis = np.where(kept[..., None], change @ given, 0.0)
-    _check_lengths(basis, kept)
-    local = points - points[offsets[:-1][system]]
-    shift = np.zeros(local.shape, np.int64)
-    if shrink and kept.any():
-        fraction = np.einsum("nc,nca->na", local, np.linalg.pinv(basis)[system])
-        gap = np.zeros(kept.shape)
-        gap[occupied], shift = _largest_gaps(fraction, system, starts)
-        vacuum = kept & (gap * _heights(basis) > padding)
-        shift *= vacuum[system]
-        local -= np.einsum("na,nac->nc", shift, basis[system])
-        kept = kept & ~vacuum
-    basis = np.where(kept[..., None], basis, 0.0)
-    if not kept.all():
-        basis = basis + _perpendicular(basis, kept, local, system, (occupied, starts), padding)
-    return VirtualCells(basis, change, kept, _heights(basis), shift)
+    points, kept = host_array(positions), (pbc & (ptr.diff() > 0)[:, None]).cpu().numpy()
+    change, basis = short_basis(host_array(cell), kept)
+    shift = np.zeros(points.shape, np.int64)
+    for b, (start, stop) in enumerate(pairwise(ptr.tolist())):
+        local = points[start:stop] - points[start : start + 1]
+        if shrink and kept[b].any():
+            shift[start:stop], vacuum = _behind_gaps(local, basis[b], padding)
+            local = local - shift[start:stop] @ basis[b]
+            kept[b] &= ~vacuum
+        if not kept[b].all():
+            basis[b] = _completed(basis[b], kept[b], local, padding)
+    return VirtualCells(basis, change, kept, shift)
 
 
-def reduced_basis(cell: Floats, periodic: NDArray[np.bool_]) -> Integers:
-    """U (B, 3, 3), det ±1, such that U·cell is a shortest (Minkowski-reduced) basis.
+def short_basis(cell: Floats, periodic: NDArray[np.bool_]) -> tuple[Integers, Floats]:
+    """U (B, 3, 3), det ±1, and U·cell, a shortest (Minkowski-reduced) basis.
 
-    No row can be shortened by adding ±1 of others. Only rows in `periodic` (B, 3) take part.
+    No row can be shortened by adding ±1 of others. Only rows in `periodic` (B, 3) take part; others
+    are 0 in the basis.
+
+    Raises:
+        UnfitSystemError: periodic rows are dependent.
     """
     change = np.tile(np.eye(3, dtype=np.int64), (len(cell), 1, 1))
+    basis = np.where(periodic[..., None], cell, 0.0)
+    around = np.array(list(product((0, 1, -1), repeat=2)))
     for _ in range(1000):  # a handful is usual
         before = change.copy()
-        for i, j in permutations(range(3), 2):
-            short, long = ((change[:, axis, None] @ cell).squeeze(1) for axis in (i, j))
-            square = (short**2).sum(-1)
-            ratio = (short * long).sum(-1) / np.maximum(square, 1e-12)
+        for row, others in enumerate(([1, 2], [2, 0], [0, 1])):
+            thick = (np.linalg.norm(basis, axis=-1) > _THINNEST) | ~periodic
+            free = periodic[:, others] & (periodic[:, row] & thick.all(1))[:, None]
+            long, span = basis[:, row], basis[:, others]
+            nearest = np.rint(np.einsum("bc,bca->ba", long, np.linalg.pinv(span, rcond=1e-9)))
+            steps = (nearest[:, None] + around) * free[:, None]
+            square = ((long[:, None] - steps @ span) ** 2).sum(-1)
             # A margin, so that rounding does not decide between two equally short vectors.
-            applies = (np.abs(ratio) > 0.5 + 1e-6) & periodic[:, i] & periodic[:, j]
-            steps = np.where(applies & (square > 1e-12), np.rint(ratio), 0.0).astype(np.int64)
-            change[:, j] -= steps[:, None] * change[:, i]
-        for (j, (k, m)), signs in product(enumerate(_OTHERS), product((1, -1), repeat=2)):
-            trial = change[:, j] + signs[0] * change[:, k] + signs[1] * change[:, m]
-            old, new = (((x[:, None] @ cell) ** 2).sum((1, 2)) for x in (change[:, j], trial))
-            shorter = periodic.all(1) & (new < (1 - 1e-6) * old)
-            change[:, j] = np.where(shorter[:, None], trial, change[:, j])
+            shorter = square.min(1) < (1 - 1e-6) * (long**2).sum(-1)
+            best = steps[np.arange(len(cell)), square.argmin(1)] * shorter[:, None]
+            change[:, row] -= np.einsum("ba,bac->bc", best.astype(np.int64), change[:, others])
+            basis[:, row] = np.where(periodic[:, [row]], (change[:, [row]] @ cell)[:, 0], 0.0)
         if (change == before).all():
             break
-    return change
-
-
-def _heights(basis: Floats) -> Floats:
-    """Distances (B, 3) between the lattice planes of independent rows, Å; 0 for rows of zeros."""
-    size = np.linalg.norm(np.linalg.pinv(basis), axis=1)
-    return np.asarray(np.divide(1.0, size, out=np.zeros_like(size), where=size > 0))
-
-
-def _check_lengths(basis: Floats, kept: NDArray[np.bool_]) -> None:
     # Dependent vectors have a short one among those of their reduced basis.
-    thin = kept & (np.linalg.norm(basis, axis=-1) < _THINNEST)
+    thin = periodic & (np.linalg.norm(basis, axis=-1) < _THINNEST)
     if thin.any():
         system, axis = np.argwhere(thin)[0]
         raise UnfitSystemError(
@@ -226,51 +196,37 @@ def _check_lengths(basis: Floats, kept: NDArray[np.bool_]) -> None:
             f"cell is singular along periodic direction {'abc'[axis]}, less than {_THINNEST} Å "
             "between images; give a lattice vector there, or set pbc False",
         )
+    return change, basis
 
 
-def _largest_gaps(fraction: Floats, system: Integers, starts: Integers) -> tuple[Floats, Integers]:
-    """Widest empty stretch per lattice vector, in fractions mod 1, and shifts of atoms behind it.
-
-    ``fraction - shift`` of a system begins right after its gap, wherever its atoms were written.
-    """
-    wrapped = fraction - np.floor(fraction)
-    order = np.lexsort((wrapped, np.broadcast_to(system[:, None], wrapped.shape)), axis=0)
-    ascending = np.take_along_axis(wrapped, order, 0)
+def _behind_gaps(
+    local: Floats, basis: Floats, padding: float
+) -> tuple[Integers, NDArray[np.bool_]]:
+    """Which directions have a gap wider than `padding`, and shifts that put all atoms behind it."""
+    inverse = np.linalg.pinv(basis)
+    fraction = local @ inverse
     # What lies below each atom: the next one, and below the lowest the image of the highest.
+    ascending = np.sort(fraction - np.floor(fraction), axis=0)
     below = np.roll(ascending, 1, axis=0)
-    below[starts] = ascending[np.append(starts[1:], len(system)) - 1] - 1.0
-    space = ascending - below
-    gap = np.maximum.reduceat(space, starts)
-    place = np.cumsum(np.diff(system, prepend=-1) > 0) - 1
-    # Cut in the middle of the gap, so that rounding takes no atom to the other side.
-    middle = np.where(space >= gap[place], (ascending + below) / 2, -np.inf)
-    cut = np.maximum.reduceat(middle, starts)
-    return gap, np.floor(fraction - cut[place]).astype(np.int64)
+    below[0] -= 1.0
+    gap = ascending - below
+    # Cut in the middle of the widest, so that rounding takes no atom to the other side.
+    cut = np.take_along_axis((ascending + below) / 2, gap.argmax(0)[None], 0)
+    height = np.linalg.norm(inverse, axis=0)  # one over the distance of lattice planes
+    vacuum = basis.any(1) & (gap.max(0) > padding * height)
+    return np.floor(fraction - cut).astype(np.int64) * vacuum, vacuum
 
 
-def _perpendicular(
-    basis: Floats,
-    kept: NDArray[np.bool_],
-    local: Floats,
-    system: Integers,
-    occupied: tuple[Integers, Integers],
-    padding: float,
-) -> Floats:
-    """For rows not `kept`, vectors (B, 3, 3) along the atoms' principal axes; else zeros."""
-    rows, starts = occupied
+def _completed(basis: Floats, kept: NDArray[np.bool_], local: Floats, padding: float) -> Floats:
+    """Rows not `kept` replaced by vectors along the atoms' principal axes across the others."""
+    basis = np.where(kept[:, None], basis, 0.0)
     plane = np.linalg.pinv(basis) @ basis
-    across = local - np.einsum("nc,ncd->nd", local, plane[system])
-    moments, extent = np.zeros(basis.shape), np.zeros(kept.shape)
-    if len(rows):
-        count = np.bincount(system)[rows, None]
-        across -= (np.add.reduceat(across, starts) / count).repeat(count[:, 0], axis=0)
-        moments[rows] = np.add.reduceat(across[:, :, None] * across[:, None, :], starts)
-    trace = np.trace(moments, axis1=1, axis2=2).clip(1e-12)
+    across = local - local @ plane
+    across = across - across.sum(0) / max(1, len(across))
+    moments = across.T @ across
     # Kept directions get the eigenvalue −2, so the open ones, 0 to 1, come last.
-    axes = np.linalg.eigh(moments / trace[:, None, None] - 2.0 * plane)[1]
-    if len(rows):
-        along = np.einsum("nc,nca->na", across, axes[system])
-        extent[rows] = np.maximum.reduceat(along, starts) - np.minimum.reduceat(along, starts)
-    vectors = axes.transpose(0, 2, 1) * (extent + padding)[..., None]
-    column = (kept.sum(-1, keepdims=True) + np.cumsum(~kept, -1) - 1).clip(0)
-    return np.where(kept[..., None], 0.0, np.take_along_axis(vectors, column[..., None], 1))
+    axes = np.linalg.eigh(moments / max(np.trace(moments), 1e-12) - 2 * plane)[1]
+    axes = axes.T[kept.sum() :]
+    extent = np.ptp(across @ axes.T, axis=0) if len(across) else np.zeros(len(axes))
+    basis[~kept] = axes * (extent + padding)[:, None]
+    return basis

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from flt_mol.functional.feature_maps import stabilised_keys, stabilised_queries
-from flt_mol.functional.groups import check_ptr, operator, settled, systems_of, without_autocast
+from flt_mol.functional.groups import check_ptr, lowest, settled, systems_of, without_autocast
 
 
 def linear_attention(
@@ -54,24 +55,15 @@ def linear_sums(
     ptr: Tensor,
     key_ptr: Tensor | None = None,
 ) -> Tensor:
-    """Numerator and denominator of linear attention, φ(q_i)·S and φ(q_i)·z, before the division.
+    """Numerator and denominator of `linear_attention`, φ(q_i)·S and φ(q_i)·z, before the division.
 
     Both are sums over keys, so those of other sets of keys, or of neighbour pairs, can be added to
-    them under the same normaliser. The arguments are those of `linear_attention`.
-
-    Returns:
-        (N, H, V + 1), the normaliser last; at least float32 for any autocast dtype.
-
-    Raises:
-        ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
+    them under the same normaliser: (N, H, V + 1), the normaliser last.
     """
     key_ptr = check_ptr(ptr, query_features.shape[0], key_ptr, value.shape[0])
-    q, k, v = (x.transpose(0, 1) for x in settled(query_features, key_features, value))
-    with without_autocast(v):
-        # A column of ones makes z one more column of S.
-        sums = system_sums(k, with_ones(v), key_ptr)
-        out: Tensor = read_sums(q, sums, ptr)
-    return out.transpose(0, 1)
+    sums = KeySums(key_ptr.shape[0] - 1, log=False)
+    sums.add(key_features, value, chunks_of(key_ptr, value.shape[0])[0])
+    return sums.read(query_features, chunks_of(ptr, query_features.shape[0])[0])[1]
 
 
 def normalised(sums: Tensor) -> Tensor:
@@ -102,9 +94,9 @@ class Chunk(NamedTuple):
     ptr: Tensor
 
 
-def chunks_of(ptr: Tensor, num_rows: int, size: int) -> list[Chunk]:
+def chunks_of(ptr: Tensor, num_rows: int, size: int | None = None) -> list[Chunk]:
     """At most `size` rows at a time, or all at once: systems may be cut."""
-    if num_rows <= size:
+    if size is None or num_rows <= size:
         return [Chunk(slice(None), slice(None), ptr)]
     offsets, chunks = ptr.tolist(), []
     for start in range(0, num_rows, size):
@@ -139,18 +131,14 @@ class KeySums:
             keys, level = stabilised_keys(keys, chunk.ptr)
             level = level.detach()
         with torch.autocast(keys.device.type, enabled=False):
-            # A column of ones makes the normaliser one more column of the sums.
-            ones = value.new_ones(1).expand(*value.shape[:-1], 1)
-            sums = system_sums(keys, torch.cat([value, ones], -1), chunk.ptr)
+            sums = system_sums(keys, with_ones(value), chunk.ptr)
         if chunk.rows == slice(None):
             self.sums, self.level = sums, level
             return keys.transpose(0, 1)
         if chunk.rows.start == 0:
             self.sums = sums.new_zeros(self.num_systems, *sums.shape[1:])
             if level is not None:
-                # exp(lowest − c) is 0, and lowest − lowest is no NaN.
-                lowest = torch.finfo(level.dtype).min / 4
-                self.level = level.new_full(self.sums.shape[:3], lowest)
+                self.level = level.new_full(self.sums.shape[:3], lowest(level.dtype))
         own = self.sums[chunk.systems]
         if level is not None and self.level is not None:
             former = self.level[chunk.systems]
@@ -173,7 +161,7 @@ class KeySums:
         return queries.transpose(0, 1), read.transpose(0, 1)
 
 
-@operator("system_sums")
+@custom_op("flt_mol::system_sums", mutates_args=())
 def system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
     """X_bᵀ Y_b of every system b: (H, N, I), (H, N, J) → (B, H, I, J), 0 for empty systems.
 
@@ -187,7 +175,7 @@ def system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
     return out
 
 
-@operator("read_sums")
+@custom_op("flt_mol::read_sums", mutates_args=())
 def read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
     """X_b S_b of every system b: (H, N, I), (B, H, I, J) → (H, N, J), 0 beyond ``ptr[B]``."""
     systems = systems_of(ptr, x.shape[1])
@@ -196,16 +184,6 @@ def read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
     if len(parts) == 1 and beyond == 0:
         return parts[0]
     return torch.cat([*parts, x.new_zeros(x.shape[0], beyond, sums.shape[-1])], 1)
-
-
-@system_sums.register_fake
-def _(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
-    return x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2], y.shape[2])
-
-
-@read_sums.register_fake
-def _(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], x.shape[1], sums.shape[-1])
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -228,5 +206,9 @@ def _read_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return to_x, to_sums, None
 
 
+system_sums.register_fake(
+    lambda x, y, ptr: x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2], y.shape[2])
+)
+read_sums.register_fake(lambda x, sums, ptr: x.new_empty(*x.shape[:2], sums.shape[-1]))
 system_sums.register_autograd(_system_sums_backward, setup_context=_save)
 read_sums.register_autograd(_read_sums_backward, setup_context=_save)

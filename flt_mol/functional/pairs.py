@@ -1,19 +1,19 @@
 """Sums over neighbour pairs, linear in P in time and memory.
 
-All can be differentiated any number of times, as training on forces does, and nothing of the size
-pairs × channels is kept. All is one form, F = Σ_p Σ_c (B_p W)_c v_{j(p) c} g_{i(p) c}, linear in
-B, W, v and g: its derivatives are the operators below, whose gradients are others of the family.
+All are derivatives of one form, F = Σ_p Σ_c (B_p W)_c x_{i(p) c} y_{j(p) c}, linear in B, W, x and
+y, so gradients of any order are of the same family. Nothing of size pairs × channels is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
-from flt_mol.functional.groups import operator, settled, without_autocast
+from flt_mol.functional.groups import settled, without_autocast
 from flt_mol.functional.linear import with_ones
 
 _CHUNK = {"cpu": 2**17}  # numbers of a chunk's largest tensor
@@ -47,8 +47,7 @@ def pair_filter(
         ValueError: shapes that do not belong together.
 
     References:
-        Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017,
-        equation 3.
+        Schütt et al., "SchNet", NeurIPS 2017, equation 3.
 
     Example:
         >>> i, j = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0])
@@ -61,8 +60,7 @@ def pair_filter(
             f"basis {tuple(basis.shape)}, weight {tuple(weight.shape)}, value {tuple(value.shape)}:"
             f" expected (P, T), (T, C) and (K, C) for P = {len(index_i)} pairs"
         )
-    basis, weight, value = settled(basis, weight, value)
-    out: Tensor = _filter(basis, weight, value, index_i, index_j, num_rows)
+    out: Tensor = _filter(*settled(basis, weight, value), index_i, index_j, num_rows)
     return out
 
 
@@ -71,8 +69,7 @@ def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j
 
     Times the basis and summed over t it is Σ_c x_ic F_c(r_p) y_jc, without anything of size P × C.
     """
-    x, y, weight = settled(x, y, weight)
-    out: Tensor = _to_basis(x, y, weight, index_i, index_j)
+    out: Tensor = _to_basis(*settled(x, y, weight), index_i, index_j)
     return out
 
 
@@ -115,16 +112,9 @@ def pair_sums(
     With w = exp(f) − 1 the weight of (i, j) becomes φ(q_i)·φ(k_j)·exp(f_ij) under attention's one
     normaliser, exactly, provided every (i, j) occurs once (`NeighborPairs.groups`).
 
-    Args:
-        query_features: φ(q) (N, H, M), as in `linear_sums`.
-        key_features: φ(k) (K, H, M), likewise.
-        value: (K, H, V).
-        weight: w (P, H).
-        index_i: (P,) int64, query of each pair.
-        index_j: (P,) int64, key.
-
-    Returns:
-        (N, H, V + 1), the normaliser last; at least float32 for any autocast dtype.
+    φ(q) (N, H, M), φ(k) (K, H, M) and v (K, H, V) are those of `linear_sums`, w is (P, H), and
+    `index_i` and `index_j` (P,) are the query and key of each pair. Returns (N, H, V + 1), the
+    normaliser last; at least float32 for any autocast dtype.
     """
     q, k, v, w = settled(query_features, key_features, value, weight)
     with without_autocast(v):
@@ -143,17 +133,17 @@ def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]
     return (slice(k, k + size) for k in range(0, num_pairs, size))
 
 
-@operator("pair_filter")
-def _filter(b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
-    """∂F/∂g: Σ_p (B_p W) ∘ v_j, one row per receiver."""
-    out = v.new_zeros(num_rows, w.shape[1])
-    with without_autocast(v):
-        for some in _chunks(len(i), w.shape[1], v.device):
-            out.index_add_(0, i[some], (b[some] @ w).mul_(v.index_select(0, j[some])))
+@custom_op("flt_mol::pair_filter", mutates_args=())
+def _filter(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
+    """∂F/∂x: Σ_p (B_p W) ∘ y_j, one row per receiver."""
+    out = y.new_zeros(num_rows, w.shape[1])
+    with without_autocast(y):
+        for some in _chunks(len(i), w.shape[1], y.device):
+            out.index_add_(0, i[some], (b[some] @ w).mul_(y.index_select(0, j[some])))
     return out
 
 
-@operator("pair_filter_basis")
+@custom_op("flt_mol::pair_filter_basis", mutates_args=())
 def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂B: (x_i ∘ y_j) Wᵀ, one row per pair."""
     out = x.new_empty(len(i), w.shape[0])
@@ -164,7 +154,7 @@ def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return out
 
 
-@operator("pair_filter_weight")
+@custom_op("flt_mol::pair_filter_weight", mutates_args=())
 def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂W: Σ_p B_pᵀ (x_i ∘ y_j)."""
     out = x.new_zeros(b.shape[1], x.shape[1])
@@ -175,61 +165,34 @@ def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return out
 
 
-@operator("pair_filter_gradients")
-def _gradients(
-    g: Tensor, b: Tensor, w: Tensor, v: Tensor, i: Tensor, j: Tensor
-) -> tuple[Tensor, Tensor]:
-    """∂F/∂W and ∂F/∂v with one look at each pair."""
-    to_weight, to_value = torch.zeros_like(w), torch.zeros_like(v)
-    with without_autocast(v):
-        for some in _chunks(len(i), w.shape[1], v.device):
-            at = g.index_select(0, i[some])
-            to_value.index_add_(0, j[some], (b[some] @ w).mul_(at))
-            to_weight.addmm_(b[some].mT, at.mul_(v.index_select(0, j[some])))
-    return to_weight, to_value
-
-
-_filter.register_fake(lambda b, w, v, i, j, rows: v.new_empty(rows, w.shape[1]))
+_filter.register_fake(lambda b, w, y, i, j, rows: y.new_empty(rows, w.shape[1]))
 _to_basis.register_fake(lambda x, y, w, i, j: x.new_empty(i.shape[0], w.shape[0]))
 _to_weight.register_fake(lambda x, y, b, i, j: x.new_empty(b.shape[1], x.shape[1]))
-_gradients.register_fake(lambda g, b, w, v, i, j: (torch.empty_like(w), torch.empty_like(v)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
 
 
-def _filter_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    b, w, v, i, j = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    to_basis = _to_basis(g, v, w, i, j) if needs[0] else None
-    if needs[1] and needs[2] and not torch.is_grad_enabled():
-        return to_basis, *_gradients(g, b, w, v, i, j), None, None, None
-    to_weight = _to_weight(g, v, b, i, j) if needs[1] else None
-    to_value = _filter(b, w, g, j, i, v.shape[0]) if needs[2] else None
-    return to_basis, to_weight, to_value, None, None, None
+def _backward(inputs: str, output: str) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Gradients of the operator ∂F/∂output to its three first inputs, by their letters in F."""
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *factors, i, j = ctx.saved_tensors
+        f = {**dict(zip(inputs, factors, strict=True)), output: grad}
+        partial = {
+            "b": lambda: _to_basis(f["x"], f["y"], f["w"], i, j),
+            "w": lambda: _to_weight(f["x"], f["y"], f["b"], i, j),
+            "x": lambda: _filter(f["b"], f["w"], f["y"], i, j, f["x"].shape[0]),
+            "y": lambda: _filter(f["b"], f["w"], f["x"], j, i, f["y"].shape[0]),
+        }
+        needs = ctx.needs_input_grad
+        found = [partial[x]() if need else None for x, need in zip(inputs, needs, strict=False)]
+        return (*found, *[None] * (len(needs) - len(found)))
+
+    return backward
 
 
-def _to_basis_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, w, i, j = ctx.saved_tensors
-    to_x, to_y = _to_factors(ctx, x, y, g, w, i, j)
-    return to_x, to_y, _to_weight(x, y, g, i, j) if ctx.needs_input_grad[2] else None, None, None
-
-
-def _to_weight_backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, b, i, j = ctx.saved_tensors
-    to_x, to_y = _to_factors(ctx, x, y, b, g, i, j)
-    return to_x, to_y, _to_basis(x, y, g, i, j) if ctx.needs_input_grad[2] else None, None, None
-
-
-def _to_factors(
-    ctx: Any, x: Tensor, y: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    to_x = _filter(b, w, y, i, j, x.shape[0]) if ctx.needs_input_grad[0] else None
-    to_y = _filter(b, w, x, j, i, y.shape[0]) if ctx.needs_input_grad[1] else None
-    return to_x, to_y
-
-
-_filter.register_autograd(_filter_backward, setup_context=_save)
-_to_basis.register_autograd(_to_basis_backward, setup_context=_save)
-_to_weight.register_autograd(_to_weight_backward, setup_context=_save)
+_filter.register_autograd(_backward("bwy", "x"), setup_context=_save)
+_to_basis.register_autograd(_backward("xyw", "b"), setup_context=_save)
+_to_weight.register_autograd(_backward("xyb", "w"), setup_context=_save)

@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32, first_per_system, outside, spread
+from flt_mol.functional.groups import (
+    at_least_float32,
+    first_per_system,
+    outside,
+    spread,
+    system_index,
+)
 from flt_mol.functional.lattice import (
     Floats,
     Integers,
@@ -22,7 +28,7 @@ from flt_mol.functional.lattice import (
     virtual_cells,
 )
 
-MOST_VECTORS = 2**24  # looked at together: 0.8 GB while they are sorted out
+_MOST_VECTORS = 2**24  # looked at together: 0.8 GB while they are sorted out
 _SAME_SHELL = 1e-5  # relative; cells are often known to float32 only
 
 
@@ -58,21 +64,19 @@ def reciprocal_vectors(
     *,
     k_max: float,
     padding: float,
-    shrink_vacuum: bool = True,
     max_vectors: int | None = None,
 ) -> ReciprocalVectors:
     r"""All k ∈ Λ\* with \|k\| ≤ k_max of every system, one of each pair ±k.
 
-    With them Σ_T f(r + T) = Σ_k weight_k g(k) cos 2πk·r (Poisson), where f is the inverse Fourier
-    transform of g and T goes over the lattice vectors of the periodic directions. f must have
-    decayed at the distance `padding`: for widths σ of f, padding = 4σ gives errors of 2e-4 f(0),
-    5σ of 2e-5; k_max = 4/(2πσ) gives 1e-3, 5/(2πσ) 2e-5.
+    With them Σ_T f(r + T) = Σ_k weight_k g(k) cos 2πk·r (Poisson), T all lattice vectors of the
+    periodic directions and f the inverse Fourier transform of g, of width σ: padding = 4σ gives
+    errors of 2e-4 f(0), 5σ of 2e-5; k_max = 4/(2πσ) gives 1e-3, 5/(2πσ) 2e-5.
 
-    Periodic directions keep their lattice, in any basis. Open directions get
-    virtual vectors, perpendicular to all others, along the principal axes of the atoms, as long as
-    their extent plus `padding`; rows of `cell` for them are ignored. All tensors of floats are
-    differentiable functions of `cell`, virtual vectors held constant. K depends on the data:
-    `torch.compile` breaks the graph here.
+    Periodic directions keep their lattice, in any basis. Open directions, and periodic ones with a
+    gap between atoms and their images wider than `padding`, get virtual vectors, perpendicular to
+    all others, along the principal axes of the atoms, as long as their extent plus `padding`. All
+    tensors of floats are differentiable functions of `cell`, virtual vectors held constant. K
+    depends on the data: `torch.compile` breaks the graph here.
 
     Args:
         cell: (B, 3, 3), Å, rows are lattice vectors. None, with `pbc` None, where all is open.
@@ -81,18 +85,15 @@ def reciprocal_vectors(
         ptr: (B + 1,), first atom of each system.
         k_max: cycles/Å.
         padding: Å.
-        shrink_vacuum: whether a periodic direction with a gap between atoms and their images wider
-            than `padding` counts as open: fewer vectors, the same sums up to f beyond `padding`.
-        max_vectors: at most so many vectors per system, the shortest in whole shells of equal
-            \|k\|. Sums are then neither the same in a supercell nor continuous in the cell.
+        max_vectors: of a system, the shortest in whole shells of equal \|k\|. Sums are then
+            neither the same in a supercell nor continuous in the cell.
 
     Returns:
         ReciprocalVectors in the dtype of `positions`, at least float32; none of empty systems.
 
     Raises:
-        ValueError: arguments that do not fit together; and `UnfitSystemError`, which is one, for a
-            periodic direction without a lattice vector, numbers that are not finite, or more than
-            16.8 million vectors to look at.
+        ValueError: arguments that do not fit together; as `UnfitSystemError` for a singular cell,
+            numbers that are not finite, or more than 16.8 million vectors to look at.
 
     Example:
         >>> lattice = reciprocal_vectors(
@@ -101,45 +102,37 @@ def reciprocal_vectors(
         >>> lattice.integers.tolist()
         [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
     """
-    run = outside(_vectors) if torch.compiler.is_compiling() else _vectors
-    return run(cell, pbc, positions, ptr, k_max, padding, shrink_vacuum, max_vectors)
-
-
-def _vectors(
-    cell: Tensor | None,
-    pbc: Tensor | None,
-    positions: Tensor,
-    ptr: Tensor,
-    k_max: float,
-    padding: float,
-    shrink_vacuum: bool,
-    max_vectors: int | None,
-) -> ReciprocalVectors:
+    if torch.compiler.is_compiling():
+        run = outside(reciprocal_vectors)
+        where = cell, pbc, positions, ptr
+        return run(*where, k_max=k_max, padding=padding, max_vectors=max_vectors)
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
-    virtual = virtual_cells(cell, pbc, positions, ptr, padding=padding, shrink=shrink_vacuum)
-    radius = _radius(virtual.cell, k_max, max_vectors) * (ptr.diff() > 0).cpu().numpy()
-    _check_number(virtual.cell, radius)
-    integers, owner = _shortest(virtual.cell, radius, max_vectors)
+    virtual = virtual_cells(cell, pbc, positions, ptr, padding=padding)
+    radius = _radius(virtual.cell, k_max, max_vectors)
+    parts = [
+        half_lattice(virtual.cell[b], radius[b], max_vectors) if n else np.zeros((0, 3), np.int64)
+        for b, n in enumerate(ptr.diff().tolist())
+    ]
+    dtype, device = at_least_float32(positions).dtype, positions.device
 
     def tensor(x: Any) -> Tensor:
-        return torch.as_tensor(x, dtype=dtype, device=positions.device)
+        return torch.as_tensor(x, dtype=dtype, device=device)
 
-    dtype = at_least_float32(positions).dtype
     # Sums of products: a matmul may be rounded to TF32, or to bfloat16 under autocast.
     basis = (tensor(virtual.change)[..., None] * tensor(cell)[:, None]).sum(2)
-    kept = torch.from_numpy(virtual.kept).to(positions.device)[..., None]
+    kept = torch.from_numpy(virtual.kept).to(device)[..., None]
     used = torch.where(kept, basis, tensor(virtual.cell))
     inverse = torch.linalg.inv(used)
-    system = torch.from_numpy(owner).to(positions.device)
-    whole = torch.from_numpy(integers).to(positions.device)
-    vectors = (whole.to(dtype)[:, None, :] * inverse[system]).sum(-1)
-    count = torch.where((whole == 0).all(-1), 1.0, 2.0).to(dtype)
-    first = np.searchsorted(owner, np.arange(len(cell) + 1))
+    integers = torch.cat([torch.zeros(0, 3, dtype=torch.int64), *map(torch.from_numpy, parts)])
+    integers, starts = integers.to(device), torch.tensor([0, *map(len, parts)], device=device)
+    starts = starts.cumsum(0)
+    system = system_index(starts, len(integers))
+    count = torch.where((integers == 0).all(-1), 1.0, 2.0).to(dtype)
     return ReciprocalVectors(
-        integers=whole,
-        vectors=vectors,
+        integers=integers,
+        vectors=(integers.to(dtype)[:, None, :] * inverse[system]).sum(-1),
         weight=count / torch.linalg.det(used).abs()[system],
-        ptr=torch.from_numpy(first).to(positions.device),
+        ptr=starts,
         cell=used,
         inverse=inverse,
         offset=rows_times(tensor(virtual.shift), basis, ptr),
@@ -149,8 +142,7 @@ def _vectors(
 def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVectors) -> Tensor:
     """Fractions (N, 3) in [−½, ½] of the virtual cells, relative to each system's first atom.
 
-    Differences within a system come first, and whole turns are dropped: phases
-    2π·(integers·fraction) stay exact in float32 wherever the system lies.
+    So phases 2π·(integers·fraction) stay exact in float32 wherever the system lies.
     """
     positions = at_least_float32(positions).to(lattice.offset.dtype)
     # Sums depend on differences within a system only, so the anchor needs no gradient.
@@ -171,69 +163,51 @@ def check_vectors(
 ) -> None:
     """Raise what `reciprocal_vectors` would, without making vectors."""
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
-    cells = virtual_cells(cell, pbc, positions, ptr, padding=padding).cell
-    _check_number(cells, _radius(cells, k_max, max_vectors))
+    _radius(virtual_cells(cell, pbc, positions, ptr, padding=padding).cell, k_max, max_vectors)
 
 
-def _radius(cell: Floats, k_max: float, max_vectors: int | None) -> Floats:
-    """Radius (B,) of a ball that holds all vectors wanted: k_max, or less under a budget."""
+def half_lattice(cell: Floats, radius: float, max_vectors: int | None = None) -> Integers:
+    """Integers (K, ℓ), the origin and one of each ±n, of all |k| ≤ radius, by length ascending.
+
+    k = n @ (cell⁻¹)ᵀ for a cell (ℓ, ℓ), Å. With `max_vectors` the shortest alone, in whole shells.
+    """
+    most = np.floor(radius * np.linalg.norm(cell, axis=1) * (1 + 1e-9)).astype(np.int64)
+    axes = [np.arange(-m, m + 1) for m in most]
+    axes[0] = axes[0][most[0] :]
+    found = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(cell))
+    found = found[(2 * most[1:] + 1).prod() // 2 :]  # −n comes before the origin, n after it
+    length = np.linalg.norm(found @ np.linalg.inv(cell).T, axis=1)
+    order = np.argsort(length, kind="stable")
+    order = order[length[order] <= radius * (1 + 1e-9)]
+    if max_vectors is not None and len(order) > max_vectors:
+        ascending = length[order]
+        shells = np.flatnonzero(np.diff(ascending) > _SAME_SHELL * ascending[1:]) + 1
+        order = order[: shells[shells <= max_vectors].max()]
+    return np.asarray(found[order])
+
+
+def _radius(cells: Floats, k_max: float, max_vectors: int | None) -> list[float]:
+    """For each cell the radius of a ball that holds all vectors wanted: k_max, or less."""
     if not 0 < k_max < math.inf:
         raise ValueError(f"k_max is {k_max}, expected a positive number, in 1/Å")
-    if max_vectors is None:
-        return np.full(len(cell), float(k_max))
-    if max_vectors < 1:
+    if max_vectors is not None and max_vectors < 1:
         raise ValueError(f"max_vectors is {max_vectors}, expected a number ≥ 1")
-    # The ball q + d, d a diagonal of the reciprocal cell, holds at least V·4πq³/3 vectors; two per
-    # entry of the half space, and a few more, so that the last shell is known to be whole.
-    volume = np.abs(np.linalg.det(cell))
-    ball = np.cbrt(3 * (2 * max_vectors + 4) / (4 * math.pi * volume))
-    return np.asarray(np.minimum(ball + np.sqrt((np.linalg.inv(cell) ** 2).sum((1, 2))), k_max))
-
-
-def _widths(cell: Floats, radius: Floats) -> tuple[Integers, Floats]:
-    # The largest integers (B, 3), radius·|a|, and how many (B, 3) there are for one of ±k.
-    most = np.floor(radius[:, None] * np.linalg.norm(cell, axis=-1) * (1 + 1e-9))
-    return most.astype(np.int64), most * (1, 2, 2) + 1
-
-
-def _check_number(cell: Floats, radius: Floats) -> None:
-    count = _widths(cell, radius)[1].prod(-1)
-    if (count > MOST_VECTORS).any():
-        worst = int(np.flatnonzero(count > MOST_VECTORS)[0])
-        size = " x ".join(f"{length:.0f}" for length in np.linalg.norm(cell[worst], axis=-1))
-        raise UnfitSystemError(
-            worst,
-            f"too large: {count[worst]:.1e} reciprocal vectors to look at for {size} Å without "
-            f"vacuum, at most {MOST_VECTORS:.1e}; set max_vectors, or a smaller k_max",
-        )
-
-
-def _shortest(cell: Floats, radius: Floats, max_vectors: int | None) -> tuple[Integers, Integers]:
-    """Integers (K, 3) of one of ±k for all |k| ≤ radius, ascending, and their systems (K,)."""
-    most, widths = _widths(cell, radius)
-    count = (widths.prod(-1) * (radius > 0)).astype(np.int64)
-    if len(cell) > 1 and count.sum() > MOST_VECTORS:
-        half = len(cell) // 2
-        low = _shortest(cell[:half], radius[:half], max_vectors)
-        high = _shortest(cell[half:], radius[half:], max_vectors)
-        return np.concatenate([low[0], high[0]]), np.concatenate([low[1], high[1] + half])
-    system = np.repeat(np.arange(len(cell)), count)
-    index = np.arange(len(system)) - (np.cumsum(count) - count)[system]
-    width, most = widths.astype(np.int64)[system], most[system]
-    index, third = index // width[:, 2], index % width[:, 2] - most[:, 2]
-    first, second = index // width[:, 1], index % width[:, 1] - most[:, 1]
-    half_space = (first > 0) | (second > 0) | ((second == 0) & (third >= 0))
-    integers = np.stack([first, second, third], axis=-1)
-    vectors = np.einsum("kc,kac->ka", integers.astype(np.float64), np.linalg.inv(cell)[system])
-    length = np.sqrt((vectors**2).sum(-1))
-    inside = half_space & (length <= radius[system] * (1 + 1e-9))
-    integers, system, length = integers[inside], system[inside], length[inside]
-    order = np.lexsort((length, system))
-    integers, system, length = integers[order], system[order], length[order]
-    if max_vectors is None or not len(length):
-        return integers, system
-    fresh = np.append(True, (np.diff(system) > 0) | (np.diff(length) > _SAME_SHELL * length[1:]))
-    last = np.append(np.flatnonzero(fresh)[1:], len(length)) - 1
-    rank = np.arange(len(system)) - np.searchsorted(system, system)
-    whole = rank[last[np.cumsum(fresh) - 1]] < max_vectors
-    return integers[whole], system[whole]
+    found = []
+    for b, cell in enumerate(cells):
+        radius, lengths = k_max, np.linalg.norm(cell, axis=1)
+        if max_vectors is not None:
+            # The ball q + d, d a diagonal of the reciprocal cell, holds at least V·4πq³/3 vectors:
+            # two per entry of the half space, and a few more, so that the last shell is whole.
+            volume = abs(np.linalg.det(cell))
+            ball = np.cbrt(3 * (2 * max_vectors + 4) / (4 * math.pi * volume))
+            radius = min(k_max, float(ball + np.linalg.norm(np.linalg.inv(cell))))
+        count = np.prod(2 * np.floor(radius * lengths) + 1) / 2
+        if count > _MOST_VECTORS:
+            size = " x ".join(f"{length:.0f}" for length in lengths)
+            raise UnfitSystemError(
+                b,
+                f"too large: {count:.1e} reciprocal vectors to look at for {size} Å without "
+                f"vacuum, at most {_MOST_VECTORS:.1e}; set max_vectors, or a smaller k_max",
+            )
+        found.append(radius)
+    return found

@@ -5,12 +5,10 @@ Slow on purpose and short enough to be checked by eye; every fast form is tested
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32, check_ptr, without_autocast
+from flt_mol.functional.groups import at_least_float32, check_ptr, systems_of, without_autocast
 
 
 def softmax_attention(
@@ -74,21 +72,8 @@ def kernel_attention(
 ) -> Tensor:
     """out_i = Σ_j A_ij v_j / Σ_j A_ij with A_ij = φ(q_i)·φ(k_j), j in the system of i.
 
-    The same numbers as `linear.linear_attention`, by way of the matrix A.
-
-    Args:
-        query_features: φ(q) (N, H, M), not negative.
-        key_features: φ(k) (K, H, M), not negative.
-        value: (K, H, V).
-        ptr: (B + 1,), first row of each system.
-        causal: whether row i of a system sees its rows j ≤ i only.
-        key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
-
-    Returns:
-        (N, H, V); 0 for queries without keys.
-
-    Raises:
-        ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
+    The same numbers as `linear_attention` of the same arguments, or with `causal` those of
+    `causal_attention`, by way of the matrix A: (N, H, V), 0 for queries without keys.
     """
     outputs = [value.new_zeros(0, *value.shape[1:])]
     for rows, keys in _systems(ptr, query_features.shape[0], key_ptr, value.shape[0]):
@@ -104,9 +89,8 @@ def _systems(
     ptr: Tensor, num_rows: int, key_ptr: Tensor | None, num_keys: int
 ) -> list[tuple[slice, slice]]:
     """The queries and the keys of each system."""
-    key_ptr = check_ptr(ptr, num_rows, key_ptr, num_keys)
-    rows, keys = ([slice(*ends) for ends in pairwise(x.tolist())] for x in (ptr, key_ptr))
-    return list(zip(rows, keys, strict=True))
+    keys = systems_of(check_ptr(ptr, num_rows, key_ptr, num_keys), num_keys)
+    return list(zip(systems_of(ptr, num_rows), keys, strict=True))
 
 
 def _lower(weights: Tensor) -> Tensor:
@@ -115,14 +99,6 @@ def _lower(weights: Tensor) -> Tensor:
 
 
 def relative_mask(query_features: Tensor, key_features: Tensor) -> Tensor:
-    """The mask N̂ = Φ Ψᵀ that position features stand for.
-
-    Args:
-        query_features: Φ (N, H, 2R) or (N, 1, 2R).
-        key_features: Ψ (N, H, 2R).
-
-    Returns:
-        (H, N, N), N̂_hij = Φ_ih·Ψ_jh.
-    """
+    """N̂_hij = Φ_ih·Ψ_jh of Φ (N, H, 2R) or (N, 1, 2R) and Ψ (N, H, 2R) → (H, N, N)."""
     heads = key_features.shape[1]
     return torch.einsum("ihf,jhf->hij", query_features.expand(-1, heads, -1), key_features)

@@ -1,16 +1,9 @@
 """Sums over atoms with a filter that is known by its spectrum on the reciprocal lattice.
 
-out_i = Σ_j F_h(r_i − r_j) v_jh with F_h(r) = Σ_k w_k g_h(k) cos 2πk·r, w_k the weights of
-`reciprocal_vectors`: periodic, unnormalised, of any sign. Two routes to the same numbers:
-
-- **structure factors**: S_k = Σ_j e^{−2πik·r_j} v_j, times w_k g_h(k), read back at every atom.
-  O(N·K·C) time, O(N·K + K·C) memory.
-- **kernels**: the matrices of T fixed radial functions, once for all layers, O(N²·K·T); then a
-  layer mixes them to one per head and multiplies, O(N²·(T·H + C)) time, O(N²·(T + H)) memory.
-  Faster where systems are small and layers several.
-
-Systems come in groups of G, padded to L atoms and K vectors: padded vectors have a spectrum of 0,
-padded atoms a value of 0, and what is read at them is dropped.
+out_i = Σ_j F_h(r_i − r_j) v_jh, F_h(r) = Σ_k w_k g_h(k) cos 2πk·r, w_k the weights of
+`reciprocal_vectors`. By **structure factors** Σ_j e^{−2πik·r_j} v_j it takes O(N·K·C) time; by
+**kernels**, matrices of T radial functions shared by layers, O(N²·(T·H + C)), faster for small
+systems. Systems come in groups of G, padded to L atoms and K vectors with values and spectra of 0.
 """
 
 from __future__ import annotations
@@ -32,10 +25,6 @@ def padded_groups(
     """Systems of similar cost in groups, each with about a cache of padded numbers, or one system.
 
     `costs` are the numbers of every system, `members` the systems to group.
-
-    Example:
-        >>> padded_groups([3, 200_000, 4], range(3), torch.device("cpu"))
-        [[0, 2], [1]]
     """
     budget = _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
     groups: list[list[int]] = []
@@ -48,13 +37,7 @@ def padded_groups(
 
 
 def padded_rows(ptr: Tensor, systems: Sequence[int], fill: int) -> Tensor:
-    """(G, L) int64, the rows of some systems, padded with `fill`.
-
-    Example:
-        >>> padded_rows(torch.tensor([0, 2, 3]), [1, 0], 3)
-        tensor([[2, 3],
-                [0, 1]])
-    """
+    """(G, L) int64, the rows of some systems, padded with `fill`."""
     chosen = torch.tensor(systems, device=ptr.device)
     start, size = ptr[chosen], ptr[chosen + 1] - ptr[chosen]
     steps = torch.arange(int(size.max()), device=ptr.device)

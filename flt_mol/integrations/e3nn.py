@@ -1,12 +1,8 @@
-r"""Attention, pair sums and a block for features in irreps of O(3), in e3nn's terms.
+"""Attention, pair sums and a block for features in irreps of O(3), in e3nn's terms.
 
-Features (N, irreps.dim) are laid out as e3nn has them: vectors "1o" are (x, y, z), as positions
-are. Turn, mirror or invert all positions of a system by R, and outputs turn by
-``irreps.D_from_matrix(R)``, as long as **nothing that goes in knows a direction**: attention
-without positions, or with image keys or pair corrections, which know distances only. With a sampled
-RPE equivariance is to translations only.
-
-Needs e3nn (``pip install 'flt_mol[e3nn]'``); nothing else in flt_mol imports it.
+Features (N, irreps.dim) are laid out as e3nn has them: vectors "1o" are (x, y, z). Turn, mirror or
+invert all positions of a system by R, and outputs turn by ``irreps.D_from_matrix(R)``; with a
+sampled RPE, which knows directions, equivariance is to translations only.
 """
 
 from __future__ import annotations
@@ -28,10 +24,8 @@ from flt_mol.integrations.irreps import (
     cleaned,
     invariants,
     joined,
-    number_of_invariants,
     o3,
     refuse_missing,
-    terms_of,
 )
 from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.images import PairWeights
@@ -53,11 +47,10 @@ __all__ = [
 class IrrepsAttention(Attention):
     r"""Attention among the atoms of each system, y_i = O(⊕_h Σ_j A^h_ij v^h_j), v of any irreps.
 
-    Weights A^h_ij are those of `nn.FLTAttention`, in all its modes and with all its feature maps.
-    Queries and keys are made of the invariants of x alone, so a weighted mean of vectors or tensors
-    turns with them. Values v = V x and outputs are linear per irrep; each head gets its share of
-    the channels of every irrep, multiplicities of values rounded up. All weights are means: what
-    depends on how many atoms there are, or where, is for `IrrepsPairFilter`.
+    Weights A^h_ij are those of `nn.FLTAttention`, of queries and keys made of invariants of x, so a
+    weighted mean of vectors or tensors turns with them. Values v = V x and outputs are linear per
+    irrep; each head gets its share of the channels of every irrep, multiplicities of values rounded
+    up. What depends on how many atoms there are, or where, is for `IrrepsPairFilter`.
 
     Args:
         irreps: e3nn irreps of the features, as "32x0e + 8x1o".
@@ -66,8 +59,7 @@ class IrrepsAttention(Attention):
         irreps_out: of what comes out, if not `irreps`.
         norms: whether queries and keys also know the lengths of all that is not 0e.
         bias: of queries, keys, and 0e channels of what comes out.
-        generator: on CPU, for weights and random features; None takes a seed from torch's global
-            one.
+        generator: on CPU, for weights and random features; None takes a seed from torch.
         options: rpe, position_dim, feature_map, num_features, orthogonal, mode, exact_below and
             redraw_every, see `nn.FLTAttention`.
 
@@ -97,14 +89,15 @@ class IrrepsAttention(Attention):
         check_sizes(num_heads=num_heads, head_dim=head_dim)
         self.irreps_in = self.irreps = cleaned(irreps)
         self.irreps_out = self.irreps if irreps_out is None else cleaned(irreps_out)
-        rounded = [(-(-mul // num_heads) * num_heads, ir) for mul, ir in self.irreps]
-        self.irreps_value = o3.Irreps(rounded)
+        self.irreps_value = o3.Irreps(
+            [(-(-mul // num_heads) * num_heads, ir) for mul, ir in self.irreps]
+        )
         refuse_missing("irreps_out", self.irreps_out, self.irreps_value, "the values")
-        self._terms, self._value_terms = terms_of(self.irreps), terms_of(self.irreps_value)
-        self._dim = self.irreps.dim
         self.head_dim, self.norms = head_dim, norms
         generator = seeded_generator(generator)
-        width = number_of_invariants(self.irreps, norms)
+        width = self.irreps.num_irreps if norms else self.irreps.count("0e")
+        if not width:
+            raise ValueError(f"irreps {self.irreps} have no invariants: add 0e channels, or norms")
         self.query = drawn_linear(width, num_heads * head_dim, bias, generator)
         self.key = drawn_linear(width, num_heads * head_dim, bias, generator)
         self.value = IrrepsLinear(self.irreps, self.irreps_value, generator=generator)
@@ -128,24 +121,20 @@ class IrrepsAttention(Attention):
 
         Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows of irreps_out.
         """
-        check_rows(x, self._dim, "x", self.query.weight)
+        check_rows(x, self.irreps.dim, "x")
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
         layout.refuse_unsorted(pairs, images)
         rows = layout.pack(x)
-        scalars = invariants(rows, self._terms, self.norms)
+        scalars = invariants(rows, self.irreps, self.norms)
         shape = -1, self.num_heads, self.head_dim
         query, key = self.query(scalars).view(shape), self.key(scalars).view(shape)
-        value = by_head(self.value(rows), self._value_terms, self.num_heads)
+        value = by_head(self.value(rows), self.irreps_value, self.num_heads)
         at = None
         if images is None:
             at = self.features_at(layout, positions, position_features, "mean")
         packed = AttentionRows(query, key, value, layout.ptr, None, at, at, pairs, images)
         out = self.attend(packed).to(value.dtype)
-        return layout.unpack(self.out(joined(out, self._value_terms)))
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{self.irreps}, num_heads={self.num_heads}, mode={self.mode!r}"
+        return layout.unpack(self.out(joined(out, self.irreps_value)))
 
 
 class IrrepsPairFilter(nn.Module):
@@ -155,26 +144,24 @@ class IrrepsPairFilter(nn.Module):
     channel of U x_j times spherical harmonics of r_i − r_j, on every path to an irrep of
     `irreps_out`, weighted by functions of the distance, R = W₂ SiLU(W₁ B(r)), one per channel and
     path, 0 from the cutoff on. U and O are linear per irrep. An unnormalised sum over all periodic
-    pairs: equivariant to O(3) and permutations, invariant to translations, the same in a supercell,
-    and linear in x. Forces through it are continuous.
+    pairs: equivariant to O(3), the same in a supercell, and linear in x. Forces are continuous.
 
-    Tensor products are e3nn's and formed for each pair: memory O(P·W), W the components of all
-    paths' products together. A pair at distance 0 has no direction: only l = 0 adds to its sum.
+    Memory O(P·W), W the components of all paths' products together. A pair at distance 0 has no
+    direction: only l = 0 adds to its sum.
 
     Args:
         irreps_in: e3nn irreps of the features, as "32x0e".
         irreps_out: of what comes out, if not `irreps_in`, as "32x0e + 16x1o".
         lmax: largest l of the spherical harmonics.
         num_basis: T, as of the `nn.LocalBasis` that makes the geometry.
-        hidden_dim: width of the radial net's hidden layer; None for R linear in the basis.
-        generator: on CPU, for all weights; None takes a seed from torch's global one.
+        hidden_dim: width of the radial net's hidden layer.
+        generator: on CPU, for all weights; None takes a seed from torch.
 
     Raises:
         ValueError: a size below 1, or irreps in `irreps_out` that no product gives.
 
     References:
-        [1] Thomas et al., "Tensor field networks: Rotation- and translation-equivariant neural
-        networks for 3D point clouds", 2018, equation 3.
+        [1] Thomas et al., "Tensor field networks", 2018, equation 3.
         [2] Batzner et al., "E(3)-equivariant graph neural networks for data-efficient and accurate
         interatomic potentials", Nature Communications 2022.
     """
@@ -185,28 +172,21 @@ class IrrepsPairFilter(nn.Module):
         irreps_out: str | o3.Irreps | None = None,
         lmax: int = 2,
         num_basis: int = 32,
-        hidden_dim: int | None = 32,
+        hidden_dim: int = 32,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_sizes(num_basis=num_basis, hidden_dim=hidden_dim)
-        if lmax < 0:
-            raise ValueError(f"lmax is {lmax}, expected a number ≥ 0")
         self.irreps_in = cleaned(irreps_in)
         self.irreps_out = self.irreps_in if irreps_out is None else cleaned(irreps_out)
         self.irreps_sh = o3.Irreps.spherical_harmonics(lmax)
-        self._dim = self.irreps_in.dim
         self.num_basis = num_basis
         generator = seeded_generator(generator)
-        self.harmonics = _Harmonics(lmax)
         self.product = _products(self.irreps_in, self.irreps_sh, self.irreps_out)
         self._set_constants()
-        width = num_basis if hidden_dim is None else hidden_dim
-        self.hidden = (
-            None if hidden_dim is None else drawn_linear(num_basis, width, False, generator)
-        )
-        start = draw_normal(width, self.product.weight_numel, generator=generator) * width**-0.5
-        self.weight = nn.Parameter(placed(start))
+        self.hidden = drawn_linear(num_basis, hidden_dim, False, generator)
+        start = draw_normal(hidden_dim, self.product.weight_numel, generator=generator)
+        self.weight = nn.Parameter(placed(start * hidden_dim**-0.5))
         self.value = IrrepsLinear(self.irreps_in, self.irreps_in, generator=generator)
         self.out = IrrepsLinear(self.product.irreps_out, self.irreps_out, generator=generator)
         self.register_load_state_dict_post_hook(_reset_constants)  # type: ignore[no-untyped-call]
@@ -217,22 +197,18 @@ class IrrepsPairFilter(nn.Module):
         `local` is what an `nn.LocalBasis` of `num_basis` functions gives; ValueError for another.
         """
         pairs = local.pairs
-        check_features(x, self._dim)
-        if local.basis.shape[1] != self.num_basis:
-            count = local.basis.shape[1]
-            raise ValueError(
-                f"local has {count} radial functions, this filter takes {self.num_basis}"
-            )
+        check_features(x, self.irreps_in.dim)
+        if (count := local.basis.shape[1]) != self.num_basis:
+            raise ValueError(f"local has {count} radial functions, expected {self.num_basis}")
         value = self.value(x)
         # At distance 0 there is no direction, and its gradient would have no bound.
         zero = local.distances == 0
         inverse = local.distances.masked_fill(zero, 1.0).reciprocal().masked_fill(zero, 0.0)
         with without_autocast(value):
             dtype = at_least_float32(value).dtype
-            harmonics = self.harmonics(local.vectors * inverse[:, None]).to(dtype)
-            radial = local.basis
-            if self.hidden is not None:
-                radial = nn.functional.silu(applied(self.hidden, radial))
+            unit = local.vectors * inverse[:, None]
+            harmonics = o3.spherical_harmonics(self.irreps_sh, unit, False, "component").to(dtype)
+            radial = nn.functional.silu(applied(self.hidden, local.basis))
             radial = (radial @ self.weight.to(radial.dtype)).to(dtype)
             message = self.product(value.to(dtype)[pairs.index_j], harmonics, radial)
             summed = segment_sum(message, pairs.index_i, x.shape[0])
@@ -254,25 +230,9 @@ class IrrepsPairFilter(nn.Module):
                     exact = o3.wigner_3j(*ls, dtype=kind, device=constant.device)
                     setattr(module, name, exact)
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{self.irreps_in} -> {self.irreps_out}, lmax={self.irreps_sh.lmax}"
-
 
 def _reset_constants(module: IrrepsPairFilter, _: object) -> None:
     module._set_constants()
-
-
-class _Harmonics(o3.SphericalHarmonics):  # type: ignore[misc]
-    """Y of l = 0 … lmax, of mean square 1, that can be copied where e3nn uses TorchScript."""
-
-    def __init__(self, lmax: int) -> None:
-        self.lmax = lmax
-        irreps = o3.Irreps.spherical_harmonics(lmax)
-        super().__init__(irreps, normalize=False, normalization="component")
-
-    def __reduce__(self) -> tuple[type[_Harmonics], tuple[int]]:
-        return _Harmonics, (self.lmax,)
 
 
 def _products(
@@ -288,9 +248,8 @@ def _products(
         if ir in wanted
     ]
     reached = o3.Irreps([(1, ir) for _, _, ir, _ in paths])
-    refuse_missing(
-        "irreps_out", irreps_out, reached, f"products of {irreps_in} with {irreps_sh} give"
-    )
+    source = f"products of {irreps_in} with {irreps_sh} give"
+    refuse_missing("irreps_out", irreps_out, reached, source)
     sums, place, _ = o3.Irreps([(mul, ir) for _, _, ir, mul in paths]).sort()
     instructions = [
         (first, second, place[k], "uvu", True) for k, (first, second, _, _) in enumerate(paths)
@@ -303,15 +262,14 @@ class IrrepsBlock(nn.Module):
     """x ← x + Attention(Norm(x)) + PairFilter(x); x ← x + FFN(Norm(x)), all equivariant.
 
     The pair filter takes features as they are: normalised ones no longer tell how dense an atom's
-    surroundings are. It is also what makes vectors of scalars: features may begin with zeros in all
-    channels but 0e.
+    surroundings are. It also makes vectors of scalars: features may begin with zeros in all others.
 
     Args:
         irreps: e3nn irreps of the features.
         attention: an `IrrepsAttention` of these irreps, or None.
         pair_filter: an `IrrepsPairFilter` of these irreps, or None.
         irreps_hidden: of the feed-forward net's hidden layer; the default is `irreps`.
-        generator: on CPU, for the feed-forward net; None takes a seed from torch's global one.
+        generator: on CPU, for the feed-forward net; None takes a seed from torch.
 
     Raises:
         ValueError: neither attention nor pair filter, or one of other irreps.

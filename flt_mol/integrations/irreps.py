@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
@@ -32,73 +30,42 @@ def refuse_missing(name: str, irreps: o3.Irreps, available: o3.Irreps, source: s
         raise ValueError(f"{name} {irreps} hold {names}, but {source} only {available}")
 
 
-def check_width(x: Tensor, dim: int, irreps: o3.Irreps, *, packed: bool = False) -> None:
+def check_width(x: Tensor, irreps: o3.Irreps, *, packed: bool = False) -> None:
     """ValueError for features that are not (…, dim), or (N, dim) where they must be packed."""
-    if x.dim() == 0 or x.shape[-1] != dim or (packed and x.dim() != 2):
-        raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {dim}) for irreps {irreps}")
+    if x.dim() == 0 or x.shape[-1] != irreps.dim or (packed and x.dim() != 2):
+        found = tuple(x.shape)
+        raise ValueError(f"x has shape {found}, expected (N, {irreps.dim}) for irreps {irreps}")
 
 
-class Term(NamedTuple):
-    """A term of irreps in plain numbers, which torch.compile can read: channels, 2l + 1, is 0e."""
-
-    mul: int
-    width: int
-    scalar: bool
-
-    @property
-    def size(self) -> int:
-        """Components."""
-        return self.mul * self.width
-
-
-def terms_of(irreps: o3.Irreps) -> tuple[Term, ...]:
-    """The terms in order."""
-    return tuple(Term(term.mul, term.ir.dim, term.ir.is_scalar()) for term in irreps)
-
-
-def parts_of(x: Tensor, terms: tuple[Term, ...]) -> list[Tensor]:
+def parts_of(x: Tensor, irreps: o3.Irreps) -> list[Tensor]:
     """Features (N, dim) as one (N, mul, 2l + 1) for each term."""
-    parts = x.split([term.size for term in terms], dim=-1)
-    return [
-        part.reshape(x.shape[0], term.mul, term.width)
-        for part, term in zip(parts, terms, strict=True)
-    ]
+    parts = zip(x.split([term.dim for term in irreps], dim=-1), irreps, strict=True)
+    return [part.reshape(len(x), term.mul, term.ir.dim) for part, term in parts]
 
 
-def by_head(x: Tensor, terms: tuple[Term, ...], num_heads: int) -> Tensor:
+def by_head(x: Tensor, irreps: o3.Irreps, num_heads: int) -> Tensor:
     """(N, dim) → (N, H, dim/H): each head gets its share of the channels of every term."""
-    shares = [
-        part.reshape(x.shape[0], num_heads, term.size // num_heads)
-        for part, term in zip(parts_of(x, terms), terms, strict=True)
-    ]
+    parts = zip(x.split([term.dim for term in irreps], dim=-1), irreps, strict=True)
+    shares = [part.reshape(len(x), num_heads, term.dim // num_heads) for part, term in parts]
     return torch.cat(shares, dim=-1)
 
 
-def joined(x: Tensor, terms: tuple[Term, ...]) -> Tensor:
-    """What `by_head` took apart: (N, H, dim/H) → (N, dim)."""
-    widths = [term.size // x.shape[1] for term in terms]
+def joined(x: Tensor, irreps: o3.Irreps) -> Tensor:
+    """The inverse of `by_head`: (N, H, dim/H) → (N, dim)."""
+    widths = [term.dim // x.shape[1] for term in irreps]
     return torch.cat([part.flatten(1) for part in x.split(widths, dim=-1)], dim=-1)
 
 
-def invariants(x: Tensor, terms: tuple[Term, ...], norms: bool) -> Tensor:
+def invariants(x: Tensor, irreps: o3.Irreps, norms: bool) -> Tensor:
     """The 0e channels and, with `norms`, √(‖v‖² + s²) − s of all others, s = 0.1: (N, I)."""
     kept = []
-    for part, term in zip(parts_of(x, terms), terms, strict=True):
-        if term.scalar:
+    for part, term in zip(parts_of(x, irreps), irreps, strict=True):
+        if term.ir.is_scalar():
             kept.append(part.squeeze(-1))
         elif norms:
-            wide = at_least_float32(part)
-            size = (wide.square().sum(-1) + _SOFT**2).sqrt() - _SOFT
+            size = (at_least_float32(part).square().sum(-1) + _SOFT**2).sqrt() - _SOFT
             kept.append(size.to(x.dtype))
     return torch.cat(kept, dim=-1)
-
-
-def number_of_invariants(irreps: o3.Irreps, norms: bool) -> int:
-    """I, of which queries and keys are made; ValueError where there are none."""
-    count: int = sum(term.mul for term in irreps if norms or term.ir.is_scalar())
-    if not count:
-        raise ValueError(f"irreps {irreps} have no invariants: add 0e channels, or set norms=True")
-    return count
 
 
 class IrrepsLinear(nn.Module):
@@ -126,21 +93,20 @@ class IrrepsLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.irreps_in, self.irreps_out = cleaned(irreps_in), cleaned(irreps_out)
-        self._dim = self.irreps_in.dim
         # Weights of its own would be drawn from torch's global generator.
         self.linear = o3.Linear(
             self.irreps_in, self.irreps_out, internal_weights=False, shared_weights=True
         )
         start = draw_normal(self.linear.weight_numel, generator=seeded_generator(generator))
         self.weight = nn.Parameter(placed(start))
-        scalar = [term.scalar for term in terms_of(self.irreps_out) for _ in range(term.size)]
+        scalar = [term.ir.is_scalar() for term in self.irreps_out for _ in range(term.dim)]
         index = torch.tensor(scalar, dtype=torch.bool).nonzero().squeeze(1)
         self.register_buffer("_scalars", index, persistent=False)
         self.bias = nn.Parameter(placed(torch.zeros(len(index)))) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, irreps_in.dim) → (N, irreps_out.dim); under autocast in its dtype."""
-        check_width(x, self._dim, self.irreps_in)
+        check_width(x, self.irreps_in)
         weight: Tensor = self.weight
         if torch.is_autocast_enabled(x.device.type):
             # e3nn's contractions are not all among those that autocast converts.
@@ -158,9 +124,8 @@ class IrrepsNorm(nn.Module):
     r"""Layer norm of irreps: x / √(mean ‖x‖²/(2l + 1) + ε) per term and atom, equivariant to O(3).
 
     The mean is over the channels of a term; from 0e channels theirs is subtracted before. Then a
-    learned weight per channel, and a bias for 0e: for those it is torch's LayerNorm. The other
-    terms are those of Equiformer's [1]. Each atom is normalised by itself, unlike in
-    `e3nn.nn.BatchNorm`: what an atom gets does not depend on the batch.
+    learned weight per channel, and a bias for 0e, as torch's LayerNorm; the other terms are those
+    of Equiformer's [1]. Unlike `e3nn.nn.BatchNorm`, nothing depends on the batch.
 
     Args:
         irreps: e3nn irreps of the features.
@@ -174,31 +139,25 @@ class IrrepsNorm(nn.Module):
     def __init__(self, irreps: str | o3.Irreps, eps: float = 1e-5) -> None:
         super().__init__()
         self.irreps = cleaned(irreps)
-        self._dim = self.irreps.dim
         self.eps = eps
-        self.terms = terms_of(self.irreps)
-        scalars = sum(term.mul for term in self.terms if term.scalar)
         self.weight = nn.Parameter(placed(torch.ones(self.irreps.num_irreps)))
-        self.bias = nn.Parameter(placed(torch.zeros(scalars)))
+        self.bias = nn.Parameter(placed(torch.zeros(self.irreps.count("0e"))))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, irreps.dim) → the same, in the dtype of `x`."""
-        check_width(x, self._dim, self.irreps, packed=True)
-        weights = self.weight.split([term.mul for term in self.terms])
-        biases = iter(self.bias.split([term.mul for term in self.terms if term.scalar]))
-        parts = parts_of(at_least_float32(x), self.terms)
+        check_width(x, self.irreps, packed=True)
+        weights = self.weight.split([term.mul for term in self.irreps])
+        biases = iter(self.bias.split([term.mul for term in self.irreps if term.ir.is_scalar()]))
+        parts = parts_of(at_least_float32(x), self.irreps)
         out = []
         with without_autocast(x):
-            for part, term, weight in zip(parts, self.terms, weights, strict=True):
-                centred = part - part.mean(1, keepdim=True) if term.scalar else part
+            for part, term, weight in zip(parts, self.irreps, weights, strict=True):
+                scalar = term.ir.is_scalar()
+                centred = part - part.mean(1, keepdim=True) if scalar else part
                 scale = (centred.square().mean((1, 2), keepdim=True) + self.eps).rsqrt()
                 scaled = centred * scale * weight[:, None]
-                out.append((scaled + next(biases)[:, None] if term.scalar else scaled).flatten(1))
+                out.append((scaled + next(biases)[:, None] if scalar else scaled).flatten(1))
         return torch.cat(out, dim=-1).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"{self.irreps}"
 
 
 class IrrepsFeedForward(nn.Module):
@@ -225,8 +184,12 @@ class IrrepsFeedForward(nn.Module):
         irreps = cleaned(irreps)
         hidden = irreps if irreps_hidden is None else cleaned(irreps_hidden)
         refuse_missing("irreps", irreps, hidden, "irreps_hidden")
+        flat = o3.Irreps([term for term in hidden if term.ir.l == 0])
+        gated = o3.Irreps([term for term in hidden if term.ir.l > 0])
+        gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])
+        acts = [nn.functional.silu if term.ir.p == 1 else torch.tanh for term in flat]
+        self.gate = e3nn_nn.Gate(flat, acts, gates, [torch.sigmoid] * len(gates), gated)
         generator = seeded_generator(generator)
-        self.gate = _gate(hidden)
         self.first = IrrepsLinear(irreps, self.gate.irreps_in, True, generator)
         self.last = IrrepsLinear(self.gate.irreps_out, irreps, True, generator)
 
@@ -234,11 +197,3 @@ class IrrepsFeedForward(nn.Module):
         """(N, irreps.dim) → (N, irreps.dim)."""
         out: Tensor = self.last(self.gate(self.first(x)))
         return out
-
-
-def _gate(irreps: o3.Irreps) -> e3nn_nn.Gate:
-    flat = o3.Irreps([term for term in irreps if term.ir.l == 0])
-    gated = o3.Irreps([term for term in irreps if term.ir.l > 0])
-    gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])
-    functions = [nn.functional.silu if term.ir.p == 1 else torch.tanh for term in flat]
-    return e3nn_nn.Gate(flat, functions, gates, [torch.sigmoid] * len(gates), gated)

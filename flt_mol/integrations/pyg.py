@@ -1,7 +1,4 @@
-r"""Our attention as the global half of PyG's GPS layer.
-
-Needs torch_geometric (``pip install 'flt_mol[pyg]'``); nothing else in flt_mol imports this.
-"""
+"""Our attention as the global half of PyG's GPS layer; needs ``pip install 'flt_mol[pyg]'``."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
 
     y = Norm₁(x + Conv(x)) + Norm₂(x + Attention(x)); out = Norm₃(y + MLP(y)), of Rampášek et al.,
     "Recipe for a general, powerful, scalable graph transformer", NeurIPS 2022. `GPSConv` itself
-    leaves any attention but its own two out of its forward pass without a word, makes a dense batch
-    for these, and knows no positions; here rows stay packed, and an RPE gets positions.
+    knows two kinds of attention, dense batches and no positions; here rows stay packed.
 
     Args:
         channels: C, width of the features.
@@ -54,9 +50,8 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
             raise ValueError(f"attention is a {type(attention).__name__}, expected an FLTAttention")
         if attention.embed_dim != channels:
             raise ValueError(f"attention has width {attention.embed_dim}, the layer {channels}")
-        for name in ("heads", "attn_type", "attn_kwargs"):
-            if name in options:
-                raise ValueError(f"{name} is of PyG's own attention; set it in `attention`")
+        if taken := sorted({"heads", "attn_type", "attn_kwargs"} & options.keys()):
+            raise ValueError(f"{taken[0]} is of PyG's own attention; set it in `attention`")
         super().__init__(channels, conv, heads=1, dropout=dropout, **options)
         self.attn = attention
         self.heads = attention.num_heads
@@ -81,21 +76,15 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         `edge_index` and `kwargs` are the message-passing layer's; `batch` (N,) is the graph of each
         row, in any order, None for one graph; `positions` (N, 3), Å, are for an RPE.
         """
-        out = self._added(self.attn(x, positions, system=batch), x, self.norm2, batch)
+        given = {"batch": batch} if self.norm_with_batch else {}
+
+        def normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+            return x if norm is None else norm(x, **given)
+
+        def dropped(part: Tensor) -> Tensor:
+            return nn.functional.dropout(part, self.dropout, self.training)
+
+        out = normed(self.norm2, x + dropped(self.attn(x, positions, system=batch)))
         if self.conv is not None:
-            local = self.conv(x, edge_index, **kwargs)
-            out = self._added(local, x, self.norm1, batch) + out
-        out = out + self.mlp(out)
-        return self._normed(out, self.norm3, batch)
-
-    def _added(
-        self, part: Tensor, x: Tensor, norm: nn.Module | None, batch: Tensor | None
-    ) -> Tensor:
-        dropped = nn.functional.dropout(part, self.dropout, self.training)
-        return self._normed(x + dropped, norm, batch)
-
-    def _normed(self, x: Tensor, norm: nn.Module | None, batch: Tensor | None) -> Tensor:
-        if norm is None:
-            return x
-        out: Tensor = norm(x, batch=batch) if self.norm_with_batch else norm(x)
-        return out
+            out = normed(self.norm1, x + dropped(self.conv(x, edge_index, **kwargs))) + out
+        return normed(self.norm3, out + self.mlp(out))

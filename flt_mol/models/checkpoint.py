@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import pickle
 import re
 import warnings
 import zipfile
@@ -19,33 +17,18 @@ from torch import Tensor
 
 from flt_mol.files import VERSION, readable, shipped_folder, temporary_path
 from flt_mol.models.config import EnergyConfig, explain, shipped_name
-from flt_mol.models.energy import CONFIG_KEY, EnergyModel, config_of
-
-__all__ = [
-    "CONFIG_FILE",
-    "WEIGHTS_FILE",
-    "checkpoint_config",
-    "described",
-    "find_checkpoint",
-    "find_device",
-    "header",
-    "load_model",
-    "misfits",
-    "read_checkpoint",
-    "read_weights",
-    "refuse_damaged",
-    "save_checkpoint",
-]
+from flt_mol.models.energy import CONFIG_KEY, EnergyModel
 
 FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 2
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-_STATE_DICTS = ("state_dict", "model_state_dict", "model")
-_AVERAGED = ("ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "ema")
-_RAW = ("raw_state_dict", "current_model_state")  # the second is Lightning's
+# Names under which tools keep weights, averaged ones first.
+_STATE_DICTS = (
+    *("ema_state_dict", "state_dict_ema", "model_ema", "ema_model", "ema"),
+    *("state_dict", "model_state_dict", "model"),
+)
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-_COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
 _IN_FOLDERS = ("best.ckpt", "weights.ckpt", WEIGHTS_FILE)
 
 
@@ -59,8 +42,8 @@ def save_checkpoint(
 ) -> Path:
     """Write `model` with the run's plain `config` and `metrics` to `path`.
 
-    The file holds a dict of tensors and plain data (``torch.load(weights_only=True)`` reads it).
-    It is written to a temporary name beside `path`, flushed to the disk, then renamed.
+    The file holds a dict of tensors and plain data (``torch.load(weights_only=True)`` reads it),
+    and is written to a temporary name, flushed to the disk, then renamed.
 
     Args:
         path: missing folders are created.
@@ -107,39 +90,26 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     Raises:
         ValueError: none of these, naming the shipped models that have weights.
     """
-    path = Path(name_or_path)
+    path, name = Path(name_or_path), str(name_or_path)
     if path.name == CONFIG_FILE:
         path = path.parent
-    if path.is_file():
-        return path
-    for file in _IN_FOLDERS:
-        if (path / file).is_file():
-            return path / file
-    name = str(name_or_path)
+    for candidate in (path, *(path / file for file in _IN_FOLDERS)):
+        if candidate.is_file():
+            return candidate
     if (found := shipped_name("models", name, "weights.ckpt")) is not None:
         return shipped_folder("models") / found / "weights.ckpt"
-    if shipped_name("models", name, "model.yaml") is not None:
-        hint = "the named model of that name has no weights; train it"
-    else:
-        shipped = sorted(x.parent.name for x in shipped_folder("models").glob("*/weights.ckpt"))
-        near = difflib.get_close_matches(name, shipped, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"shipped models: {', '.join(shipped)}"
-    raise ValueError(f"no checkpoint at '{name}': {hint}")
+    shipped = sorted(x.parent.name for x in shipped_folder("models").glob("*/weights.ckpt"))
+    raise ValueError(f"no checkpoint at '{name}'; models with weights: {', '.join(shipped)}")
 
 
-def load_model(
-    name_or_path: str | Path,
-    map_location: str | torch.device = "cpu",
-    averaged: bool = True,
-) -> EnergyModel:
+def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu") -> EnergyModel:
     """The trained model of a checkpoint, in eval mode.
 
-    Weights of any float dtype become float32.
+    Weights of any float dtype become float32; averaged ones (EMA) are taken where there are some.
 
     Args:
         name_or_path: see `find_checkpoint`.
         map_location: where the model goes.
-        averaged: whether averaged weights (EMA) are taken where the file has both.
 
     Raises:
         ValueError: no such device here; no or no whole checkpoint; missing, extra or wrongly
@@ -147,11 +117,10 @@ def load_model(
     """
     device = find_device(map_location)
     path = find_checkpoint(name_or_path)
-    content = read_checkpoint(path, averaged)
+    content = read_checkpoint(path)
     weights = content["state_dict"]
-    config = _config(path, weights)
     with torch.random.fork_rng(devices=[]):
-        model = EnergyModel(config)
+        model = EnergyModel(_config(path, weights))
     problems = misfits(model.state_dict(), weights)
     if problems:
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))
@@ -173,45 +142,42 @@ def checkpoint_config(name_or_path: str | Path) -> EnergyConfig:
 
 def _config(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
     try:
-        return config_of(weights)
+        text = bytes(weights[CONFIG_KEY].to(torch.uint8).tolist()).decode()
+        return EnergyConfig.model_validate(json.loads(text))
     except ValidationError as error:
         raise ValueError(f"{path}: {explain(error, EnergyConfig, 'model.')}") from error
-    except (ValueError, RuntimeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: its model configuration is damaged: {error}") from error
 
 
-def read_checkpoint(path: str | Path, averaged: bool = True) -> dict[str, Any]:
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint file, on CPU, the model's weights by name in ``state_dict``.
 
-    Weights are found under the names that tools give them, or bare; names of wrappers (DDP,
-    torch.compile, averages, modules that hold the model) are stripped. ``config``, ``metrics``,
-    ``trained_on`` and ``systems`` are mappings, empty where there are none.
+    Weights are found under the names that tools give them, averaged ones (EMA) first, or bare;
+    names of wrappers (DDP, torch.compile, modules that hold the model) are stripped. ``config``,
+    ``metrics``, ``trained_on`` and ``systems`` are mappings, empty where there are none.
 
     Args:
         path: a file; of an exported folder, its ``model.safetensors``.
-        averaged: whether averaged weights (EMA) are taken where the file has both.
 
     Raises:
-        ValueError: damaged, cut short, not readable as a checkpoint, of a later format, or asking
-            for more than tensors and plain data; the message names the file.
+        ValueError: damaged, not a checkpoint, of a later format, or asking for more than tensors
+            and plain data; the message names the file.
     """
     path = Path(path)
     refuse_damaged(path)
-    exported = path.suffix.lower() == ".safetensors"
-    content = _load_export(path) if exported else _load(path)
+    content = _load_export(path) if path.suffix.lower() == ".safetensors" else _load(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
     ours = content.get("format") == FORMAT
     if ours and content["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format {content['format_version']}, written by flt_mol "
-            f"{content.get('flt_mol_version')}; this version reads up to {FORMAT_VERSION}"
-        )
+        version = content["format_version"]
+        raise ValueError(f"{path}: format {version}, this flt_mol reads up to {FORMAT_VERSION}")
     found = dict(content) if ours else {}
     for key in ("config", "metrics", "trained_on", "systems"):
         found[key] = dict(found.get(key) or {})
     try:
-        found["state_dict"] = _find_weights(content, averaged)
+        found["state_dict"] = _find_weights(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return found
@@ -221,24 +187,21 @@ def refuse_damaged(path: Path) -> None:
     """Refuse what is not a checkpoint at first sight, and wrong checksums, which torch ignores.
 
     Raises:
-        ValueError: a git-lfs pointer, a web page, a file that is damaged or cannot be read.
+        ValueError: a git-lfs pointer, or a file that is damaged or cannot be read.
     """
     with readable(path), path.open("rb") as file:
         head = file.read(32)
         packed = zipfile.is_zipfile(file)
     if head.startswith(b"version https://git-lfs"):
         raise ValueError(f"{path} is a git-lfs pointer, not the weights: `git lfs pull` gets them")
-    if head.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        raise ValueError(f"{path} is a web page, not a checkpoint: the download went wrong")
-    if not packed:
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entry = archive.testzip()
-    except Exception as error:  # anything that foreign bytes come to
-        raise ValueError(f"{path}: checkpoint damaged ({error})") from error
-    if entry is not None:
-        raise ValueError(f"{path}: checkpoint damaged: wrong checksum of its entry '{entry}'")
+    if packed:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                wrong = archive.testzip()
+        except Exception as error:  # anything that foreign bytes come to
+            raise ValueError(f"{path}: checkpoint damaged ({error})") from error
+        if wrong is not None:
+            raise ValueError(f"{path}: checkpoint damaged: wrong checksum of its entry '{wrong}'")
 
 
 def _load(path: Path) -> Any:
@@ -246,54 +209,36 @@ def _load(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if not zipfile.is_zipfile(path):
-            raise ValueError(f"{path}: checkpoint incomplete, or none") from error
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        found = named.group(1) if named else "Python objects"
-        raise ValueError(f"{path}: holds {found}: only tensors and plain data load") from error
     except Exception as error:  # anything that unpickling foreign bytes comes to
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"{path}: checkpoint incomplete, or none ({reason})") from error
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = f"holds {named[1]}: only tensors and plain data load" if named else None
+        raise ValueError(f"{path}: {reason or 'checkpoint incomplete, or none'}") from error
 
 
-def _find_weights(content: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
-    """Of one model under its own names: under a key that tools use, or bare."""
-    keys = (*_AVERAGED, *_STATE_DICTS) if averaged else (*_RAW, *_STATE_DICTS, *_AVERAGED)
-    found = {**dict(content.get("training_state") or {}), **content}
-    candidates = [found[key] for key in keys if isinstance(found.get(key), Mapping)]
-    weighty = [one for one in candidates if any(str(x).endswith(CONFIG_KEY) for x in one)]
-    return _of_model((weighty or candidates or [content])[0], averaged)
+def _find_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of one model under its own names."""
+    for weights in (*(content.get(key) for key in _STATE_DICTS), content):
+        if not isinstance(weights, Mapping):
+            continue
+        ends = [key for key in weights if f".{key}".endswith(f".{CONFIG_KEY}")]
+        roots = [key.removesuffix(CONFIG_KEY) for key in ends]
+        if len(roots) > 1:
+            raise ValueError(f"weights of several models, with the prefixes {roots}; save one")
+        if roots:
+            return _without_wrappers(weights, roots[0])
+    raise ValueError(f"no weights that carry a model configuration ('{CONFIG_KEY}')")
 
 
-def _of_model(weights: Mapping[str, Any], averaged: bool) -> dict[str, Tensor]:
-    for key, value in weights.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise ValueError(f"holds {key!r}, a {type(value).__name__}, expected weights by name")
-    ends = [key for key in weights if f".{key}".endswith(f".{CONFIG_KEY}")]
-    roots = every = [key.removesuffix(CONFIG_KEY) for key in ends]
-    if len(every) > 1:
-        roots = [root for root in every if _is_average(root, weights) == averaged]
-    if not every:
-        raise ValueError(f"no weights that carry a model configuration ('{CONFIG_KEY}')")
-    if len(roots) != 1:
-        names = ", ".join(f"'{root}'" for root in every)
-        raise ValueError(f"weights of {len(every)} models, with the prefixes {names}; save one")
-    root = roots[0]
-    # A model at the top does not own what belongs to one below it.
-    deeper = tuple(other for other in every if other != root and other.startswith(root))
+def _without_wrappers(weights: Mapping[str, Any], root: str) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for key, value in weights.items():
-        if key.startswith(root) and not key.startswith(deeper) and not key.endswith(_COUNTER):
-            parts = [part for part in key.removeprefix(root).split(".") if part not in _WRAPPERS]
-            out[".".join(parts)] = value
+        if not key.startswith(root):
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(f"'{key}' is a {type(value).__name__}, expected a tensor")
+        parts = key.removeprefix(root).split(".")
+        out[".".join(part for part in parts if part not in _WRAPPERS)] = value
     return out
-
-
-def _is_average(root: str, weights: Mapping[str, Any]) -> bool:
-    words = {"ema", "swa", "avg", "average", "averaged"}
-    counter = root.removesuffix("module.") + _COUNTER
-    return counter in weights or not words.isdisjoint(re.split(r"[._]", root.lower()))
 
 
 def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
@@ -301,23 +246,16 @@ def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
     for key, want in expected.items():
-        if key not in found or key == CONFIG_KEY:
-            continue
-        have = found[key]
-        if have.shape != want.shape:
-            shapes = f"{tuple(have.shape)}, expected {tuple(want.shape)}"
-            lines.append(f"wrong shape: {key} is {shapes}")
-        elif have.is_floating_point() != want.is_floating_point() or have.is_complex():
-            lines.append(f"wrong type: {key} is {have.dtype}, expected {want.dtype}")
+        have = want if key == CONFIG_KEY else found.get(key, want)
+        floats = have.is_floating_point() == want.is_floating_point() and not have.is_complex()
+        if have.shape != want.shape or not floats:
+            shown = (f"{tuple(x.shape)} of {x.dtype}" for x in (have, want))
+            lines.append(f"{key} is {next(shown)}, expected {next(shown)}")
     return lines
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The device of that name, ready to use.
-
-    Raises:
-        ValueError: no such device, or none here.
-    """
+    """The device of that name, ready to use; ValueError where there is none."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -346,11 +284,8 @@ def _load_export(path: Path) -> dict[str, Any]:
         weights = load(data)
     except Exception as error:  # anything that foreign bytes come to
         raise ValueError(f"{path}: incomplete, or not a safetensors file ({error})") from error
-    beside = path.with_name(CONFIG_FILE)
-    settings = described(beside)
+    settings = described(path.with_name(CONFIG_FILE))
     stated = settings.get("sha256", {}).get(path.name)
     if stated is not None and stated != hashlib.sha256(data).hexdigest():
         raise ValueError(f"{path}: checkpoint damaged: not the SHA-256 of {CONFIG_FILE}")
-    if settings and CONFIG_KEY in weights and settings["model"] != config_of(weights).model_dump():
-        raise ValueError(f"{beside}: 'model' is not what the weights hold; it only repeats that")
     return {**settings, "state_dict": weights}

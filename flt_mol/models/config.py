@@ -15,19 +15,6 @@ from flt_mol.nn.feature_maps import FEATURE_MAPS, RandomFeatures
 from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.spectrum import SPECTRA
 
-__all__ = [
-    "EnergyConfig",
-    "ImageConfig",
-    "PairConfig",
-    "RPEConfig",
-    "Seed",
-    "Settings",
-    "SpectralConfig",
-    "explain",
-    "named_config",
-    "shipped_name",
-]
-
 Seed = Annotated[int, Field(ge=-(2**62), lt=2**62)]
 Count = Annotated[int, Field(ge=1)]
 Unsigned = Annotated[int, Field(ge=0)]
@@ -35,15 +22,6 @@ Basis = Annotated[int, Field(ge=2)]
 Positive = Annotated[float, Field(gt=0)]
 Length = Annotated[float, Field(gt=0, le=100)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-_WORDS = {
-    "model_type": "a mapping of its settings, {key: value}",
-    "dict_type": "a mapping, {key: value}",
-    "list_type": "a list, [a, b]",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "string_type": "a text",
-    "bool_type": "true or false",
-}
 
 
 class Settings(BaseModel):
@@ -58,15 +36,27 @@ class Settings(BaseModel):
     )
 
 
+_Rule = tuple[bool, str, str]
+"""Between settings: whether it is broken, by which key, and what is expected of that."""
+
+# What the model knows itself: num_terms of the frequencies is that of the spectrum.
+_KNOWN = {"num_heads", "dim", "generator", "redraw_every"}
+_KNOWN_OF = {"spectrum": _KNOWN, "frequencies": _KNOWN | {"num_terms"}}
+
+
 def _family(registry: Mapping[str, Any], part: str) -> BeforeValidator:
-    """A family and its arguments: ``NAME`` or ``{name: NAME, …}``, completed with defaults."""
+    """``NAME`` or ``{name: NAME, …}`` of a family, completed with the defaults of its arguments."""
 
     def complete(value: Any) -> dict[str, Any]:
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping) or given.get("name") not in registry:
             expected = f"expected a name, or {{name: …}}, of {', '.join(registry)}"
             raise ValueError(f"model.rpe.{part} is {value!r}, {expected}")
-        defaults = _arguments(registry[given["name"]], part)
+        defaults: dict[str, Any] = {"name": None}
+        for name, parameter in inspect.signature(registry[given["name"]]).parameters.items():
+            default = 16 if name in ("num_terms", "num_frequencies") else parameter.default
+            if name not in _KNOWN_OF[part]:
+                defaults[name] = list(default) if isinstance(default, tuple) else default
         for key in given:
             if key not in defaults:
                 raise ValueError(_unknown(f"model.rpe.{part}.", str(key), defaults))
@@ -77,19 +67,6 @@ def _family(registry: Mapping[str, Any], part: str) -> BeforeValidator:
         return spec
 
     return BeforeValidator(complete)
-
-
-def _arguments(family: Any, part: str) -> dict[str, Any]:
-    """What a family takes beside what the model knows, with its defaults."""
-    given = {"num_heads", "dim", "generator", "redraw_every"}
-    if part == "frequencies":
-        given.add("num_terms")  # that of the spectrum
-    found: dict[str, Any] = {"name": inspect.Parameter.empty}
-    for name, parameter in inspect.signature(family).parameters.items():
-        if name not in given:
-            default = 16 if name in ("num_terms", "num_frequencies") else parameter.default
-            found[name] = list(default) if isinstance(default, tuple) else default
-    return found
 
 
 class RPEConfig(Settings):
@@ -124,14 +101,6 @@ class SpectralConfig(Settings):
     """At most so many plane waves per system, the longest ones, which bounds time and memory in
     large cells but makes supercells differ; null is all up to k_max."""
 
-    @model_validator(mode="after")
-    def _has_room(self) -> Self:
-        least = 1 / (math.pi * self.sigma_max)
-        if self.k_max < least:
-            wanted = f"at least 1/(π sigma_max), {least:.3f}"
-            raise ValueError(f"model.spectral.k_max is {self.k_max}, expected {wanted}")
-        return self
-
 
 class PairConfig(Settings):
     """What is learned on neighbour pairs; the basis is shared by all blocks."""
@@ -163,14 +132,6 @@ class PairConfig(Settings):
     correction: bool = False
     """Whether attention is corrected on pairs, see `nn.PairCorrection`."""
 
-    @model_validator(mode="after")
-    def _have_a_place(self) -> Self:
-        for name, part in (("vectors", "density"), ("filter_vectors", "filter")):
-            if getattr(self, name) and not getattr(self, part):
-                wanted = f"0 where model.pairs.{part}, which would hold them, is false"
-                raise ValueError(f"model.pairs.{name} is {getattr(self, name)}, expected {wanted}")
-        return self
-
 
 class ImageConfig(Settings):
     """Exact attention whose keys are periodic images, as 3D-Graphormer's; quadratic."""
@@ -187,13 +148,6 @@ class ImageConfig(Settings):
     density: bool = True
     """Whether the sum of an atom's Gaussians is added to its embedding, as 3D-Graphormer does;
     "gaussian" refuses it."""
-
-    @model_validator(mode="after")
-    def _gaussian_is_plain(self) -> Self:
-        for name in ("pair_types", "density") if self.mask == "gaussian" else ():
-            if getattr(self, name):
-                raise ValueError(f"model.images.{name} is true, expected false with mask gaussian")
-        return self
 
 
 class EnergyConfig(Settings):
@@ -253,95 +207,102 @@ class EnergyConfig(Settings):
         return max((x.cutoff for x in (self.pairs, self.images) if x is not None), default=None)
 
     @model_validator(mode="after")
-    def _widths(self) -> Self:
-        if self.embed_dim % self.num_heads:
-            raise _unfit(self, "embed_dim", f"a multiple of model.num_heads, {self.num_heads}")
-        if self.spectral is not None and self.embed_dim % self.spectral.num_heads:
-            wanted = f"a divisor of model.embed_dim, {self.embed_dim}"
-            raise _unfit(self, "spectral.num_heads", wanted)
-        kind = FEATURE_MAPS[self.feature_map]
-        several = kind.per_direction if issubclass(kind, RandomFeatures) else 1
-        if self.attention != "none" and self.num_features % several:
-            wanted = f"an even number: '{self.feature_map}' takes every direction both ways"
-            raise _unfit(self, "num_features", wanted)
+    def _fit_together(self) -> Self:
+        for broken, key, expected in _rules(self):
+            if broken:
+                value: Any = self
+                for name in key.split("."):
+                    value = getattr(value, name)
+                raise ValueError(f"model.{key} is {value}, expected {expected}")
         return self
 
-    @model_validator(mode="after")
-    def _outputs(self) -> Self:
-        outputs = self.outputs
-        if "energy" not in outputs or len(set(outputs)) != len(outputs):
-            raise _unfit(self, "outputs", "a list of different outputs with energy")
-        if "displacement" in outputs and self.pairs is None:
-            raise _unfit(self, "outputs", "no displacement, or model.pairs, of which it is made")
-        if self.feedback == "positions":
-            if "displacement" not in outputs:
-                raise _unfit(self, "feedback", "features, or displacement in model.outputs")
-            if self.recycles == 1:
-                raise _unfit(self, "feedback", "features where model.recycles is 1")
-        return self
 
-    @model_validator(mode="after")
-    def _blocks(self) -> Self:
-        counts = {"far_blocks": self.far_blocks}
-        if self.pairs is not None:
-            counts["pairs.vector_blocks"] = self.pairs.vector_blocks
-        for key, count in counts.items():
-            if count is not None and count > self.num_layers:
-                wanted = f"null or at most model.num_layers, {self.num_layers}"
-                raise _unfit(self, key, wanted)
-        if (self.far_blocks or self.num_layers) < self.num_layers and not self._filters:
-            raise _unfit(self, "far_blocks", "null where there is no model.pairs with filter")
-        return self
-
-    @model_validator(mode="after")
-    def _attention(self) -> Self:
-        if self.attention == "auto" and not FEATURE_MAPS[self.feature_map].estimates_softmax:
-            wanted = "linear: its feature_map does not estimate the softmax of small systems"
-            raise _unfit(self, "attention", wanted)
-        if self.attention == "none":
-            if self.rpe is not None:
-                raise _unfit(self, "attention", "another one, or model.rpe null")
-            if self.spectral is None and not self._filters:
-                raise _unfit(self, "attention", "model.spectral, or model.pairs with filter")
-        return self
-
-    @model_validator(mode="after")
-    def _pairs_and_images(self) -> Self:
-        pairs, images = self.pairs, self.images
-        if images is not None:
-            if self.attention != "exact":
-                raise _unfit(self, "attention", "exact, which model.images needs")
-            if self.rpe is not None:
-                raise ValueError("model.images and model.rpe are both set: one gives the positions")
-            if pairs is not None and pairs.cutoff != images.cutoff:
-                raise _unfit(self, "images.cutoff", f"model.pairs.cutoff, {pairs.cutoff}")
-        if pairs is None:
-            return self
-        used = pairs.filter or pairs.density or pairs.correction
-        if not used and "displacement" not in self.outputs:
-            raise ValueError("model.pairs has no use: set filter, density or correction, or null")
-        if pairs.correction and (images is not None or self.attention in ("none", "auto")):
-            wanted = "false: only linear or exact attention without images is corrected"
-            raise _unfit(self, "pairs.correction", wanted)
-        return self
-
-    @property
-    def _filters(self) -> bool:
-        return self.pairs is not None and self.pairs.filter
+def _rules(model: EnergyConfig) -> list[_Rule]:
+    width, heads, outputs = model.embed_dim, model.num_heads, model.outputs
+    different = "energy" in outputs and len(set(outputs)) == len(outputs)
+    moving = "displacement" in outputs
+    rules = [
+        (width % heads != 0, "embed_dim", f"a multiple of model.num_heads, {heads}"),
+        (not different, "outputs", "a list of different outputs with energy"),
+        (moving and model.pairs is None, "outputs", "no displacement where model.pairs is null"),
+    ]
+    if model.feedback == "positions":
+        rules += [
+            (not moving, "feedback", "features where model.outputs has no displacement"),
+            (model.recycles == 1, "feedback", "features where model.recycles is 1"),
+        ]
+    if (spectral := model.spectral) is not None:
+        least = 1 / (math.pi * spectral.sigma_max)
+        low, apart = spectral.k_max < least, width % spectral.num_heads != 0
+        rules += [
+            (low, "spectral.k_max", f"at least 1/(π sigma_max), {least:.3f}"),
+            (apart, "spectral.num_heads", f"a divisor of model.embed_dim, {width}"),
+        ]
+    return rules + _rules_of_pairs(model) + _rules_of_images(model) + _rules_of_attention(model)
 
 
-def _unfit(config: EnergyConfig, key: str, wanted: str) -> ValueError:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return ValueError(f"model.{key} is {value}, expected {wanted}")
+def _rules_of_pairs(model: EnergyConfig) -> list[_Rule]:
+    pairs, layers, far = model.pairs, model.num_layers, model.far_blocks or 0
+    filters = pairs is not None and pairs.filter
+    most = f"null or at most model.num_layers, {layers}"
+    few = 0 < far < layers and not filters
+    rules = [
+        (far > layers, "far_blocks", most),
+        (few, "far_blocks", "null where there is no model.pairs with filter"),
+    ]
+    if pairs is None:
+        return rules
+    used = filters or pairs.density or pairs.correction or "displacement" in model.outputs
+    plain = model.images is None and model.attention in ("linear", "exact")
+    corrected = "false: only linear or exact attention without images is corrected"
+    homeless = pairs.vectors > 0 and not pairs.density, pairs.filter_vectors > 0 and not filters
+    return [
+        *rules,
+        ((pairs.vector_blocks or 0) > layers, "pairs.vector_blocks", most),
+        (homeless[0], "pairs.vectors", "0 where model.pairs.density is false"),
+        (homeless[1], "pairs.filter_vectors", "0 where model.pairs.filter is false"),
+        (not used, "pairs", "null, or one of filter, density and correction"),
+        (pairs.correction and not plain, "pairs.correction", corrected),
+    ]
+
+
+def _rules_of_images(model: EnergyConfig) -> list[_Rule]:
+    if (images := model.images) is None:
+        return []
+    gaussian, cutoff = images.mask == "gaussian", images.cutoff
+    if model.pairs is not None:
+        cutoff = model.pairs.cutoff
+    return [
+        (gaussian and images.pair_types, "images.pair_types", "false with mask gaussian"),
+        (gaussian and images.density, "images.density", "false with mask gaussian"),
+        (model.attention != "exact", "attention", "exact, which model.images needs"),
+        (model.rpe is not None, "images", "null where model.rpe is not: one gives the positions"),
+        (images.cutoff != cutoff, "images.cutoff", f"model.pairs.cutoff, {cutoff}"),
+    ]
+
+
+def _rules_of_attention(model: EnergyConfig) -> list[_Rule]:
+    kind, name = FEATURE_MAPS[model.feature_map], model.feature_map
+    if model.attention == "none":
+        local = model.pairs is not None and model.pairs.filter
+        replaced = local or model.spectral is not None
+        return [
+            (model.rpe is not None, "attention", "another one, or model.rpe null"),
+            (not replaced, "attention", "model.spectral, or model.pairs with filter"),
+        ]
+    odd = issubclass(kind, RandomFeatures) and model.num_features % kind.per_direction != 0
+    unlike = model.attention == "auto" and not kind.estimates_softmax
+    softmax = "linear: its feature_map does not estimate the softmax of small systems"
+    return [
+        (odd, "num_features", f"an even number: '{name}' takes every direction both ways"),
+        (unlike, "attention", softmax),
+    ]
 
 
 def shipped_name(kind: str, name: str, file: str) -> str | None:
     """The folder of that name in the shipped ``models`` or ``datasets``; "-" and "_" are alike."""
     names = [path.parent.name for path in shipped_folder(kind).glob(f"*/{file}")]
-    alike = {x.replace("_", "-"): x for x in names}
-    return name if name in names else alike.get(name.replace("_", "-"))
+    return {x.replace("_", "-"): x for x in names}.get(name.replace("_", "-"))
 
 
 def named_config(name: str) -> EnergyConfig:
@@ -351,7 +312,7 @@ def named_config(name: str) -> EnergyConfig:
         name: of a folder in `models/`, as "flt-small".
 
     Raises:
-        ValueError: an unknown name, with the known ones; or a file that was made unusable.
+        ValueError: an unknown name, with the known ones.
 
     Example:
         >>> config = named_config("flt-small")
@@ -370,8 +331,6 @@ def named_config(name: str) -> EnergyConfig:
         return EnergyConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise ValueError(f"{file}: {explain(error, EnergyConfig, 'model.')}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file}: not valid yaml: {error}") from error
 
 
 def explain(error: ValidationError, schema: type[Settings], prefix: str = "") -> str:
@@ -391,10 +350,9 @@ def explain(error: ValidationError, schema: type[Settings], prefix: str = "") ->
         for name in outer:
             schema = _part(schema, name)
         return _unknown(path, last, schema.model_fields)
-    expected = _WORDS.get(first["type"], first["msg"].removeprefix("Input should be "))
-    for long, short in (("greater than", "above"), ("less than", "below")):
-        most = {"above": "at least", "below": "at most"}[short]
-        expected = expected.replace(f"{long} or equal to", most).replace(long, short)
+    expected = first["msg"].removeprefix("Input should be ")
+    if first["type"] in ("model_type", "dict_type"):
+        expected = "a mapping, {key: value}"
     shown = "null" if first["input"] is None else repr(first["input"])
     return f"{path}{last} is {shown}, expected {expected}"
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.groups import sum_per_system
-from flt_mol.models.build import Geometry, build_encoder, check_systems
+from flt_mol.functional.groups import at_least_float32, sum_per_system
+from flt_mol.models.build import Geometry, build_encoder, check_systems, naming_sid
 from flt_mol.models.config import EnergyConfig
 from flt_mol.nn import BlockGeometry, DisplacementHead, EnergyHead
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding, AtomError
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
 from flt_mol.structures import Structures
-
-__all__ = ["CONFIG_KEY", "EnergyModel", "Normalizer", "config_of"]
 
 CONFIG_KEY = "config_json"
 """Of the configuration in a state dict: JSON as a tensor of bytes, so that weights are enough."""
@@ -45,8 +44,8 @@ class Normalizer(nn.Module):
     def fit(self, targets: Any) -> None:
         """Take mean and population standard deviation of a tensor of targets, eV.
 
-        Or those of an object with float `mean` and `std`. One target, or equal ones, deviate by 0:
-        std falls back to 1 with a warning.
+        Or those of an object with float `mean` and `std`. Where all targets are equal, std is 1,
+        with a warning.
 
         Raises:
             ValueError: no targets, or mean or standard deviation not finite in float32.
@@ -120,9 +119,8 @@ class EnergyModel(nn.Module):
         )
         self.displacement_head = None
         if "displacement" in config.outputs and config.pairs is not None:
-            self.displacement_head = DisplacementHead(
-                config.embed_dim, config.pairs.num_basis, generator=generator
-            )
+            sizes = config.embed_dim, config.pairs.num_basis
+            self.displacement_head = DisplacementHead(*sizes, generator=generator)
         self.normalizer = Normalizer()
         self.normalizer_initial = Normalizer() if "energy_initial" in self._energies else None
         self.register_buffer("elements_seen", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.bool))
@@ -191,8 +189,9 @@ class EnergyModel(nn.Module):
             kind = type(structures).__name__
             raise ValueError(f"expected Structures, got a {kind}: see flt_mol.data.from_ase")
         found: dict[str, list[Tensor]] = {name: [] for name in self.config.outputs}
-        start = self._embedded(structures)
-        x, geometry = self.geometry(structures, structures.positions, self.encoder, start)
+        with naming_sid(structures):
+            start = self.embedding(structures.atomic_numbers, structures.tags)
+            x, geometry = self.geometry(structures, self.encoder, start)
         surroundings = x
         for index in range(self.config.recycles):
             if index and self.config.feedback == "positions":
@@ -206,25 +205,15 @@ class EnergyModel(nn.Module):
             out |= {f"{name}_recycles": torch.stack(parts) for name, parts in found.items()}
         if embeddings:
             out["atom_embeddings"] = x
-            out["system_embeddings"] = sum_per_system(
-                x.to(torch.promote_types(x.dtype, torch.float32)), structures.ptr
-            )
+            out["system_embeddings"] = sum_per_system(at_least_float32(x), structures.ptr)
         return out
 
     def check(self, structures: Structures) -> None:
-        """Refuse systems that are too large for the spectral filters, without calling the model.
-
-        Raises:
-            ValueError: the first system that is too large, by its sid.
-        """
+        """ValueError, with its sid, for a system that is too large for the spectral filters."""
         check_systems(self.config, structures)
 
     def prepare(self, structures: Structures) -> None:
-        """Take mean and standard deviation of the targets, and the elements seen, from data.
-
-        Raises:
-            ValueError: a target is missing.
-        """
+        """Take mean and standard deviation of the targets, which must be there, and elements."""
         for name, normalizer in self.normalizers.items():
             target = getattr(structures, name)
             if target is None:
@@ -232,14 +221,9 @@ class EnergyModel(nn.Module):
             normalizer.fit(target)
         self.mark_seen(structures.atomic_numbers)
 
-    def mark_seen(self, atomic_numbers: Tensor | Iterable[int]) -> None:
-        """Note elements as trained on; predictions for others deserve a warning.
-
-        Raises:
-            ValueError: atomic numbers that are not 1 to 118.
-        """
-        given = atomic_numbers if isinstance(atomic_numbers, Tensor) else list(atomic_numbers)
-        numbers = torch.as_tensor(given, dtype=torch.int64)
+    def mark_seen(self, atomic_numbers: Tensor | Sequence[int]) -> None:
+        """Note elements as trained on; ValueError for atomic numbers that are not 1 to 118."""
+        numbers = torch.as_tensor(atomic_numbers, dtype=torch.int64)
         wrong = numbers[(numbers < 1) | (numbers > MAX_ATOMIC_NUMBER)]
         if len(wrong):
             raise ValueError(f"atomic number {int(wrong[0])}, expected 1 to {MAX_ATOMIC_NUMBER}")
@@ -252,11 +236,7 @@ class EnergyModel(nn.Module):
         geometry: BlockGeometry,
         found: dict[str, list[Tensor]],
     ) -> None:
-        """Append one recycle's outputs, in eV and Å.
-
-        With ``feedback="positions"`` displacements are steps that add up; the loss of a recycle is
-        to teach its own, so those before are held constant.
-        """
+        """Append one recycle's outputs, in eV and Å."""
         head = self.head(x, structures.tags, structures.ptr)
         columns = head.unsqueeze(-1) if head.dim() == 1 else head
         for name, column in zip(self._energies, columns.unbind(-1), strict=True):
@@ -264,6 +244,7 @@ class EnergyModel(nn.Module):
         if self.displacement_head is not None:
             step = self.displacement_head(x, geometry.local, structures.fixed)
             if self.config.feedback == "positions" and found["displacement"]:
+                # Steps add up; the loss of a recycle is to teach its own.
                 step = step + found["displacement"][-1].detach()
             found["displacement"].append(step)
 
@@ -271,37 +252,15 @@ class EnergyModel(nn.Module):
         self, structures: Structures, displacement: Tensor, start: Tensor
     ) -> tuple[Tensor, BlockGeometry]:
         """First features and geometry of the positions that a recycle predicted."""
-        before = structures.positions
-        wide = torch.promote_types(before.dtype, torch.float32)
-        positions = (before + displacement.to(wide)).to(before.dtype)
-        found: tuple[Tensor, BlockGeometry]
+        positions = (structures.positions + displacement).to(structures.positions.dtype)
+        moved = replace(structures, positions=positions, pairs=None, cutoff=None)
         try:
-            found = self.geometry(structures, positions, self.encoder, start)
+            with naming_sid(moved):
+                x, geometry = self.geometry(moved, self.encoder, start)
         except ValueError as error:
             far = float(displacement.abs().max())
             raise ValueError(f"{error} (a recycle moves atoms by up to {far:.3g} Å)") from None
-        return found
-
-    def _embedded(self, structures: Structures) -> Tensor:
-        try:
-            x: Tensor = self.embedding(structures.atomic_numbers, structures.tags)
-        except AtomError as error:
-            b = int(structures.system[error.row])
-            atom = f"atom {error.row - int(structures.ptr[b])} (counted from 0)"
-            raise ValueError(f"sid {structures.sid[b]}: {atom} has {error.reason}") from None
-        return x
-
-
-def config_of(weights: Mapping[str, Tensor]) -> EnergyConfig:
-    """The configuration that a state dict of an EnergyModel carries.
-
-    Raises:
-        ValueError: it carries none, or one that cannot work.
-    """
-    if CONFIG_KEY not in weights:
-        raise ValueError(f"these weights carry no model configuration ('{CONFIG_KEY}')")
-    text = bytes(weights[CONFIG_KEY].to(torch.uint8).tolist()).decode()
-    return EnergyConfig.model_validate(json.loads(text))
+        return x, geometry
 
 
 def _add_config(model: Any, weights: Any, prefix: str, metadata: Any) -> None:

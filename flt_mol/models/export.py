@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,6 @@ from flt_mol.models.checkpoint import (
 )
 from flt_mol.models.energy import EnergyModel
 
-__all__ = ["export_checkpoint", "export_model", "export_program"]
-
 
 def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
     """:func:`export_model` of a checkpoint, with what it says of its run and its metrics.
@@ -49,10 +48,9 @@ def export_model(
 ) -> list[Path]:
     """Write `model` as a folder in Hugging Face's layout, which `load_model` reads; its files.
 
-    model.safetensors holds all weights and buffers (random features and normalisers among them)
-    and the model's settings; config.json describes them, with a checksum; README.md is a model card
-    to fill in, and left alone if it is there. The same model gives the same bytes. Paths of files
-    that `config` names are left out.
+    model.safetensors holds weights, buffers and the model's settings; config.json describes them,
+    with a checksum; README.md is a model card to fill in, kept if it is there. The same model gives
+    the same bytes. Paths that `config` names are not written.
 
     Args:
         model: in any mode, on any device, of any dtype.
@@ -66,16 +64,14 @@ def export_model(
     folder = Path(folder)
     if (folder / CONFIG_FILE).exists() and not described(folder / CONFIG_FILE):
         raise ValueError(f"{folder / CONFIG_FILE} describes something else: give another folder")
-    weights = {}
-    for name, value in model.state_dict().items():
-        # A copy: tensors that share memory, or lie in it with gaps, are refused otherwise.
-        weights[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    # Copies: tensors that share memory, or lie in it with gaps, are refused otherwise.
+    weights = {k: v.detach().cpu().clone().contiguous() for k, v in model.state_dict().items()}
+    for name, value in weights.items():
         if not bool(value.isfinite().all()):
             raise ValueError(f"{name} holds numbers that are not finite")
     data = save(weights, metadata={"format": "pt"})
     settings = {
         **header(model),
-        "architectures": [type(model).__name__],
         "model_type": "flt_mol",
         "model": model.config.model_dump(),
         "config": _without_paths(config or {}),
@@ -114,7 +110,7 @@ def _card(name: str, settings: Mapping[str, Any]) -> str:
     metrics = ", ".join(f"{key} {value:.4f}" for key, value in sorted(settings["metrics"].items()))
     return f"""---
 library_name: flt_mol
-tags: [flt_mol, chemistry, materials, catalysis, adsorption-energy]
+tags: [chemistry, materials, catalysis, adsorption-energy]
 ---
 
 # {name}
@@ -136,11 +132,9 @@ class _TensorModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, atomic_numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor
-    ) -> Tensor:
+    def forward(self, numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor) -> Tensor:
         model, tags = self.model, torch.cat([tags, tags.new_zeros(1)])
-        atoms = model.embedding(torch.cat([atomic_numbers, atomic_numbers.new_ones(1)]), tags)
+        atoms = model.embedding(torch.cat([numbers, numbers.new_ones(1)]), tags)
         x = model.encoder(atoms, torch.cat([positions, positions.new_zeros(1, 3)]), ptr)
         return model.normalizer.denormalize(model.head(x, tags, ptr))
 
@@ -153,7 +147,7 @@ def export_program(model: EnergyModel) -> ExportedProgram:
     operators: ``import flt_mol.functional`` before loading a saved program.
 
     Args:
-        model: on any device; its mode is left as it is.
+        model: on any device; it is copied.
 
     Raises:
         ValueError: a model that looks at cells or pairs, or has other outputs than the energy.
@@ -175,14 +169,10 @@ def export_program(model: EnergyModel) -> ExportedProgram:
     positions = torch.zeros(7, 3, dtype=torch.float32, device=device)
     ptr = torch.tensor([0, 2, 5, 7], device=device)
     atoms, offsets = {0: Dim("atoms", min=1)}, {0: Dim("offsets", min=2)}
-    mode = model.training
-    try:
-        # Without this a graph is for two systems or more, since one is a special case of layouts.
-        with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-            return torch.export.export(
-                _TensorModel(model).eval(),
-                (numbers, positions, torch.zeros_like(numbers), ptr),
-                dynamic_shapes=(atoms, atoms, atoms, offsets),
-            )
-    finally:
-        model.train(mode)
+    # Without this a graph is for two systems or more, since one is a special case of layouts.
+    with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        return torch.export.export(
+            _TensorModel(deepcopy(model).eval()),
+            (numbers, positions, torch.zeros_like(numbers), ptr),
+            dynamic_shapes=(atoms, atoms, atoms, offsets),
+        )

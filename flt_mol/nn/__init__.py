@@ -1,17 +1,7 @@
 """Modules: RPE families, frequencies, feature maps, attention, filters, blocks."""
 
-from flt_mol.nn.attention import (
-    Attention,
-    AttentionInputs,
-    AttentionRows,
-    Fidelity,
-    FLTAttention,
-)
-from flt_mol.nn.block import (
-    BlockGeometry,
-    FLTBlock,
-    FLTEncoder,
-)
+from flt_mol.nn.attention import Attention, AttentionInputs, AttentionRows, Fidelity, FLTAttention
+from flt_mol.nn.block import BlockGeometry, FLTBlock, FLTEncoder
 from flt_mol.nn.feature_maps import (
     FEATURE_MAPS,
     ELUFeatures,
@@ -29,50 +19,29 @@ from flt_mol.nn.frequencies import (
     LatticeFrequencies,
     LebedevFrequencies,
 )
-from flt_mol.nn.heads import (
-    DisplacementHead,
-    EnergyHead,
-)
-from flt_mol.nn.images import (
-    GaussianBias,
-    ImageKeys,
-    PairWeights,
-)
+from flt_mol.nn.heads import DisplacementHead, EnergyHead
+from flt_mol.nn.images import GaussianBias, ImageKeys, PairWeights
 from flt_mol.nn.local_filter import (
     LocalBasis,
     LocalFilter,
     LocalGeometry,
     PairCorrection,
-    PairFilter,
 )
-from flt_mol.nn.multihead import (
-    FLTMultiheadAttention,
-)
-from flt_mol.nn.rpe import (
-    FourierRPE,
-)
-from flt_mol.nn.spectral_filter import (
-    SpectralFilter,
-    SpectralGeometry,
-)
+from flt_mol.nn.multihead import FLTMultiheadAttention
+from flt_mol.nn.rpe import FourierRPE
+from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.spectrum import (
     SPECTRA,
-    BoxSpectrum,
     BSplineSpectrum,
     CauchySpectrum,
     DirectionalSpectrum,
     GaussianMixtureSpectrum,
     GaussianSpectrum,
-    LaplaceSpectrum,
     MaternSpectrum,
     ProductSpectrum,
     ShellSpectrum,
     Spectrum,
     SumSpectrum,
-    TentSpectrum,
-)
-from flt_mol.nn.streaming import (
-    AttentionState,
 )
 
 __all__ = [
@@ -82,10 +51,8 @@ __all__ = [
     "Attention",
     "AttentionInputs",
     "AttentionRows",
-    "AttentionState",
     "BSplineSpectrum",
     "BlockGeometry",
-    "BoxSpectrum",
     "CauchySpectrum",
     "ComponentFrequencies",
     "DirectionalSpectrum",
@@ -106,7 +73,6 @@ __all__ = [
     "GaussianSpectrum",
     "HyperbolicFeatures",
     "ImageKeys",
-    "LaplaceSpectrum",
     "LatticeFrequencies",
     "LebedevFrequencies",
     "LocalBasis",
@@ -114,7 +80,6 @@ __all__ = [
     "LocalGeometry",
     "MaternSpectrum",
     "PairCorrection",
-    "PairFilter",
     "PairWeights",
     "ProductSpectrum",
     "ReLUFeatures",
@@ -125,5 +90,4 @@ __all__ = [
     "SpectralGeometry",
     "Spectrum",
     "SumSpectrum",
-    "TentSpectrum",
 ]

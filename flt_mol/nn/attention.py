@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +18,22 @@ from flt_mol.functional.groups import (
     system_index,
 )
 from flt_mol.functional.images import image_attention
-from flt_mol.functional.linear import Chunk, KeySums, chunks_of, normalised
+from flt_mol.functional.linear import KeySums, chunks_of, normalised
 from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear, seeded_generator
-from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, layout_of, require
+from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, chosen_rows, layout_of, require
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
 
 MODES = ("linear", "exact", "auto")
-# Where exact and linear attention take the same time, in units of M/D^¼: see `exact_below`.
-CROSSOVER, CAUSAL_CROSSOVER = 6.5, 18.0
 # Features held at once where no gradient needs all of them: 32 MB.
 MAX_FEATURES = 2**23
 
 
 class AttentionInputs(TypedDict, total=False):
-    """What `FLTAttention` takes by name; all of it is optional, and None is the same.
+    """What `FLTAttention` takes by name; all of it is optional, and may be None.
 
     Attributes:
         ptr: (B + 1,), first row of each system, for packed rows. **Without `ptr` and `system`,
@@ -48,11 +46,8 @@ class AttentionInputs(TypedDict, total=False):
             (B, L, 2R).
         context: (K, C') or (B, L', C'), the rows that keys and values are made of, where they are
             another set (cross-attention). Rows whose system has no context get ``out(0)``.
-        context_positions: of the context, as `positions`.
-        context_ptr: of the context, as `ptr`.
-        context_system: of the context, as `system`.
-        context_mask: of the context, as `mask`.
-        context_features: of the context, as `position_features`.
+        context_positions, context_ptr, context_system, context_mask: of the context.
+        context_features: Φ, Ψ of the context.
         context_values: rows that values are made of, where keys are made of others.
         pairs: what `PairCorrection` gives, of packed rows: near pairs' weights times 1 + weight.
         images: what `ImageKeys` gives, of packed rows, for mode "exact": keys that are periodic
@@ -75,7 +70,7 @@ class AttentionInputs(TypedDict, total=False):
     images: PairWeights | None
 
 
-_INPUTS = tuple(AttentionInputs.__annotations__)
+_INPUTS = AttentionInputs.__annotations__
 _OF_CONTEXT = tuple(f"context_{x}" for x in ("positions", "ptr", "system", "mask", "features"))
 
 
@@ -83,13 +78,10 @@ class AttentionRows(NamedTuple):
     """What attention works on: packed rows by head, and the geometry between them.
 
     Attributes:
-        query: (N, H, D).
-        key: (K, H, D).
-        value: (K, H, V).
+        query, key, value: (N, H, D), (K, H, D) and (K, H, V).
         ptr: (B + 1,), first query of each system.
         key_ptr: (B + 1,), first key of each system; None where keys are rows of the same set.
-        query_at: Φ of the queries; None without positions.
-        key_at: Ψ of the keys.
+        query_at, key_at: Φ of the queries and Ψ of the keys; None without positions.
         pairs: A_ij → A_ij (1 + weight_ij), see `AttentionInputs`.
         images: keys that are periodic images, each with the logarithm of its factor.
     """
@@ -103,6 +95,11 @@ class AttentionRows(NamedTuple):
     key_at: PositionFeatures | None = None
     pairs: PairWeights | None = None
     images: PairWeights | None = None
+
+    @property
+    def key_offsets(self) -> Tensor:
+        """(B + 1,), first key of each system."""
+        return self.ptr if self.key_ptr is None else self.key_ptr
 
 
 class Fidelity(NamedTuple):
@@ -141,14 +138,12 @@ class Attention(nn.Module):
         *,
         generator: torch.Generator,
         feature_map: str | FeatureMap = "softmax",
-        num_features: int | None = None,
         rpe: FourierRPE | None = None,
         position_dim: int | None = None,
-        orthogonal: bool | None = None,
         mode: str = "linear",
         exact_below: int | None = None,
         causal: bool = False,
-        redraw_every: int | None = None,
+        **features: Any,
     ) -> None:
         """Make the feature map and keep the settings; arguments as those of `FLTAttention`.
 
@@ -159,19 +154,13 @@ class Attention(nn.Module):
         self.position_dim = _width_of_positions(rpe, position_dim, num_heads)
         self.rpe = rpe
         self.causal = causal
-        self.feature_map = feature_map_of(
-            feature_map,
-            (num_heads, head_dim, self.position_dim),
-            generator,
-            num_features=num_features,
-            orthogonal=orthogonal,
-            redraw_every=redraw_every,
-        )
+        shape = num_heads, head_dim, self.position_dim
+        self.feature_map = feature_map_of(feature_map, shape, generator, **features)
         if exact_below is None:
-            scale = self.num_features * head_dim**-0.25
-            # Exact attention multiplies rows of D + 2R numbers.
-            share = 1 + 0.5 * self.position_dim / (head_dim + 32)
-            exact_below = round(CAUSAL_CROSSOVER * scale if causal else CROSSOVER * scale / share)
+            # Where exact and linear attention take the same time. Exact attention multiplies rows
+            # of D + 2R numbers.
+            crossover = 18.0 if causal else 6.5 / (1 + 0.5 * self.position_dim / (head_dim + 32))
+            exact_below = round(crossover * self.num_features * head_dim**-0.25)
         self.exact_below = exact_below
         self.mode = mode
 
@@ -203,27 +192,20 @@ class Attention(nn.Module):
             ValueError: a combination that has no meaning or no implementation.
         """
         mode = self._mode if mode is None else mode
-        alone = not self.causal and rows.key_ptr is None
         for name, pairs in (("pairs", rows.pairs), ("images", rows.images)):
             if pairs is not None:
+                if self.causal or rows.key_ptr is not None or mode == "auto":
+                    raise ValueError(
+                        f"{name} are among rows of one set: no causal, context or 'auto'"
+                    )
                 _check_pairs(pairs, rows, name)
         if rows.images is not None:
-            if mode != "exact" or not alone or rows.pairs is not None:
-                raise ValueError(
-                    "image keys are for mode 'exact', among the atoms of one set: without causal, "
-                    "pairs and context"
-                )
+            if mode != "exact" or rows.pairs is not None:
+                raise ValueError("images go with mode 'exact', without pairs")
             return image_attention(rows.query, rows.key, rows.value, rows.ptr, *rows.images)
-        if rows.pairs is not None and (mode == "auto" or not alone):
-            raise ValueError(
-                "pairs correct attention among the atoms of one set: not with causal, not with a "
-                "context, and in mode 'linear' or 'exact', which the caller chooses"
-            )
         if mode == "exact":
             return _exact(rows, self.causal)
-        if mode == "linear":
-            return self._linear(rows)
-        return self._by_size(rows)
+        return self._linear(rows) if mode == "linear" else self._by_size(rows)
 
     def _linear(self, rows: AttentionRows) -> Tensor:
         """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
@@ -234,42 +216,31 @@ class Attention(nn.Module):
             run = causal_log_attention if log else causal_attention
             return run(queries, keys, rows.value, rows.ptr)
         key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
-        own = [Chunk(slice(None), slice(None), rows.ptr)]
-        others = [Chunk(slice(None), slice(None), key_ptr)]
+        size = None
         # Gradients, graphs and pairs need the features of all rows.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
             size = max(1, MAX_FEATURES // (self.num_heads * self.feature_map.num_features))
-            own = chunks_of(rows.ptr, len(rows.query), size)
-            others = own if rows.key_ptr is None else chunks_of(key_ptr, len(rows.key), size)
+        own = others = chunks_of(rows.ptr, rows.query.shape[0], size)
+        if rows.key_ptr is not None:
+            others = chunks_of(key_ptr, rows.key.shape[0], size)
         sums, parts = KeySums(key_ptr.shape[0] - 1, log), []
         for chunk in others:
-            keys = sums.add(self._features(rows, chunk, key=True), rows.value[chunk.rows], chunk)
+            at = rows.key_at and rows.key_at._replace(basis=rows.key_at.basis[chunk.rows])
+            keys = self.feature_map(rows.key[chunk.rows], at, key=True)
+            keys = sums.add(keys, rows.value[chunk.rows], chunk)
         for chunk in own:
-            queries, read = sums.read(self._features(rows, chunk, key=False), chunk)
+            at = rows.query_at and rows.query_at._replace(basis=rows.query_at.basis[chunk.rows])
+            queries = self.feature_map(rows.query[chunk.rows], at, key=False)
+            queries, read = sums.read(queries, chunk)
             if rows.pairs is not None:
                 i, j, weight = rows.pairs
                 read = read + pair_sums(queries, keys, rows.value, weight, i, j)
             parts.append(normalised(read))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _features(self, rows: AttentionRows, chunk: Chunk, *, key: bool) -> Tensor:
-        x, at = (rows.key, rows.key_at) if key else (rows.query, rows.query_at)
-        x = x[chunk.rows]
-        if at is not None:
-            at = at._replace(basis=at.basis[chunk.rows])
-        features: Tensor = self.feature_map(x, at, key=key)
-        expected = (*x.shape[:2], self.feature_map.num_features)
-        if tuple(features.shape) != expected:
-            raise ValueError(
-                f"{type(self.feature_map).__name__} gives features of shape "
-                f"{tuple(features.shape)} for rows {tuple(x.shape)}, expected {expected}"
-            )
-        return features
-
     def _by_size(self, rows: AttentionRows) -> Tensor:
         """Each system by its own number of keys: exact below `exact_below`, linear from there."""
-        key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
-        small = key_ptr.diff() < self.exact_below
+        small = rows.key_offsets.diff() < self.exact_below
         if not torch.compiler.is_compiling():
             if bool(small.all()):
                 return _exact(rows, self.causal)
@@ -288,11 +259,10 @@ class Attention(nn.Module):
         Attention is linear in its values, so its weights are what comes out for values that are
         the rows of a unit matrix: those in use, in any mode.
         """
-        key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
-        keys, heads = rows.value.shape[:2]
+        key_ptr, heads = rows.key_offsets, rows.value.shape[1]
         sizes = key_ptr.diff().tolist()
         unit = torch.eye(max(sizes, default=0), device=key_ptr.device, dtype=rows.value.dtype)
-        value = unit[index_in_system(key_ptr, keys)][:, None, :].expand(-1, heads, -1)
+        value = unit[index_in_system(key_ptr, len(rows.value))][:, None, :].expand(-1, heads, -1)
         weights = self.attend(rows._replace(value=value.contiguous()), mode).transpose(0, 1)
         parts = torch.split(weights, rows.ptr.diff().tolist(), dim=1)
         return [part[..., :size] for part, size in zip(parts, sizes, strict=True)]
@@ -466,10 +436,10 @@ class FLTAttention(Streaming, Attention):
         self, x: Tensor, positions: Tensor | None, given: AttentionInputs
     ) -> tuple[Layout, AttentionRows]:
         """The layout of the rows, and their queries, keys, values and geometry, packed."""
-        for name in given:
-            if name not in _INPUTS:
-                raise TypeError(f"attention has no argument {name!r}")
-        check_rows(x, self.embed_dim, "x", self.query.weight)
+        unknown = given.keys() - _INPUTS
+        if unknown:
+            raise TypeError(f"attention has no argument {', '.join(map(repr, unknown))}")
+        check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
         if context is None:
@@ -477,60 +447,48 @@ class FLTAttention(Streaming, Attention):
                 raise ValueError("context_… is given, but no context")
             if self.context_dim != self.embed_dim:
                 raise ValueError(f"context is missing: keys have {self.context_dim} channels")
+            ptr, system, mask = given.get("ptr"), given.get("system"), given.get("mask")
             layout = keys = layout_of(
-                x,
-                ptr=given.get("ptr"),
-                system=given.get("system"),
-                num_systems=given.get("num_systems"),
-                mask=given.get("mask"),
+                x, ptr=ptr, system=system, num_systems=given.get("num_systems"), mask=mask
             )
             own = sources = layout.pack(x)
         else:
             if self.causal:
                 raise ValueError("a causal layer attends to its own rows: it takes no context")
-            check_rows(context, self.context_dim, "context", self.key.weight)
+            check_rows(context, self.context_dim, "context")
             layout, keys = aligned_layouts(x, context, given)
             own, sources = layout.pack(x), keys.pack(context)
         if pairs is not None or images is not None:
             layout.refuse_unsorted(pairs, images)
+        value_rows = sources
         if values is not None:
-            check_rows(values, self.context_dim, "context_values", self.value.weight)
+            check_rows(values, self.context_dim, "context_values")
             if tuple(values.shape[:-1]) != keys.leading:
                 raise ValueError(
                     f"context_values have shape {tuple(values.shape)}, the rows that keys are made "
                     f"of {keys.leading}: one value for each key"
                 )
-            values = keys.pack(values)
+            value_rows = keys.pack(values)
         shape = (-1, self.num_heads, self.embed_dim // self.num_heads)
         query, key = self.query(own).view(shape), self.key(sources).view(shape)
-        value = self.value(sources if values is None else values).view(shape)
+        value = self.value(value_rows).view(shape)
         at = key_at = None
         if images is None:
+            key_positions = given.get("context_positions")
+            key_features = given.get("context_features")
+            origin: str | Tensor = "first" if self.causal else "mean"
+            if context is not None and self.rpe is not None and key_features is None:
+                # One origin for both: what an estimate's features are depends on it.
+                packed = packed_positions(keys, key_positions, self.rpe.dim)
+                packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
+                origin = mean_per_system(packed, keys.ptr)
             features = given.get("position_features")
-            if context is None:
-                origin = "first" if self.causal else "mean"
-                at = key_at = self.features_at(layout, positions, features, origin)
-            else:
-                at, key_at = self._crossed(layout, keys, positions, given)
+            at = key_at = self.features_at(layout, positions, features, origin)
+            if context is not None:
+                key_at = self.features_at(keys, key_positions, key_features, origin)
         key_ptr = None if context is None else keys.ptr
-        ptr = layout.ptr
-        return layout, AttentionRows(query, key, value, ptr, key_ptr, at, key_at, pairs, images)
-
-    def _crossed(
-        self, layout: Layout, keys: Layout, positions: Tensor | None, given: AttentionInputs
-    ) -> tuple[PositionFeatures | None, PositionFeatures | None]:
-        """Φ of the queries and Ψ of a context's keys."""
-        features, key_features = given.get("position_features"), given.get("context_features")
-        key_positions = given.get("context_positions")
-        origin: str | Tensor = "mean"
-        if self.rpe is not None and key_features is None:
-            # One origin for both: what an estimate's features are depends on it.
-            packed = packed_positions(keys, key_positions, self.rpe.dim)
-            packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
-            origin = mean_per_system(packed, keys.ptr)
-        return (
-            self.features_at(layout, positions, features, origin),
-            self.features_at(keys, key_positions, key_features, origin),
+        return layout, AttentionRows(
+            query, key, value, layout.ptr, key_ptr, at, key_at, pairs, images
         )
 
     def matrices(
@@ -538,7 +496,7 @@ class FLTAttention(Streaming, Attention):
     ) -> list[Tensor]:
         """The weights in use, written out: B matrices (H, n, m) whose rows sum to 1.
 
-        Takes what `forward` takes. Costs O(N·n·H): for looking, not for training.
+        Takes what `forward` takes. Costs O(N·n·H): for analysis, not for training.
         """
         return self.weights(self.rows(x, positions, given)[1])
 
@@ -575,14 +533,9 @@ def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tens
     """
     if positions is None:
         if dim != 1:
-            raise ValueError(
-                f"positions are missing: this layer's rpe needs one for each of "
-                f"{layout.num_rows} rows"
-            )
+            raise ValueError(f"positions are missing: the rpe needs {layout.num_rows} of them")
         # Sequences of more tokens than float32 counts one by one do not fit any memory.
         return index_in_system(layout.ptr, layout.num_rows)[:, None].float()
-    if not isinstance(positions, Tensor):
-        raise ValueError(f"positions are a {type(positions).__name__}, expected a tensor")
     expected = (*layout.leading, dim)
     if tuple(positions.shape) != expected:
         raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
@@ -604,44 +557,36 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     # All pairs (i, j) written out, by i then j: for small systems.
     i, j, weight = rows.pairs
     system = system_index(ptr, query.shape[0])
-    partners = ptr.diff()[system]
-    first = partners.cumsum(0) - partners
+    partners, start = ptr.diff()[system], ptr[system]
+    first = partners.cumsum(0) - partners  # of each i among all pairs
     index_i = torch.repeat_interleave(partners)
-    index_j = torch.arange(len(index_i), device=ptr.device) - first[index_i] + ptr[system[index_i]]
+    index_j = torch.arange(len(index_i), device=ptr.device) - (first - start)[index_i]
     correction = weight.to(query.dtype).log1p()
-    zeros = correction.new_zeros(len(index_i), correction.shape[1])
-    log_weight = zeros.index_add(0, first[i] + j - ptr[system[i]], correction)
+    log_weight = correction.new_zeros(len(index_i), correction.shape[1])
+    log_weight = log_weight.index_add(0, first[i] + j - start[i], correction)
     return image_attention(query, key, value, ptr, index_i, index_j, log_weight, scale=1.0)
 
 
 def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
     """The queries of the chosen systems, by their rows, and all that belongs to them."""
-    order, ptr = _chosen_rows(rows.ptr, rows.query.shape[0], chosen)
+    order, ptr = _systems_rows(rows.ptr, rows.query.shape[0], chosen)
     keys, key_ptr = order, None
     if rows.key_ptr is not None:
-        keys, key_ptr = _chosen_rows(rows.key_ptr, rows.key.shape[0], chosen)
-    at, key_at = rows.query_at, rows.key_at
+        keys, key_ptr = _systems_rows(rows.key_ptr, rows.key.shape[0], chosen)
+    at = rows.query_at and rows.query_at.rows(order)
+    key_at = rows.key_at and rows.key_at.rows(keys)
     return order, AttentionRows(
-        rows.query[order],
-        rows.key[keys],
-        rows.value[keys],
-        ptr,
-        key_ptr,
-        None if at is None else at._replace(basis=at.basis[order]),
-        None if key_at is None else key_at._replace(basis=key_at.basis[keys]),
+        rows.query[order], rows.key[keys], rows.value[keys], ptr, key_ptr, at, key_at
     )
 
 
-def _chosen_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _systems_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of the chosen systems, and their offsets, in which other systems are empty."""
     sizes = ptr.diff() * chosen
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     # Rows behind the last offset belong to no system, and are not kept.
     kept = torch.cat([chosen, chosen.new_zeros(1)])[system_index(ptr, num_rows)]
-    if torch.compiler.is_compiling():
-        # Of static shape: the others' rows stay, as padding behind the last offset.
-        return torch.argsort((~kept).to(torch.uint8), stable=True), offsets
-    return kept.nonzero().squeeze(1), offsets
+    return chosen_rows(kept), offsets
 
 
 def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_heads: int) -> int:
@@ -650,16 +595,10 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
         if position_dim is not None and position_dim < 0:
             raise ValueError(f"position_dim must be ≥ 0, got {position_dim}")
         return position_dim or 0
-    if not isinstance(rpe, FourierRPE):
-        raise ValueError(
-            f"rpe is a {type(rpe).__name__}, expected FourierRPE(spectrum, frequencies)"
-        )
     if rpe.num_heads != num_heads:
         raise ValueError(f"the rpe has {rpe.num_heads} heads, the attention {num_heads}")
     if position_dim not in (None, rpe.num_features):
-        raise ValueError(
-            f"position_dim is {position_dim}, but the rpe gives {rpe.num_features} features"
-        )
+        raise ValueError(f"position_dim is {position_dim}, the rpe has {rpe.num_features} features")
     return rpe.num_features
 
 
@@ -672,13 +611,10 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
             f"{name} have indices {tuple(index_i.shape)} and {tuple(index_j.shape)} and weights "
             f"{tuple(weight.shape)}, expected (P,), (P,) and (P, {num_heads})"
         )
-    if index_i.shape[0] == 0:
-        return
     both = torch.stack([index_i, index_j]).to(torch.int64)
-    inside = (both >= 0) & (both < ptr[-1])
-    require(inside.all(), f"{name} name rows that are not there: were they made for this batch?")
+    inside = ((both >= 0) & (both < ptr[-1])).all()
     system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)
     require(
-        (system[0] == system[1]).all(),
-        f"{name} join rows of two systems: were they made with the ptr of this batch?",
+        inside & (system[0] == system[1]).all(),
+        f"{name} join rows that are not of one system: were they made with the ptr of this batch?",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,8 +14,6 @@ from flt_mol.nn.layout import layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
-
-Given = TypeVar("Given", SpectralGeometry, LocalGeometry)
 
 
 class BlockGeometry(NamedTuple):
@@ -54,7 +52,7 @@ class FLTBlock(nn.Module):
         dropout: probability, applied to the feed-forward net's output.
         spectral: the spectral filter.
         local: the local filter.
-        local_norm: whether it takes normalised features. Deep stacks and many passes need it.
+        local_norm: whether it takes normalised features. Deep stacks and many recycles need it.
 
     Raises:
         ValueError: no part at all, or parts of different widths.
@@ -115,10 +113,12 @@ class FLTBlock(nn.Module):
                 images=images,
             )
         if self.spectral is not None:
-            waves = _needed(waves, "waves", "SpectralFilter.geometry")
+            if waves is None:
+                raise ValueError("this block needs waves: pass what SpectralFilter.geometry gives")
             out = out + self.spectral(h, waves)
         if self.local is not None:
-            local = _needed(local, "local", "a LocalBasis")
+            if local is None:
+                raise ValueError("this block needs local: pass what a LocalBasis gives")
             out = out + self.local(h if self.local_norm else x, local)
         fed: Tensor = self.ffn(self.ffn_norm(out))
         return out + fed
@@ -128,8 +128,7 @@ class FLTEncoder(nn.Module):
     """A stack of blocks that share one RPE, applied `recycles` times to its own output.
 
     Position features are computed once per forward and shared by all blocks and recycles
-    (Choromanski, Li et al. 2024, appendix: four passes of the same blocks on OC20), and padded
-    rows are packed once.
+    (Choromanski, Li et al. 2024, appendix: four recycles on OC20), and padded rows are packed once.
 
     Args:
         blocks: the blocks in order.
@@ -187,10 +186,10 @@ class FLTEncoder(nn.Module):
             system: (N,), the system of each row in any order, instead of `ptr`.
             num_systems: B, with `system` only.
             mask: (B, L) bool, True for real rows, for padded rows.
-            pairs: weights of near pairs of packed rows, see `FLTAttention`.
-            images: keys that are periodic images, see `FLTAttention`.
-            waves: of packed rows, for blocks with spectral filters.
-            local: of packed rows, for blocks with local filters.
+            pairs: see `BlockGeometry`, of packed rows.
+            images: likewise.
+            waves: likewise.
+            local: likewise.
 
         Raises:
             ValueError: arguments that do not belong together or do not fit `x`.
@@ -213,32 +212,18 @@ class FLTEncoder(nn.Module):
 
     def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
         """One pass through the blocks: (N, C) → (N, C), for those who read out every pass."""
-        features, *rest = geometry
-        given = dict(zip(BlockGeometry._fields[1:], rest, strict=True))
         for block in self.blocks:
-            x = block(x, ptr, features, **given)
+            x = block(x, ptr, **geometry._asdict())
         return x
 
 
-def _width(*parts: FLTAttention | SpectralFilter | LocalFilter | None) -> int:
-    kinds = (FLTAttention, SpectralFilter, LocalFilter)
-    widths = set()
-    for part, kind in zip(parts, kinds, strict=True):
-        if part is None:
-            continue
-        if not isinstance(part, kind):
-            raise ValueError(
-                f"a block takes a {kind.__name__}, got a {type(part).__name__}: add what other "
-                "layers give beside the block"
-            )
-        widths.add(part.channels if isinstance(part, LocalFilter) else part.embed_dim)
+def _width(
+    attention: FLTAttention | None, spectral: SpectralFilter | None, local: LocalFilter | None
+) -> int:
+    widths = {part.embed_dim for part in (attention, spectral) if part is not None}
+    if local is not None:
+        widths.add(local.channels)
     if len(widths) != 1:
         have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
         raise ValueError(f"a block with {have}: give parts of one width")
-    return int(widths.pop())
-
-
-def _needed(geometry: Given | None, name: str, source: str) -> Given:
-    if geometry is None:
-        raise ValueError(f"this block has a filter that needs {name}: pass what {source} gives")
-    return geometry
+    return widths.pop()

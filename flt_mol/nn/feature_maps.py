@@ -1,13 +1,7 @@
-"""φ as modules: what attention applies to queries and keys, each with its positions beside it.
+"""φ as modules: maps of [Φ, q̂] and [Ψ, k̂], q̂ = q D^{-1/4}, that never form these concatenations.
 
-A map acts on the concatenations [Φ, q̂] and [Ψ, k̂], with q̂ = q D^{-1/4}, without forming them.
-`SoftmaxFeatures` and `HyperbolicFeatures` are unbiased estimates of exp(q·k/√D + Φ·Ψ): the
-softmax. The others define an attention of their own, in which position features act as further
-inputs, no longer as the exponential of a mask [1].
-
-References:
-    [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
-    Encodings in Transformers", AISTATS 2024, appendix on image data: φ(x) = ReLU(Wx).
+`SoftmaxFeatures` and `HyperbolicFeatures` are unbiased estimates of exp(q·k/√D + Φ·Ψ). The others
+define an attention of their own, in which position features are further inputs.
 """
 
 from __future__ import annotations
@@ -104,13 +98,10 @@ class RandomFeatures(FeatureMap, Redrawn):
     """Maps that begin with fixed random directions W (M, 2R + D) per head, saved as buffers.
 
     Args:
-        num_heads: H.
-        head_dim: D.
-        position_dim: 2R.
-        num_features: M.
+        num_heads, head_dim, position_dim, num_features: H, D, 2R and M.
         orthogonal: whether directions are orthogonal in blocks, else independent.
-        redraw_every: None, or the number of training steps after which training draws another W,
-            while eval keeps the saved one: see `Redrawn` for what a step is.
+        redraw_every: training steps after which training draws another W, while eval keeps the
+            saved one (see `Redrawn`), or None.
         generator: on CPU; None takes a seed from torch's global one.
     """
 
@@ -159,13 +150,11 @@ class RandomFeatures(FeatureMap, Redrawn):
 
 
 class SoftmaxFeatures(RandomFeatures):
-    """Positive random features [1]: φ_m(x) = exp(w_m·x̂ − ‖x̂‖²/2), as logarithms.
+    """Positive random features: φ_m(x) = exp(w_m·x̂ − ‖x̂‖²/2), as logarithms.
 
     E[φ(q)·φ(k)]/M = exp(q·k/√D + Φ·Ψ), up to a factor of the query's, which attention divides out.
     The relative variance of one weight is (exp(‖q̂ + k̂‖²) − 1)/M: good for small logits only.
-
-    References:
-        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
+    Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
     """
 
     exponential = True
@@ -175,12 +164,10 @@ class SoftmaxFeatures(RandomFeatures):
 
 
 class HyperbolicFeatures(RandomFeatures):
-    """Positive features in opposite pairs: exp(±w_m·x̂ − ‖x̂‖²/2), M/2 directions [1, Lemma 1].
+    """Positive features in opposite pairs: exp(±w_m·x̂ − ‖x̂‖²/2), M/2 directions.
 
-    Of the same expectation as `SoftmaxFeatures`, at half the products for the same M.
-
-    References:
-        [1] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
+    Of the same expectation as `SoftmaxFeatures`, and by the same lemma, at half the products for
+    the same M.
     """
 
     exponential = True
@@ -203,10 +190,7 @@ class SoftplusFeatures(FeatureMap):
     are trained; before that they are no estimate of anything.
 
     Args:
-        num_heads: H.
-        head_dim: D.
-        position_dim: 2R.
-        num_features: M.
+        num_heads, head_dim, position_dim, num_features: H, D, 2R and M.
         generator: on CPU, for W at the start; None takes a seed from torch's global one.
     """
 
@@ -237,11 +221,7 @@ class SoftplusFeatures(FeatureMap):
 
 
 class ELUFeatures(FeatureMap):
-    """φ(x) = elu([Φ, x̂]) + 1 [1], without any weights: M = 2R + D.
-
-    References:
-        [1] Katharopoulos et al., "Transformers are RNNs", ICML 2020, equation 7.
-    """
+    """φ(x) = elu([Φ, x̂]) + 1, without any weights: M = 2R + D (see `functional.elu_features`)."""
 
     def __init__(self, num_heads: int, head_dim: int, position_dim: int = 0) -> None:
         super().__init__(num_heads, head_dim, position_dim, position_dim + head_dim)
@@ -269,7 +249,7 @@ def feature_map_of(
     generator: torch.Generator,
     **settings: Any,
 ) -> FeatureMap:
-    """The map named by, or given as, `choice`, for heads of a certain shape.
+    """The map named by, or given as, `choice`, for H heads of D channels and 2R positions.
 
     Args:
         choice: a name in `FEATURE_MAPS`, or a map, which must be of this shape.
@@ -285,9 +265,8 @@ def feature_map_of(
         own = (choice.num_heads, choice.head_dim, choice.position_dim)
         if own != shape or asked:
             raise ValueError(
-                f"the feature map is for (heads, channels per head, width of position features) "
-                f"{own} and brings its own settings; needed: {shape}, given besides: "
-                f"{', '.join(asked) or 'nothing'}"
+                f"the feature map is for heads, channels and positions {own} and brings its own "
+                f"settings; needed: {shape}, given besides: {', '.join(asked) or 'nothing'}"
             )
         return choice
     if choice not in FEATURE_MAPS:
@@ -311,8 +290,6 @@ def _directions(
     draw = orthogonal_projection if orthogonal else gaussian_projection
     rows = shape.num_features // getattr(shape, "per_direction", 1)
     width = shape.position_dim + shape.head_dim
-    projection = torch.stack(
-        [draw(rows, width, generator=generator) for _ in range(shape.num_heads)]
-    )
-    positions, content = torch.split(projection, [shape.position_dim, shape.head_dim], dim=-1)
+    heads = [draw(rows, width, generator=generator) for _ in range(shape.num_heads)]
+    positions, content = torch.stack(heads).split([shape.position_dim, shape.head_dim], -1)
     return content.contiguous(), positions.contiguous()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -29,8 +27,7 @@ class EnergyHead(nn.Module):
     """E_b from e(x_i) of its atoms, with e = Linear ∘ GELU ∘ Linear ∘ LayerNorm.
 
     Readouts:
-        - "tags": Σ_i w[tag_i] · e(x_i). The weights w are learned, one per tag, and start at
-          (0.1, 0.3, 1) for atoms below the surface, at the surface, and of the adsorbate: an
+        - "tags": Σ_i w[tag_i] · e(x_i), w learned, one per tag, (0.1, 0.3, 1) at the start: an
           adsorption energy is mostly the adsorbate's.
         - "sum": Σ_i e(x_i), extensive: twice the system has twice the energy.
         - "mean": the mean of e(x_i), intensive.
@@ -44,11 +41,6 @@ class EnergyHead(nn.Module):
 
     Raises:
         ValueError: an unknown readout, or a size below 1.
-
-    Example:
-        >>> head = EnergyHead(8, num_outputs=2, readout="sum")
-        >>> head(torch.zeros(5, 8), None, torch.tensor([0, 2, 5])).shape
-        torch.Size([2, 2])
     """
 
     INITIAL_TAG_WEIGHTS = (0.1, 0.3, 1.0)
@@ -88,8 +80,7 @@ class EnergyHead(nn.Module):
             ptr: (B + 1,), first atom of each system.
 
         Raises:
-            ValueError: tags are needed and missing, or no integers of 32 or 64 bits, or not one
-                from 0 to 2 for each row; `ptr` that does not describe N rows.
+            ValueError: tags or a `ptr` that do not describe N rows.
         """
         check_ptr(ptr, x.shape[0])
         with without_autocast(x):
@@ -109,11 +100,10 @@ class EnergyHead(nn.Module):
 class DisplacementHead(nn.Module):
     r"""d_i = Σ_j m_ij r̂_ij with m_ij = Σ_c s_c(x_i) F_c(r_ij) (V x_j)_c, F_c(r) = Σ_t W_tc B_t(r).
 
-    A sum of directions to neighbours, periodic images included, weighted by invariants, as forces
-    are [1]: it turns and mirrors with the system, for any weights, and is the same in a
-    supercell. x goes through a LayerNorm first, s = Linear ∘ GELU ∘ Linear, V is linear. B is 0
-    from the cutoff on, so nothing jumps there; below 0.1 Å, where directions have no meaning,
-    r̂ fades out as r². Time O(P·T·C'), memory O(P·T + N·C).
+    A sum of directions to neighbours, periodic images included, weighted by invariants [1]: it
+    turns and mirrors with the system and is the same in a supercell. x goes through a LayerNorm
+    first, s = Linear ∘ GELU ∘ Linear, V is linear; below 0.1 Å r̂ fades out as r². Time O(P·T·C'),
+    memory O(P·T + N·C).
 
     Args:
         embed_dim: C.
@@ -125,9 +115,7 @@ class DisplacementHead(nn.Module):
         ValueError: a size below 1.
 
     References:
-        [1] Schütt et al., "Equivariant message passing for the prediction of tensorial properties
-        and molecular spectra", ICML 2021, equation 8: its vectors, of one layer, gated by
-        invariants.
+        [1] Schütt et al., "Equivariant message passing", ICML 2021, equation 8.
     """
 
     # A surface atom with forty neighbours then moves by about 0.02 Å before any training.
@@ -162,14 +150,12 @@ class DisplacementHead(nn.Module):
             fixed: (N,) bool, atoms that do not move: exactly 0. None: all are free.
 
         Raises:
-            ValueError: features, pairs or marks that do not belong together.
+            ValueError: `x` or `fixed` of another shape.
         """
         check_features(x, self.value.in_features)
         if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != x.shape[:1]):
-            raise ValueError(
-                f"fixed has shape {tuple(fixed.shape)} and {fixed.dtype}, expected "
-                f"({len(x)},) torch.bool"
-            )
+            given = f"{tuple(fixed.shape)} {fixed.dtype}"
+            raise ValueError(f"fixed is {given}, expected ({len(x)},) torch.bool")
         i, j = local.pairs.index_i, local.pairs.index_j
         with without_autocast(x):
             h = self.norm(x.to(self.weight.dtype))
@@ -187,10 +173,9 @@ def _directions(vectors: Tensor, distances: Tensor) -> Tensor:
 
 def _uniform_linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
     # Begins as torch's own do, with weights and bias from U(±1/√inputs).
-    bound = 1 / math.sqrt(inputs)
     layer = nn.Linear(inputs, outputs, device="meta")
-    for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
-        start = torch.empty(shape, dtype=torch.float32, device="cpu")
-        start.uniform_(-bound, bound, generator=generator)
+    for name, x in list(layer.named_parameters()):
+        start = torch.empty(x.shape, dtype=torch.float32, device="cpu")
+        start.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
         setattr(layer, name, nn.Parameter(placed(start)))
     return layer

@@ -12,7 +12,7 @@ from torch.nn.functional import gelu
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.images import log_sum_over_images
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.nn.layers import applied, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import (
@@ -27,13 +27,7 @@ _SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number
 
 
 class PairWeights(NamedTuple):
-    """A weight, or its logarithm, per head for pairs (i, j).
-
-    Attributes:
-        index_i: (G,) int64, receiver (query).
-        index_j: (G,) int64, sender (key).
-        weight: (G, H).
-    """
+    """A weight (G, H), or its logarithm, per head for pairs of a query i and a key j, (G,) each."""
 
     index_i: Tensor
     index_j: Tensor
@@ -43,8 +37,8 @@ class PairWeights(NamedTuple):
 class ImageKeys(nn.Module):
     """log w = f(r_i − r_j − T) + log window: the mask for `functional.images.image_attention`.
 
-    The weight of j becomes exp(q_i·k_j) Σ_T exp(f(r_i − r_j − T)) window(‖r_i − r_j − T‖), a
-    multiplicative lattice sum: the same in a supercell.
+    The weight of j becomes exp(q_i·k_j) Σ_T exp(f(r_i − r_j − T)) window(‖r_i − r_j − T‖): the same
+    in a supercell.
 
     Args:
         mask: a module with a method `mask`, such as a `Spectrum` or a `FourierRPE`, which becomes
@@ -54,10 +48,6 @@ class ImageKeys(nn.Module):
     Raises:
         ValueError: a cutoff that is not a positive length, or no mask.
 
-    Example:
-        >>> from flt_mol.nn.spectrum import GaussianSpectrum
-        >>> len(list(ImageKeys(GaussianSpectrum(num_heads=2, num_terms=3)).parameters()))
-        2
     """
 
     def __init__(self, mask: nn.Module | Callable[[Tensor], Tensor], cutoff: float = 6.0) -> None:
@@ -87,16 +77,12 @@ class ImageKeys(nn.Module):
         Raises:
             ValueError: no atom sees itself among the pairs, or vectors of other pairs.
         """
-        if tuple(vectors.shape) != (len(pairs.index_i), 3):
-            raise ValueError(
-                f"vectors have shape {tuple(vectors.shape)}, expected {(len(pairs.index_i), 3)}"
-            )
+        distances = pairs.lengths(vectors)
         if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
             raise ValueError(
-                "pairs lack the pairs of an atom and itself, so no atom would attend to itself: "
-                "build them with neighbor_pairs(..., self_pairs=True)"
+                "no atom sees itself: build pairs with neighbor_pairs(..., self_pairs=True)"
             )
-        window = log_smooth_cutoff(pair_lengths(vectors), self.cutoff)
+        window = log_smooth_cutoff(distances, self.cutoff)
         log_weight = self.mask(vectors) + window[:, None]
         if groups is None:
             return PairWeights(pairs.index_i, pairs.index_j, log_weight)
@@ -108,30 +94,25 @@ class GaussianBias(nn.Module):
     """f_h(r) = b_h + Σ_k U_hk GELU(Σ_t W_kt G_t(r) + c_k), G_t(r) = exp(−(a r + b − μ_t)² / 2σ_t²).
 
     The bias that 3D-Graphormer [1] adds to its attention's logits, without a cutoff. μ, σ, and a, b
-    of each ordered pair of elements (`PairTypes`) are learned. `density` is the part that [1] adds
-    to the embedding of atoms, under the smooth cutoff w; both can share `features`. Unlike in [1],
-    Gaussians have height 1, and begin evenly spaced over [0, cutoff], one spacing wide.
+    of each ordered pair of elements (`PairTypes`) are learned. `density` is what [1] adds to the
+    embedding of atoms, under the smooth cutoff w. Unlike in [1], Gaussians have height 1, and begin
+    evenly spaced over [0, cutoff], one spacing wide.
 
     Args:
         num_heads: H.
         num_basis: T; the hidden layer is as wide.
         cutoff: Å, where the density ends and the last centre begins.
         pair_types: whether a and b are learned per pair of elements; else they are 1 and 0.
-        embed_dim: C of the density; None builds no density.
+        embed_dim: C of the density; None is no density.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
 
     Raises:
-        ValueError: a size below 1, a cutoff that is not a positive length, or fewer than two
-            Gaussians.
+        ValueError: a size below 1, a cutoff that is not positive, or fewer than two Gaussians.
 
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022,
-        section 3 (Gaussian basis function kernel, centrality as a sum of edge features).
+        section 3.
 
-    Example:
-        >>> layer = GaussianBias(num_heads=4, num_basis=8, pair_types=False)
-        >>> layer(torch.tensor([0.0, 1.5, 3.0])).shape
-        torch.Size([3, 4])
     """
 
     def __init__(
@@ -146,9 +127,7 @@ class GaussianBias(nn.Module):
         super().__init__()
         check_sizes(num_heads=num_heads, embed_dim=embed_dim)
         if not 0 < cutoff < math.inf or num_basis < 2:
-            raise ValueError(
-                f"need 0 < cutoff < ∞ and num_basis ≥ 2, got cutoff={cutoff}, num_basis={num_basis}"
-            )
+            raise ValueError(f"need 0 < cutoff < ∞ and num_basis ≥ 2, got {cutoff=}, {num_basis=}")
         generator = seeded_generator(generator)
         self.cutoff = float(cutoff)
         self.pair_types = PairTypes(generator=generator) if pair_types else None
@@ -166,24 +145,22 @@ class GaussianBias(nn.Module):
     def forward(
         self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
     ) -> Tensor:
-        """Distances (P,), Å, and the atomic numbers (P,) of both atoms if types are on → f (P, H).
-
-        Raises:
-            ValueError: types are on and atomic numbers are missing, none, or not one a pair.
-        """
+        """Distances (P,), Å, and atomic numbers (P,) of both atoms if types are on → f (P, H)."""
         return self.bias(self.features(distances, receiver, sender))
 
     def features(
         self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
     ) -> Tensor:
-        """G (P, T) of the pairs, at least float32; arguments as of `forward`."""
+        """G (P, T) of the pairs, at least float32; arguments as of `forward`.
+
+        Raises:
+            ValueError: types are on and atomic numbers are missing.
+        """
         r = at_least_float32(distances)
         with without_autocast(r):
             if self.pair_types is not None:
                 if receiver is None or sender is None:
-                    raise ValueError(
-                        "pair_types=True needs the atomic numbers (P,) of receivers and senders"
-                    )
+                    raise ValueError("pair_types=True needs atomic numbers (P,) of both atoms")
                 r = self.pair_types(r, receiver, sender)
             centre, log_width = (x.to(r.dtype) for x in (self.centre, self.log_width))
             steps = (r[:, None] - centre) * torch.exp(-log_width)
@@ -199,7 +176,7 @@ class GaussianBias(nn.Module):
     ) -> Tensor:
         """P Σ_j w(r_ij) G(r_ij) + p of each of N atoms: `features` (P, T) → (N, C).
 
-        Pairs of an atom and itself do not count, those beyond the cutoff neither.
+        Pairs of an atom and itself, and those beyond the cutoff, do not count.
 
         Raises:
             ValueError: built without `embed_dim`.

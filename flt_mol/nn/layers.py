@@ -39,9 +39,8 @@ def drawn_weight(
     rows: int, columns: int, generator: torch.Generator, scale: float = 1.0
 ) -> nn.Parameter:
     """A parameter (rows, columns), normal with standard deviation `scale` / √rows."""
-    start = torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu")
-    start = start * scale * rows**-0.5
-    return nn.Parameter(start.to(torch.get_default_device(), torch.get_default_dtype()))
+    start = draw_normal(rows, columns, generator=generator)
+    return nn.Parameter(placed(start * scale * rows**-0.5))
 
 
 def drawn_linear(
@@ -57,8 +56,7 @@ def drawn_linear(
     nn.init.xavier_uniform_(weight, gain, generator=generator)
     # Built without storage, so that torch's own initialisation draws nothing from the global RNG.
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
-    weight = weight.to(torch.get_default_device(), torch.get_default_dtype())
-    layer.weight = nn.Parameter(weight)
+    layer.weight = nn.Parameter(placed(weight))
     if bias:
         layer.bias = nn.Parameter(torch.zeros_like(layer.weight[:, 0]))
     return layer

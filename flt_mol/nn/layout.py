@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,9 +31,7 @@ class Layout(NamedTuple):
     @property
     def num_rows(self) -> int:
         """How many packed rows there are."""
-        if self.order is not None:
-            return self.order.shape[0]
-        return self.leading[0] * (self.leading[1] if len(self.leading) == 2 else 1)
+        return math.prod(self.leading) if self.order is None else self.order.shape[0]
 
     def refuse_unsorted(self, *counted: object) -> None:
         """Refuse what counts packed rows, such as pairs, where rows were given in another order.
@@ -49,24 +48,24 @@ class Layout(NamedTuple):
     def pack(self, x: Tensor) -> Tensor:
         """Rows as given, (N, …) or (B, L, …), to packed rows (K, …)."""
         if len(self.leading) == 2:
-            if self.mask is not None:
-                # Padding may hold NaN, whose product with a gradient of 0 is NaN.
-                x = torch.where(self.mask.view(*self.leading, *[1] * (x.dim() - 2)), x, 0.0)
-            x = x.flatten(0, 1)
+            # Padding may hold NaN, whose product with a gradient of 0 is NaN.
+            x = self._masked(x).flatten(0, 1)
         return x if self.order is None else x[self.order]
 
     def unpack(self, packed: Tensor) -> Tensor:
         """Packed rows (K, …) to rows as given, zeros at padding."""
         rows = packed
         if self.order is not None:
-            total = self.leading[0] * (self.leading[1] if len(self.leading) == 2 else 1)
-            rows = packed.new_zeros(total, *packed.shape[1:]).index_copy(0, self.order, packed)
+            rows = packed.new_zeros(math.prod(self.leading), *packed.shape[1:])
+            rows = rows.index_copy(0, self.order, packed)
         if len(self.leading) == 2:
-            rows = rows.view(*self.leading, *packed.shape[1:])
-            if self.mask is not None:
-                mask = self.mask.view(*self.leading, *[1] * (packed.dim() - 1))
-                rows = torch.where(mask, rows, 0.0)
+            rows = self._masked(rows.view(*self.leading, *packed.shape[1:]))
         return rows
+
+    def _masked(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            return x
+        return torch.where(self.mask.view(*self.leading, *[1] * (x.dim() - 2)), x, 0.0)
 
 
 def layout_of(
@@ -82,9 +81,9 @@ def layout_of(
 
     Args:
         x: (N, C) or (B, L, C).
-        ptr: (B + 1,), first row of each system, for packed rows.
-        system: (N,), the system of each row in any order. Without `ptr` and `system`, rows (N, C)
-            are one system.
+        ptr: (B + 1,), first row of each system, for packed rows. Without `ptr` and `system`, rows
+            (N, C) are one system.
+        system: (N,), the system of each row in any order.
         num_systems: B, with `system` only.
         mask: (B, L) bool, True for real rows, for padded rows only.
         name: what errors call `x`.
@@ -92,9 +91,6 @@ def layout_of(
     Raises:
         ValueError: arguments that do not belong together or do not fit `x`.
     """
-    for given, value in (("ptr", ptr), ("system", system), ("mask", mask)):
-        if value is not None and not isinstance(value, Tensor):
-            raise ValueError(f"{given} is a {type(value).__name__}, expected a tensor")
     if x.dim() == 3:
         if ptr is not None or system is not None or num_systems is not None:
             raise ValueError(
@@ -106,9 +102,9 @@ def layout_of(
         raise ValueError(
             f"a mask belongs to padded rows (B, L, C); {name} has {x.dim()} dimensions"
         )
-    rows = x.shape[0]
     if ptr is not None and system is not None:
         raise ValueError("give ptr or system, not both")
+    rows = x.shape[0]
     if system is not None:
         if system.shape != (rows,):
             raise ValueError(
@@ -120,11 +116,10 @@ def layout_of(
             require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
         return Layout(*offsets_of(system, num_systems), None, (rows,))
     if num_systems is not None:
-        raise ValueError("num_systems belongs to system; ptr says it already")
+        raise ValueError("num_systems belongs to system, not to ptr")
     if ptr is None:
         ptr = torch.tensor([0, rows], dtype=torch.int64, device=x.device)
-    elif not torch.compiler.is_compiling():
-        check_ptr(ptr, rows)
+    check_ptr(ptr, rows)
     return Layout(ptr, None, None, (rows,))
 
 
@@ -139,20 +134,17 @@ def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tup
     Raises:
         ValueError: arguments that do not belong together, or different numbers of systems.
     """
-    get, num_systems = given.get, given.get("num_systems")
-    both = [s for s in (get("system"), get("context_system")) if isinstance(s, Tensor)]
+    num_systems = given.get("num_systems")
+    both = [s for s in map(given.get, ("system", "context_system")) if s is not None]
     if num_systems is None and len(both) == 2:
         if torch.compiler.is_compiling():
             raise ValueError("a graph needs num_systems beside system and context_system")
         num_systems = 1 + max(int(s.max()) if s.numel() else -1 for s in both)
     layouts = []
-    for rows, prefix in ((x, ""), (context, "context_")):
-        system = get(f"{prefix}system")
-        count = None if system is None else num_systems
-        ptr, mask, name = get(f"{prefix}ptr"), get(f"{prefix}mask"), prefix[:-1] or "x"
-        layouts.append(
-            layout_of(rows, ptr=ptr, system=system, num_systems=count, mask=mask, name=name)
-        )
+    for rows, prefix, name in ((x, "", "x"), (context, "context_", "context")):
+        own = {key: given.get(prefix + key) for key in ("ptr", "system", "mask")}
+        count = None if own["system"] is None else num_systems
+        layouts.append(layout_of(rows, **own, num_systems=count, name=name))
     layout, keys = layouts
     if layout.ptr.shape != keys.ptr.shape:
         raise ValueError(
@@ -174,12 +166,14 @@ def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:
         )
     sizes = mask.sum(1)
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return Layout(ptr, chosen_rows(mask.flatten()), mask, (batch, length))
+
+
+def chosen_rows(chosen: Tensor) -> Tensor:
+    """Where `chosen` (N,) is true, (K,) in order; in graphs (N,), with the others behind these."""
     if torch.compiler.is_compiling():
-        # Of static shape: real rows first, in order; those of padding stay, behind ptr[-1].
-        order = torch.argsort((~mask).flatten().to(torch.uint8), stable=True)
-    else:
-        order = mask.flatten().nonzero().squeeze(1)
-    return Layout(ptr, order, mask, (batch, length))
+        return torch.argsort((~chosen).to(torch.uint8), stable=True)
+    return chosen.nonzero().squeeze(1)
 
 
 def require(condition: Tensor, message: str) -> None:
@@ -196,23 +190,13 @@ def require(condition: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
-def check_rows(x: Tensor, width: int, name: str, weight: Tensor) -> None:
-    """Refuse rows of another width, or of another dtype than the weights they meet.
+def check_rows(x: Tensor, width: int, name: str) -> None:
+    """Refuse rows that are not (N, C) or (B, L, C) of this width C.
 
     Raises:
         ValueError: as said.
     """
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} is a {type(x).__name__}, expected a tensor")
     if x.dim() not in (2, 3) or x.shape[-1] != width:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}, expected (N, {width}) or (B, L, {width})"
-        )
-    if x.dtype != weight.dtype:
-        kind = x.device.type
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return
-        raise ValueError(
-            f"{name} is {x.dtype}, the layer's weights are {weight.dtype}: convert one of them, "
-            f"{name}.to({weight.dtype}) or layer.to({x.dtype})"
         )

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups
 from flt_mol.functional.pairs import pair_filter, segment_sum
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
 from flt_mol.nn.radial import RadialBasis, check_sizes
 
 _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
-_LARGEST_BOUND = 10.0
 
 
 class LocalGeometry(NamedTuple):
@@ -27,8 +26,7 @@ class LocalGeometry(NamedTuple):
         distances: (P,), Å.
         basis: B (P, T), radial functions under the smooth cutoff.
         directed: (3P, T'), B'_t(r) r̂_a, all pairs for a = x, then y, then z; None without vectors.
-        receivers: (3P,) int64, i + a·N, in that order.
-        senders: (3P,) int64, j, likewise.
+        receivers, senders: (3P,) int64, i + a·N and j, in that order.
     """
 
     pairs: NeighborPairs
@@ -70,7 +68,7 @@ class LocalBasis(nn.Module):
     ) -> LocalGeometry:
         """Geometry of pairs without self pairs, vectors (P, 3), Å, and elements (N,) of N atoms."""
         vectors = at_least_float32(vectors)
-        distances = _distances(pairs, vectors)
+        distances = pairs.lengths(vectors)
         with without_autocast(vectors):
             basis = self.radial(distances, *_elements(pairs, atomic_numbers))
             if self.vector_radial is None:
@@ -86,12 +84,12 @@ class LocalBasis(nn.Module):
 class LocalFilter(nn.Module):
     r"""out_i = o([m_i, \|V_i\|²/n_i, V_i·(M V_i)/n_i, x_i]): what is around an atom.
 
-    m_ic = Σ_j F_c(r_ij) (U x_j)_c is the pair filter [1], V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a
-    vector per channel, as a force on atom i would be; squares and products of mixed channels
-    (M is learned) tell angles apart, at the cost of a sum over pairs. n = 1 + \|V\|² bounds them.
-    F_c = κ Σ_t W_tc B_t and G are linear in the bases of `LocalBasis`, o is Linear ∘ SiLU ∘ Linear.
-    κ = 5 (`RATE`) lets F learn faster under Adam. Outputs are invariant to O(3), and the same in a
-    supercell. Time O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
+    m_ic = Σ_j F_c(r_ij) (U x_j)_c is a filter per channel [1],
+    V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a vector per channel; squares and products of mixed
+    channels (M is learned) tell angles apart, n = 1 + \|V\|² bounds them. F_c = κ Σ_t W_tc B_t and
+    G are linear in the bases of `LocalBasis`, o is Linear ∘ SiLU ∘ Linear; κ = 5 (`RATE`) lets F
+    learn faster under Adam. Outputs are invariant to O(3), and the same in a supercell. Time
+    O(P·(T·K + 3·T'·D)), memory O(P·(T + 3·T') + N·(C + K)).
 
     Args:
         channels: C.
@@ -100,18 +98,16 @@ class LocalFilter(nn.Module):
         vector_basis: T', likewise.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
         num_filters: K, channels of the radial sums; None is C.
-        vector_dropout: probability that an invariant of vectors is 0 in training, so that nothing
-            leans on single ones.
+        vector_dropout: probability that an invariant of vectors is 0 in training.
 
     Raises:
         ValueError: a size below 1, vectors without a basis, a probability outside [0, 1).
 
     References:
-        [1] Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017,
-        equation 3.
+        [1] Schütt et al., "SchNet", NeurIPS 2017, equation 3.
     """
 
-    INITIAL_SCALE, INITIAL_VECTOR_SCALE, INITIAL_INVARIANTS, RATE = 0.2, 1.0, 0.125, 5.0
+    INITIAL_SCALE, INITIAL_INVARIANTS, RATE = 0.2, 0.125, 5.0
 
     def __init__(
         self,
@@ -132,15 +128,11 @@ class LocalFilter(nn.Module):
         if not 0 <= vector_dropout < 1:
             raise ValueError(f"vector_dropout is {vector_dropout}, expected 0 ≤ p < 1")
         generator = seeded_generator(generator)
-        self.channels = channels
-        self.num_filters = filters
+        self.channels, self.num_filters, self.vectors = channels, filters, vectors
         self.weight = drawn_weight(num_basis, filters, generator, self.INITIAL_SCALE / self.RATE)
         self.value = drawn_linear(channels, filters, False, generator, _GAIN)
-        self.vectors = vectors
         if vectors:
-            self.vector_weight = drawn_weight(
-                vector_basis, vectors, generator, self.INITIAL_VECTOR_SCALE
-            )
+            self.vector_weight = drawn_weight(vector_basis, vectors, generator)
             self.vector_value = drawn_linear(channels, vectors, False, generator)
             self.vector_mix = drawn_linear(vectors, vectors, False, generator)
             self.vector_dropout = nn.Dropout(vector_dropout)
@@ -182,87 +174,22 @@ class LocalFilter(nn.Module):
             return square / size, (vectors * mixed).sum(0) / size
 
 
-class PairFilter(nn.Module):
-    """out_i = o(Σ_j F(r_ij) ∘ V x_j), F_c(r) = Σ_t W_tc B_t(r): a learned filter per channel.
-
-    An unnormalised sum over all periodic pairs within the cutoff, the same in a supercell, added
-    to what attention gives. V is linear, o is Linear ∘ SiLU ∘ Linear, so that an atom can respond
-    to the density around it. Time O(P·T·C), memory O(P·T + N·C).
-
-    Args:
-        channels: C.
-        cutoff: Å; this and the rest as of `RadialBasis`.
-        num_basis: T.
-        pair_types: whether distances are transformed per pair of elements.
-        generator: on CPU, for all weights.
-
-    References:
-        [1] Schütt et al., "SchNet: A continuous-filter convolutional neural network", NeurIPS 2017.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        cutoff: float = 6.0,
-        num_basis: int = 32,
-        pair_types: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        check_sizes(channels=channels)
-        generator = seeded_generator(generator)
-        self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
-        self.weight = drawn_weight(num_basis, channels, generator, 1.0)
-        self.value = drawn_linear(channels, channels, False, generator)
-        first, last = (drawn_linear(channels, channels, True, generator) for _ in range(2))
-        self.out = nn.Sequential(first, nn.SiLU(), last)
-
-    def forward(
-        self,
-        x: Tensor,
-        pairs: NeighborPairs,
-        vectors: Tensor,
-        atomic_numbers: Tensor | None = None,
-    ) -> Tensor:
-        """Features (N, C) to features (N, C).
-
-        Pairs beyond the cutoff have no weight. `vectors` are (P, 3), Å, or their lengths (P,);
-        `atomic_numbers` (N,) are needed if `pair_types`.
-        """
-        check_features(x, self.value.in_features)
-        distances = _distances(pairs, vectors)
-        with without_autocast(distances):
-            basis = self.basis(distances, *_elements(pairs, atomic_numbers))
-        value = self.value(x)
-        summed = pair_filter(basis, self.weight, value, pairs.index_i, pairs.index_j, len(x))
-        out: Tensor = self.out(summed.to(value.dtype))
-        return out
-
-
 class PairCorrection(nn.Module):
     """Weights w_ij = exp(F_ij) − 1 that turn linear attention's φ(q_i)·φ(k_j) into φφ·exp(F_ij).
 
     F_h = bound · tanh(S_h / bound), S_h(i, j) = Σ_T Σ_t W_th B_t(‖r_i − r_j − T‖), the sum over
-    the pairs (i, j, T) given. Feed the result to `functional.pair_sums` and add that to
-    `linear_sums`, numerator and denominator: exact, at cost O(N).
-
-    Images are summed in the exponent, so that weights lie within exp(±bound) however small the
-    cell. Where most weights are negative, the global sum cancels against the pairs and float32
-    loses about exp(bound): attention of 50 atoms with all F = −bound is wrong by 8e-5 of its size
-    at a bound of 5, by 1 % at 10. **Not the same in a supercell**: the global sum counts each atom
-    of the cell once, not each of its images.
+    the pairs (i, j, T) given. Exact by `functional.pair_sums`, at cost O(N). Where most weights are
+    negative, float32 loses about exp(bound): attention of 50 atoms with all F = −bound is wrong by
+    8e-5 of its size at a bound of 5, by 1 % at 10. **Not the same in a supercell**: the global sum
+    counts each atom of the cell once, not each of its images.
 
     Args:
         num_heads: H.
-        cutoff: Å.
-        num_basis: T.
-        pair_types: whether distances are transformed per pair of elements (`PairTypes`).
+        cutoff, num_basis, pair_types, generator: as of `RadialBasis`.
         bound: largest |F|, up to 10.
-        generator: on CPU; None takes a seed from torch's global one.
 
     Raises:
-        ValueError: a bound that is not positive or above 10, no heads, or settings that
-            `RadialBasis` refuses.
+        ValueError: a bound that is not positive or above 10, or what `RadialBasis` raises.
     """
 
     def __init__(
@@ -276,12 +203,12 @@ class PairCorrection(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
-        if not 0 < bound <= _LARGEST_BOUND:
-            raise ValueError(f"bound is {bound}, expected 0 < bound ≤ {_LARGEST_BOUND:g}")
+        if not 0 < bound <= 10:
+            raise ValueError(f"bound is {bound}, expected 0 < bound ≤ 10")
         generator = seeded_generator(generator)
         self.bound = float(bound)
         self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
-        self.weight = drawn_weight(num_basis, num_heads, generator, 1.0)
+        self.weight = drawn_weight(num_basis, num_heads, generator)
 
     def forward(
         self,
@@ -290,8 +217,8 @@ class PairCorrection(nn.Module):
         vectors: Tensor,
         atomic_numbers: Tensor | None = None,
     ) -> PairWeights:
-        """(G, H) weights of ``groups = pairs.groups()``, at least float32; rest as `PairFilter`."""
-        distances = _distances(pairs, vectors)
+        """(G, H) weights of ``groups = pairs.groups()``, at least float32; rest as `LocalBasis`."""
+        distances = pairs.lengths(vectors)
         with without_autocast(distances):
             basis = self.basis(distances, *_elements(pairs, atomic_numbers))
             per_pair = basis @ self.weight.to(basis.dtype)
@@ -303,19 +230,10 @@ class PairCorrection(nn.Module):
 def check_features(x: Tensor, channels: int) -> None:
     """Refuse features that are not packed rows (N, C)."""
     if x.dim() != 2 or x.shape[1] != channels:
+        shape = tuple(x.shape)
         raise ValueError(
-            f"x has shape {tuple(x.shape)}, expected (N, {channels}): pack padded rows, x[mask]"
+            f"x has shape {shape}, expected (N, {channels}): pack padded rows, x[mask]"
         )
-
-
-def _distances(pairs: NeighborPairs, vectors: Tensor) -> Tensor:
-    count = len(pairs.index_i)
-    if tuple(vectors.shape) not in ((count, 3), (count,)):
-        raise ValueError(
-            f"vectors have shape {tuple(vectors.shape)}, expected {(count, 3)} or {(count,)}: "
-            "pairs.vectors(positions, cell, ptr) of the same pairs"
-        )
-    return at_least_float32(vectors) if vectors.dim() == 1 else pair_lengths(vectors)
 
 
 def _elements(

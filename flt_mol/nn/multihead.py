@@ -64,6 +64,8 @@ class FLTMultiheadAttention(nn.Module):
         **settings: object,
     ) -> None:
         super().__init__()
+        # As torch's layers read them.
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
         self.attention = FLTAttention(
             embed_dim,
             num_heads,
@@ -72,7 +74,6 @@ class FLTMultiheadAttention(nn.Module):
             context_dim=kdim,
             **settings,  # type: ignore[arg-type]
         )
-        self.batch_first = batch_first
 
     @property
     def in_proj_weight(self) -> _NoFusedPath:
@@ -83,16 +84,6 @@ class FLTMultiheadAttention(nn.Module):
     def out_proj(self) -> nn.Linear:
         """The output map, by torch's name."""
         return self.attention.out
-
-    @property
-    def embed_dim(self) -> int:
-        """C."""
-        return self.attention.embed_dim
-
-    @property
-    def num_heads(self) -> int:
-        """H."""
-        return self.attention.num_heads
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, **settings: object) -> FLTMultiheadAttention:
@@ -110,32 +101,35 @@ class FLTMultiheadAttention(nn.Module):
                 "add_bias_kv, add_zero_attn and values of another width than keys have no "
                 "counterpart here"
             )
-        weight = module.out_proj.weight
-        new = cls(
+        weight, bias = module.out_proj.weight, module.in_proj_bias is not None
+        layer = cls(
             module.embed_dim,
             module.num_heads,
             module.dropout,
-            module.in_proj_bias is not None,
+            bias,
             module.kdim,
             module.batch_first,
             **settings,
         ).to(weight.device, weight.dtype)
-        maps = (new.attention.query, new.attention.key, new.attention.value)
+        own = layer.attention
+        parts: tuple[Tensor, ...] = (
+            module.q_proj_weight,
+            module.k_proj_weight,
+            module.v_proj_weight,
+        )
         if module.in_proj_weight is not None:
-            parts = tuple(module.in_proj_weight.chunk(3))
-        else:
-            parts = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        with torch.no_grad():
-            for linear, part in zip(maps, parts, strict=True):
-                linear.weight.copy_(part)
-            new.attention.out.weight.copy_(weight)
-            if module.in_proj_bias is not None:
-                for linear, bias in zip(maps, module.in_proj_bias.chunk(3), strict=True):
-                    linear.bias.copy_(bias)
-                new.attention.out.bias.copy_(module.out_proj.bias)
+            parts = module.in_proj_weight.chunk(3)
+        state = {"out.weight": weight}
+        for k, name in enumerate(("query", "key", "value")):
+            state[f"{name}.weight"] = parts[k]
+            if bias:
+                state[f"{name}.bias"] = module.in_proj_bias.chunk(3)[k]
+        if bias:
+            state["out.bias"] = module.out_proj.bias
+        own.load_state_dict(own.state_dict() | state)
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            new.requires_grad_(False)
-        return new.train(module.training)
+            layer.requires_grad_(False)
+        return layer.train(module.training)
 
     def forward(
         self,
@@ -179,20 +173,16 @@ class FLTMultiheadAttention(nn.Module):
                 "nested tensors are not taken: build the TransformerEncoder with "
                 "enable_nested_tensor=False"
             )
-        # Keys at other places than the queries are another set of rows, if of the same features.
-        same = key is query and key_positions is None
         x = self._batched(query)
         at = None if positions is None else self._batched(positions)
         self._check_causal(attn_mask, is_causal, x.shape[1])
         real = _real(key_padding_mask)
-        given: AttentionInputs = {}
-        if same:
-            given["mask"] = real
-        else:
-            given["context"] = self._batched(key)
+        given: AttentionInputs = {"mask": real}
+        # Keys at other places than the queries are another set of rows, if of the same features.
+        if key is not query or key_positions is not None:
+            given = {"context": self._batched(key), "context_mask": real}
             if key_positions is not None:
                 given["context_positions"] = self._batched(key_positions)
-            given["context_mask"] = real
         if value is not key:
             given["context_values"] = self._batched(value)
         out = self.attention(x, at, **given)
@@ -212,10 +202,8 @@ class FLTMultiheadAttention(nn.Module):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _check_causal(self, attn_mask: Tensor | None, is_causal: bool, length: int) -> None:
-        if attn_mask is None and not is_causal:
-            return
         if attn_mask is not None:
-            hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == float("-inf")
+            hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
             causal = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
             message = (
                 "attn_mask is not the causal mask: linear attention has no other; for padding use "
@@ -224,19 +212,19 @@ class FLTMultiheadAttention(nn.Module):
             if hidden.shape != causal.shape:
                 raise ValueError(f"{message} (it has shape {tuple(attn_mask.shape)})")
             # Floats other than 0 and −inf would be a bias.
-            plain = hidden | (attn_mask == 0)
+            plain = (hidden | (attn_mask == 0)).all()
             if self.attention.causal:
-                require(((hidden == causal) & plain).all(), message)
-            elif not torch.compiler.is_compiling() and not bool(hidden.any()) and bool(plain.all()):
+                require((hidden == causal).all() & plain, message)
+            elif not torch.compiler.is_compiling() and bool(plain & ~hidden.any()):
                 return  # a mask that hides nothing
-        if not self.attention.causal:
+        if (attn_mask is not None or is_causal) and not self.attention.causal:
             raise ValueError("a causal mask was given: build this layer with causal=True")
 
     def _weights(self, x: Tensor, at: Tensor | None, given: AttentionInputs) -> Tensor:
         """(B, H, L, S), zeros in rows and columns of padding."""
-        masks = given.get("mask"), given.get("mask", given.get("context_mask"))
-        keys = given.get("context")
-        lengths = x.shape[1], x.shape[1] if keys is None else keys.shape[1]
+        keys, mask = given.get("context"), given.get("mask")
+        masks = mask, mask if keys is None else given.get("context_mask")
+        lengths = x.shape[1], (x if keys is None else keys).shape[1]
         weights = x.new_zeros(len(x), self.num_heads, *lengths)
         for b, matrix in enumerate(self.attention.matrices(x, at, **given)):
             rows, columns = (
@@ -258,7 +246,6 @@ def _real(key_padding_mask: Tensor | None) -> Tensor | None:
         mask = mask != 0
     elif mask.dtype != torch.bool:
         raise ValueError(
-            f"key_padding_mask is {mask.dtype}, expected bool, True = ignore, or float with 0 and "
-            "−inf: key_padding_mask.bool()"
+            f"key_padding_mask is {mask.dtype}, expected bool, True = ignore, or float with 0, −inf"
         )
     return ~(mask if mask.dim() == 2 else mask[None])

@@ -17,17 +17,14 @@ _COUNTERS = ("redraw_seed", "step_count")
 class Redrawn(nn.Module):
     """A module with random buffers: what evaluation uses, and what is saved.
 
-    **The buffers** change when `redraw` is called or a checkpoint is loaded, and never else: eval
-    before and after training differs by what was learned alone.
+    The buffers change when `redraw` is called or a checkpoint is loaded, and never else. With
+    ``redraw_every=n`` training uses the buffers in steps 0 … n − 1, and draw i in steps n i …
+    n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps: a resumed
+    run and equal replicas have the same draws. Eval counts nothing.
 
-    **With** ``redraw_every=n`` training uses the buffers in steps 0 … n − 1, and draw i in steps
-    n i … n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps: a
-    resumed run and equal replicas have the same draws.
-
-    **A step** begins with the first training forward after gradients have come back to the module;
-    all forwards between two backward passes share one draw. A backward with ``create_graph=True``
-    ends no step, nor does recomputation under activation checkpointing begin one. A module that
-    gradients never reach stays in step 0. Eval counts nothing.
+    A step begins with the first training forward after gradients have come back to the module; all
+    forwards between two backward passes share one draw. A backward with ``create_graph=True`` ends
+    no step, nor does recomputation under activation checkpointing begin one.
 
     Subclasses define `_draw` and call `_init_redraw` once that is possible. Where `redraw_every` is
     set, their forward calls `begin_step` first and `watch` last; between the two the buffers, read
@@ -35,8 +32,8 @@ class Redrawn(nn.Module):
 
     Attributes:
         redraw_every: n, or None.
-        redraw_seed, step_count: int64 buffers (), with ``redraw_every=n`` only: what draws follow
-            from, and how many steps have begun. Checkpoints with and without them load.
+        redraw_seed, step_count: int64 buffers (), with ``redraw_every=n`` only; checkpoints with
+            and without them load.
     """
 
     redraw_every: int | None = None

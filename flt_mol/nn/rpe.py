@@ -22,9 +22,8 @@ class FourierRPE(nn.Module):
 
     Φ_i·Ψ_j = N̂(r_i − r_j) = (1/R) Σ_t Re[ρ_t e^{2πiξ_t·(r_i − r_j)}], with ρ_t = g(ξ_t)/p(ξ_t).
     For random frequencies E[N̂] = f and Var N̂ ≤ (‖g/p‖²_∞ − f²)/R [1, Theorem 4.2]. At a few dozen
-    frequencies in three dimensions N̂ is far from f: it is a learned pattern of waves, and it is
-    not rotation-invariant: over 18 Å rotations change it by up to 1.1 / 0.6 / 0.3 / 0.15 f(0) at
-    R = 16 / 64 / 256 / 1024.
+    frequencies in three dimensions N̂ is far from f, a learned pattern of plane waves, and not
+    rotation-invariant: over 18 Å rotations change it by up to 1.1 / 0.3 f(0) at R = 16 / 256.
 
     Args:
         spectrum: g, per head; real, or complex for masks that know a direction.
@@ -79,16 +78,14 @@ class FourierRPE(nn.Module):
     ) -> PositionFeatures:
         """Φ and Ψ of positions (N, ℓ), Å, each system relative to its own origin.
 
-        Φ_i·Ψ_j does not depend on the origin but for rounding, which is why there is one: phases
-        of coordinates of 10⁴ Å are wrong by 1e-3 in float32. An estimate of exp(Φ_i·Ψ_j) by random
+        Φ_i·Ψ_j depends on the origin by rounding only, an estimate of exp(Φ_i·Ψ_j) by random
         features does depend on it.
 
         Args:
             positions: (N, ℓ), Å, real or integer.
             ptr: (B + 1,), first row of each system, checked by whoever made it; None is one system.
-            origin: "mean" of the system's positions; its "first" position, for causal layers, where
-                no row may know of later ones; or points (B, ℓ), Å, for cross-attention, where
-                queries and keys need the same one.
+            origin: "mean" of the system's positions; its "first", for causal layers; or points
+                (B, ℓ), Å, for cross-attention, where queries and keys need the same.
 
         Raises:
             ValueError: positions that are not (N, ℓ), or an unknown origin.
@@ -114,15 +111,10 @@ class FourierRPE(nn.Module):
         frequencies, ratio = self.frequencies(self.spectrum)
         phase = phases(displacements, frequencies)
         phase = phase.unsqueeze(-2) if frequencies.dim() == 2 else phase
-        if not ratio.is_complex():
-            waves: Tensor = phase.cos() * ratio
-        else:
-            waves = phase.cos() * ratio.real - phase.sin() * ratio.imag
+        waves: Tensor = phase.cos() * torch.real(ratio)
+        if ratio.is_complex():
+            waves = waves - phase.sin() * ratio.imag
         return waves.mean(-1)
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"split={self.split!r}"
 
 
 def _relative(positions: Tensor, ptr: Tensor, origin: str | Tensor) -> Tensor:

@@ -28,19 +28,17 @@ _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale onl
 
 
 class SpectralGroup(NamedTuple):
-    """G systems of a batch, padded to L atoms and K vectors; by kernels or by structure factors.
+    """G systems of a batch, padded to L atoms and K vectors.
 
     Attributes:
         atoms: (G, L) int64, rows of the batch; N for padding.
         spectra: (G, K, T), weights times radial functions, 0 for padding.
-        waves: (G, L, 2K), or None by kernels.
-        kernels: (G, T, L, L), matrices of the radial functions, or None by structure factors.
+        table: kernels (G, T, L, L), or plane waves (G, L, 2K) for structure factors.
     """
 
     atoms: Tensor
     spectra: Tensor
-    waves: Tensor | None
-    kernels: Tensor | None
+    table: Tensor
 
 
 class SpectralGeometry(NamedTuple):
@@ -59,31 +57,26 @@ class SpectralFilter(nn.Module):
 
     F_h(r) = (1/V) Σ_{\|k\| ≤ k_max} g_h(\|k\|) cos 2πk·r over the reciprocal lattice of the
     system's own cell, so F_h is a sum over all periodic images of one function f_h of distance. Its
-    spectrum g_h = Σ_n a_hn h_n G_n is a sum of the T functions `radial_basis`, as wide in k as
-    f_h may be in space: s = 1/(2πσ_max). In space that makes shells, of either sign.
+    spectrum g_h = Σ_n a_hn h_n G_n is a sum of the T functions `radial_basis`, of width
+    s = 1/(2πσ_max) in k. In space that makes shells, of either sign.
 
     Invariant, to rounding, to translation, permutation, lattice shifts of atoms, the choice of the
     cell's basis and the rotation of periodic systems, and the same in supercells. Open directions
-    and shrunk vacuum are made periodic behind `padding`: sums are exact there up to what f_h is
-    beyond it, measured at most 5e-4 of the root mean square output at 4σ_max, 3e-4 at 5σ_max (1e-3
-    for a few atoms). By as much does rotation change outputs of molecules without distinct
-    principal axes, spheres and cubes, and are forces off in open directions, where virtual vectors
-    are held constant: up to 1e-3 of the largest force for small molecules and slabs.
+    and vacuum are made periodic behind `padding`, with errors of at most 5e-4 of the root mean
+    square output at 4σ_max, 3e-4 at 5σ_max (1e-3 for a few atoms). By as much does rotation change
+    outputs of molecules without distinct principal axes, spheres and cubes, and are forces off in
+    open directions: up to 1e-3 of the largest force for small molecules and slabs.
 
     Args:
         embed_dim: C.
         num_heads: H, filters; ``num_heads=embed_dim`` is one per channel.
         k_max: cutoff, cycles/Å; detail finer than about 1/(2 k_max) is left to local terms.
-        sigma_max: Å, the width f_h may have. Each of the T functions is at most 1.5e-2 of its f(0)
-            beyond 3σ_max, 6e-4 beyond 4σ_max and 2e-5 beyond 5σ_max, about the Gaussian of σ_max.
+        sigma_max: Å, the width f_h may have: each of the T functions is at most 1.5e-2 of its f(0)
+            beyond 3σ_max, 6e-4 beyond 4σ_max and 2e-5 beyond 5σ_max.
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
-        max_vectors: budget of reciprocal vectors per system, for very large cells only: it gives up
-            supercell consistency, see `reciprocal_vectors`.
+        max_vectors: per system, for very large cells only, see `reciprocal_vectors`.
         kernels_below: systems of up to so many atoms go by kernel matrices; None chooses by C.
-        bias: whether the two linear maps have one.
-        init_scale: scale of the initial amplitudes. With 1, values of unit variance give outputs
-            of unit size, whether values are independent or alike; 0 starts with no filter at all.
         generator: on CPU, for the initial weights; None takes a seed from torch's global one.
 
     Raises:
@@ -109,8 +102,6 @@ class SpectralFilter(nn.Module):
         padding: float | None = None,
         max_vectors: int | None = None,
         kernels_below: int | None = None,
-        bias: bool = True,
-        init_scale: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -118,10 +109,7 @@ class SpectralFilter(nn.Module):
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
         if not (0 < sigma_max < math.inf and 1 / (math.pi * sigma_max) <= k_max < math.inf):
-            raise ValueError(
-                f"k_max {k_max} and sigma_max {sigma_max}: k_max must be at least 1/(π·sigma_max), "
-                "to leave room for functions of width 1/(2π·sigma_max)"
-            )
+            raise ValueError(f"k_max is {k_max}, expected at least 1/(π·sigma_max), {sigma_max=}")
         self.embed_dim, self.num_heads, self.num_basis = embed_dim, num_heads, num_basis
         self.k_max, self.sigma_max = k_max, sigma_max
         self.padding = 4 * sigma_max if padding is None else padding
@@ -133,9 +121,9 @@ class SpectralFilter(nn.Module):
         self._constants = _basis(k_max, sigma_max, num_basis)
         generator = seeded_generator(generator)
         amplitudes = draw_normal(num_heads, num_basis, generator=generator)
-        self.amplitudes = nn.Parameter(placed(amplitudes * init_scale * num_basis**-0.5))
-        self.value = drawn_linear(embed_dim, embed_dim, bias, generator)
-        self.out = drawn_linear(embed_dim, embed_dim, bias, generator)
+        self.amplitudes = nn.Parameter(placed(amplitudes * num_basis**-0.5))
+        self.value = drawn_linear(embed_dim, embed_dim, True, generator)
+        self.out = drawn_linear(embed_dim, embed_dim, True, generator)
 
     @property
     def settings(self) -> tuple[float, float, int]:
@@ -145,10 +133,9 @@ class SpectralFilter(nn.Module):
     def geometry(
         self, positions: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor
     ) -> SpectralGeometry:
-        """Waves and kernels of a batch, for all filters with the same basis. Differentiable.
+        """Plane waves and kernels of a batch, for all filters with the same basis; differentiable.
 
-        Arguments and errors are those of `reciprocal_vectors`. Not for compiled regions, which
-        `forward` is: the number of vectors depends on the data.
+        Arguments and errors are those of `reciprocal_vectors`. Not for compiled regions.
         """
         k_max, padding, most = self.k_max, self.padding, self.max_vectors
         lattice = reciprocal_vectors(
@@ -171,8 +158,8 @@ class SpectralFilter(nn.Module):
                 vectors = padded_rows(lattice.ptr, systems, len(integers) - 1)
                 waves = lattice_waves(fraction[atoms], integers[vectors]).to(dtype)
                 own = spectra[vectors].to(dtype)
-                made = kernel_matrices(waves, own) if kernels else None
-                groups.append(SpectralGroup(atoms, own, None if kernels else waves, made))
+                table = kernel_matrices(waves, own) if kernels else waves
+                groups.append(SpectralGroup(atoms, own, table))
         rows = torch.cat([group.atoms.flatten() for group in groups] or [ptr[:0]])
         place = torch.empty(len(positions) + 1, dtype=torch.int64, device=positions.device)
         place[rows] = torch.arange(len(rows), device=rows.device)
@@ -202,13 +189,12 @@ class SpectralFilter(nn.Module):
         with without_autocast(value):
             amplitudes = self.amplitudes.to(value.dtype)
             for group in geometry.groups:
-                rows = padded[group.atoms]
-                if group.kernels is not None:
-                    out = kernel_filter(rows, amplitudes, group.kernels.to(value.dtype))
+                rows, table = padded[group.atoms], group.table.to(value.dtype)
+                if table.dim() == 4:
+                    out = kernel_filter(rows, amplitudes, table)
                 else:
-                    assert group.waves is not None
                     spectrum = group.spectra.to(value.dtype) @ amplitudes.T
-                    out = structure_factor_filter(rows, spectrum, group.waves.to(value.dtype))
+                    out = structure_factor_filter(rows, spectrum, table)
                 parts.append(out.flatten(0, 1))
             return torch.cat(parts).index_select(0, geometry.place)
 
@@ -236,18 +222,9 @@ class SpectralFilter(nn.Module):
 def radial_basis(magnitude: Tensor, centers: Tensor, width: float, k_max: float) -> Tensor:
     r"""G_n(k) = [e^{−(k−κ_n)²/2s²} + e^{−(k+κ_n)²/2s²}]·(1 − k²/k_max²)², 0 from k_max on.
 
-    Even in k, so that it is smooth in three dimensions and its inverse Fourier transform decays
-    about as a Gaussian of σ = 1/(2πs), to 2e-5 at 5σ. It goes to 0 with its slope at k_max, so a
-    vector that enters or leaves the sum makes no jump.
-
-    Args:
-        magnitude: \|k\| (K,), cycles/Å.
-        centers: κ (T,), cycles/Å.
-        width: s, cycles/Å.
-        k_max: cycles/Å.
-
-    Returns:
-        (K, T).
+    \|k\| (K,) and κ (T,) → (K, T), all in cycles/Å. Even in k, so that it is smooth in three
+    dimensions and its inverse Fourier transform decays about as a Gaussian of σ = 1/(2πs). Value
+    and slope are 0 at k_max, so a vector that enters or leaves the sum makes no jump.
     """
     k = magnitude[:, None]
     bumps = torch.exp(-((k - centers) ** 2) / (2 * width**2))

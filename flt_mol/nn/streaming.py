@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,29 +11,7 @@ from flt_mol.functional import streaming
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState
-from flt_mol.nn.layout import Layout
-
-
-class AttentionState(NamedTuple):
-    """What a causal layer remembers of B sequences; its size does not grow with their length.
-
-    Attributes:
-        sums: Σ_j φ(k_j) [v_j, 1] of every sequence and what they are scaled by.
-        origin: (B, ℓ), position of each sequence's first token; None without an RPE of one's own.
-    """
-
-    sums: CausalState
-    origin: Tensor | None
-
-    def streams(self, index: Tensor) -> AttentionState:
-        """The states of sequences `index` (K,), in that order and as often as they are named."""
-        origin = None if self.origin is None else self.origin[index]
-        return AttentionState(self.sums.streams(index), origin)
-
-    def detach(self) -> AttentionState:
-        """The same numbers without the history that gradients follow."""
-        origin = None if self.origin is None else self.origin.detach()
-        return AttentionState(self.sums.detach(), origin)
+from flt_mol.nn.layout import layout_of
 
 
 class Streaming:
@@ -43,54 +21,48 @@ class Streaming:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def initial_state(self, num_streams: int) -> AttentionState:
+    def initial_state(self, num_streams: int) -> CausalState:
         """What a causal layer in linear mode knows of `num_streams` sequences before they begin.
 
         Raises:
             ValueError: a layer that is not causal, or not in linear mode.
         """
-        self._check_streaming()
-        weight, phi = self.query.weight, self.feature_map
-        sums = streaming.initial_state(
-            num_streams,
-            self.num_heads,
-            phi.num_features,
-            self.embed_dim // self.num_heads,
-            log=phi.exponential,
-            dtype=torch.promote_types(weight.dtype, torch.float32),
-            device=weight.device,
-        )
-        origin = None if self.rpe is None else sums.sums.new_zeros(num_streams, self.rpe.dim)
-        return AttentionState(sums, origin)
+        weight = self.query.weight
+        keys = weight.new_zeros(0, self.num_heads, self.num_features)
+        value = weight.new_zeros(0, self.num_heads, self.embed_dim // self.num_heads)
+        ptr = torch.zeros(num_streams + 1, dtype=torch.int64, device=weight.device)
+        return self._state(keys, value, ptr, None)
 
-    def state_after(
-        self, x: Tensor, positions: Tensor | None = None, **given: Any
-    ) -> AttentionState:
+    def state_after(self, x: Tensor, positions: Tensor | None = None, **given: Any) -> CausalState:
         """The state of `step` after whole sequences, one a system; takes what `forward` takes.
 
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        self._check_streaming()
         layout, rows = self.rows(x, positions, given)
-        phi = self.feature_map
-        keys = phi(rows.key, rows.key_at, key=True)
-        sums = streaming.state_of(keys, rows.value, rows.ptr, log=phi.exponential)
-        origin = None
-        if self.rpe is not None:
+        keys = self.feature_map(rows.key, rows.key_at, key=True)
+        first = None
+        if self.rpe is not None and positions is not None:
+            first = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
+        return self._state(keys, rows.value, rows.ptr, first)
+
+    def _state(
+        self, keys: Tensor, value: Tensor, ptr: Tensor, origin: Tensor | None
+    ) -> CausalState:
+        self._check_streaming()
+        state = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
+        if self.rpe is not None and origin is None:
             # Without positions tokens count from 0.
-            origin = sums.sums.new_zeros(rows.ptr.shape[0] - 1, self.rpe.dim)
-            if positions is not None:
-                origin = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
-        return AttentionState(sums, origin)
+            origin = state.sums.new_zeros(len(ptr) - 1, self.rpe.dim)
+        return state._replace(origin=origin)
 
     def step(
         self,
         x: Tensor,
-        state: AttentionState,
+        state: CausalState,
         positions: Tensor | None = None,
         position_features: PositionFeatures | None = None,
-    ) -> tuple[Tensor, AttentionState]:
+    ) -> tuple[Tensor, CausalState]:
         """One more token of every sequence, at a cost that does not depend on what came before.
 
         Steps give what `forward` gives for the whole sequence, token by token.
@@ -108,14 +80,13 @@ class Streaming:
             ValueError: as `initial_state`, or shapes that do not fit.
         """
         self._check_streaming()
-        length = state.sums.length
-        streams = len(length)
-        if x.shape != (streams, self.embed_dim):
+        length, origin = state.length, state.origin
+        shape = len(length), self.num_heads, -1
+        if x.shape != (len(length), self.embed_dim):
             raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected {(streams, self.embed_dim)}: one token "
-                "of each sequence of the state"
+                f"x has shape {tuple(x.shape)}, expected {(len(length), self.embed_dim)}: one "
+                "token of each sequence of the state"
             )
-        origin = state.origin
         if self.rpe is not None and position_features is None and origin is not None:
             if positions is None and self.rpe.dim == 1:
                 positions = length[:, None].to(origin.dtype)
@@ -123,20 +94,18 @@ class Streaming:
                 positions = at_least_float32(positions)
                 first = (length == 0)[:, None]
                 origin = torch.where(first, positions, origin.to(positions.dtype))
-        ptr = torch.arange(streams + 1, device=length.device)
-        layout = Layout(ptr, None, None, (streams,))
+        layout = layout_of(x, ptr=torch.arange(len(length) + 1, device=length.device))
         at = self.features_at(layout, positions, position_features, origin)
-        shape = (streams, self.num_heads, -1)
         query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)
-        out, sums = streaming.step(queries, keys, value, state.sums)
+        out, state = streaming.step(queries, keys, value, state._replace(origin=origin))
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
-        return out, AttentionState(sums, origin)
+        return out, state
 
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
             raise ValueError(
-                "only a causal layer in linear mode goes token by token: build it with causal=True "
-                f"and mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
+                "only a causal layer in linear mode streams tokens: build it with causal=True and "
+                f"mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
             )

@@ -12,11 +12,12 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from numpy.typing import NDArray
 from torch import nn
 
+from flt_mol.data import from_ase
 from flt_mol.prediction.energies import (
     evaluating,
     model_device,
     predict_structures,
-    structures_of,
+    structure_of,
 )
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
@@ -32,8 +33,8 @@ class FLTCalculator(Calculator):
     gradient is no force: forces are refused unless the model was trained on them
     (`trained_on_forces`); no shipped model was. Stress always is.
 
-    Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings, as of
-    :func:`flt_mol.predict`, come once per calculator and kind.
+    Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings are those of
+    :func:`flt_mol.predict`.
 
     Args:
         checkpoint: a checkpoint, the name of a shipped model, or a module; a list or tuple of them
@@ -58,22 +59,15 @@ class FLTCalculator(Calculator):
     # Of what ASE compares, what no energy here depends on.
     ignored_changes = {"initial_charges", "initial_magmoms"}  # noqa: RUF012
 
+    spread: float | None = None
+    """Of an ensemble, the standard deviation of the last energies (ddof = 1), eV; else None."""
+
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
         self._members = load_members(checkpoint, device)
-        self._warned: set[str] = set()
-        self._spread: float | None = None
         if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
             self.implemented_properties = ["energy", "forces"]
         # ASE's databases store parameters beside the results.
         super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]
-
-    @property
-    def spread(self) -> float | None:
-        """Of an ensemble, the standard deviation of its energies (ddof = 1), eV.
-
-        Of the last calculation; None if there was none, or no ensemble.
-        """
-        return self._spread if self.results else None
 
     def get_property(
         self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True
@@ -85,15 +79,17 @@ class FLTCalculator(Calculator):
                 not trained on them.
         """
         if name not in self.implemented_properties:
-            reason = _REFUSALS.get(name, f"FLTCalculator has no {name}")
-            raise PropertyNotImplementedError(reason)
+            raise PropertyNotImplementedError(
+                f"no {name}: the energy is that of adsorption after relaxation, and its gradient "
+                "is no force"
+            )
         return super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What has changed since the last calculation, tags and fixed atoms too."""
         changes: list[str] = list(super().check_state(atoms, tol))  # type: ignore[no-untyped-call]
         if self.atoms is not None:
-            before, now = (structures_of(x, 0, {}) for x in (self.atoms, atoms))
+            before, now = (from_ase(x.copy(), ignore_energy=True) for x in (self.atoms, atoms))
             for name in ("tags", "fixed"):
                 if not torch.equal(getattr(before, name), getattr(now, name)):
                     changes.append(name)
@@ -109,12 +105,11 @@ class FLTCalculator(Calculator):
         super().calculate(atoms, properties, system_changes)  # type: ignore[no-untyped-call]
         if self.atoms is None:
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
-        notes: dict[str, str] = {}
-        structure = structures_of(self.atoms, str(self.atoms.symbols), notes)
-        found = predict_structures(self._members, [structure], 1, notes=notes, warned=self._warned)
-        ensemble = self._members.ensemble
-        self.results = {"energy": float((found.mean if ensemble else found)[0])}
-        self._spread = float(found.spread[0]) if ensemble else None
+        structure = structure_of(self.atoms, str(self.atoms.symbols))
+        found = predict_structures(self._members, [structure])
+        if self._members.ensemble:
+            self.spread, found = float(found.spread[0]), found.mean
+        self.results = {"energy": float(found[0])}
         if "forces" in self.implemented_properties and "forces" in properties:
             forces = [_forces(model, structure) for model in self._members.models]
             self.results["forces"] = np.mean(forces, axis=0)
@@ -132,11 +127,3 @@ def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
     if not np.isfinite(forces).all():
         raise ValueError(f"the model gives forces that are not finite for {structure.sid[0]}")
     return np.asarray(forces)
-
-
-_REFUSALS = {
-    "forces": "this model was not trained on forces: its energy is that of the relaxed structure, "
-    "and its gradient is no force",
-    "stress": "this model has no stress: its energy is that of adsorption, after relaxation",
-    "free_energy": "this model has no free_energy: leave force_consistent out",
-}

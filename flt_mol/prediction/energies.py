@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flt_mol.functional.neighbors import neighbor_pairs
-from flt_mol.prediction.members import Members, load_members
+from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ class EnsembleEnergies:
 
     @property
     def spread(self) -> NDArray[np.float64]:
-        """(B,) float64, eV: the standard deviation over the members, with K − 1 (ddof = 1).
-
-        It is no error bar: errors that all members share do not show.
-        """
+        """(B,) float64, eV: the standard deviation over the members, with K − 1 (ddof = 1)."""
         return np.asarray(self.members.std(axis=0, ddof=1))
 
     def __len__(self) -> int:
@@ -93,10 +90,19 @@ def predict(
                 f"structure {place} is a {type(item).__name__}, expected ase.Atoms; for files use "
                 "flt_mol.prediction.predict_files"
             )
+    structures = (structure_of(item, place) for place, item in enumerate(items))
+    return predict_structures(load_members(checkpoint, device), structures, batch_size)
+
+
+def structure_of(atoms: Atoms, sid: int | str) -> Structures:
+    """One structure as a batch of one, targets ignored; warns of tags like layer numbers."""
+    from flt_mol.data import from_ase
+
     notes: dict[str, str] = {}
-    structures = (structures_of(item, place, notes) for place, item in enumerate(items))
-    members = load_members(checkpoint, device)
-    return predict_structures(members, structures, batch_size, notes=notes)
+    structures = from_ase(atoms.copy(), sid=sid, ignore_energy=True, notes=notes)  # no calculator
+    if "layers" in notes:
+        warnings.warn(notes["layers"], UserWarning, stacklevel=2)
+    return structures
 
 
 def predict_structures(
@@ -105,8 +111,6 @@ def predict_structures(
     batch_size: int = 32,
     *,
     progress: Callable[[int], None] | None = None,
-    notes: Mapping[str, str] | None = None,
-    warned: set[str] | None = None,
 ) -> Any:
     """Energies (B,) float64, eV, of all systems of `structures`, in order.
 
@@ -115,14 +119,14 @@ def predict_structures(
         structures: batches of any number of systems, such as the items of a data set.
         batch_size: systems per call of the model.
         progress: called with the number of structures done after each batch.
-        notes: further warnings to give at the end, kind → text.
-        warned: kinds of warnings not to give again; those given are added.
 
     Returns, raises, warns: as :func:`predict`.
     """
     members = load_members(model)
     energies = [np.empty((len(members.models), 0))]
-    seen = _Seen(members)
+    unusual: dict[str, list[int | str]] = {}
+    elements: set[int] = set()
+    done = 0
     with ExitStack() as stack:
         for member in members.models:
             stack.enter_context(evaluating(member))
@@ -130,14 +134,23 @@ def predict_structures(
         for batch in batches(structures, batch_size):
             parts = zip(members.models, members.labels, strict=True)
             energies.append(np.stack([_finite(*part, batch) for part in parts]))
-            seen.add(batch)
+            batch = batch.to("cpu")
+            for kind, mask in _unusual(batch, members.models).items():
+                sids = [batch.sid[b] for b in torch.nonzero(mask).flatten().tolist()]
+                unusual.setdefault(kind, []).extend(sids)
+            elements.update(batch.atomic_numbers.tolist())
+            done += len(batch)
             if progress is not None:
-                progress(seen.count)
-    warned = set() if warned is None else warned
-    for kind, text in {**seen.messages(), **(notes or {})}.items():
-        if kind not in warned:
-            warned.add(kind)
-            warnings.warn(text, UserWarning, stacklevel=3)
+                progress(done)
+    which = {}
+    for kind, sids in unusual.items():
+        if sids:
+            named = ", ".join(map(str, sids[:3])) + (", …" if len(sids) > 3 else "")
+            which[kind] = f"{len(sids)} of {done} structures ({named})"
+    if unseen := {symbol for x in members.models for symbol in check_elements(x, elements)}:
+        which["elements"] = ", ".join(sorted(unseen))
+    for kind, text in which.items():
+        warnings.warn(MESSAGES[kind].format(which=text), UserWarning, stacklevel=3)
     found = EnsembleEnergies(np.concatenate(energies, axis=1))
     return found if members.ensemble else found.members[0]
 
@@ -155,7 +168,7 @@ def batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Struc
     Raises:
         ValueError: a `batch_size` that is not a whole number from 1 on.
     """
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    if type(batch_size) is not int or batch_size < 1:
         raise ValueError(f"batch_size must be a whole number from 1 on, got {batch_size!r}")
     parts: list[Structures] = []
     for structure in structures:
@@ -183,8 +196,7 @@ def energy_array(values: Any, name: str = "energies") -> NDArray[np.float64]:
         array([1., 2.])
     """
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = (values.double() if values.is_floating_point() else values).numpy()
+        values = values.detach().cpu().double().numpy()
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be real numbers in eV, got {array.dtype} values")
@@ -211,33 +223,21 @@ def energies_of(output: Any, batch: Structures) -> NDArray[np.float64]:
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """`model` in eval mode; afterwards each of its submodules has its own flag again."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    flags = [module.training for module in modules]
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    training = [module for module in modules if module.training]
+    if training:
+        model.eval()
     try:
-        if isinstance(model, nn.Module):
-            model.eval()
         yield
     finally:
-        for module, flag in zip(modules, flags, strict=True):
-            module.training = flag
+        for module in training:
+            module.training = True
 
 
 def model_device(model: Any) -> torch.device:
     """The device of a module's first tensor; the CPU for functions and modules without tensors."""
     tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
     return tensors[0].device if tensors else torch.device("cpu")
-
-
-def structures_of(atoms: Atoms, sid: int | str, notes: dict[str, str]) -> Structures:
-    """One structure as a batch of one, targets ignored; notes of the reader are collected."""
-    from flt_mol.data import from_ase
-
-    found: dict[str, str] = {}
-    structures = from_ase(atoms.copy(), sid=sid, ignore_energy=True, notes=found)  # no calculator
-    for kind, text in found.items():
-        if kind not in ("tags", "cell"):  # summed up over all structures
-            notes.setdefault(kind, text)
-    return structures
 
 
 def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
@@ -248,48 +248,11 @@ def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
     from ase.data import chemical_symbols
 
     seen = getattr(model, "elements_seen", None)
-    known = [] if seen is None else seen.tolist()
-    return [chemical_symbols[z] for z in sorted(set(elements)) if known and not known[z]]
+    return [chemical_symbols[z] for z in sorted(set(elements)) if seen is not None and not seen[z]]
 
 
-class _Seen:
-    """Counts the systems of each kind that deserves a warning."""
-
-    def __init__(self, members: Members) -> None:
-        self.models = members.models
-        self.count = 0
-        self.found: dict[str, list[int | str]] = {}
-        self.elements: set[int] = set()
-        known = [getattr(model, "trained_on", None) or {} for model in self.models]
-        self.largest = min((x["most_atoms"] for x in known if x.get("most_atoms")), default=1e9)
-
-    def add(self, batch: Structures) -> None:
-        batch = batch.to("cpu")
-        for kind, mask in _unusual(batch, self.largest).items():
-            sids = [batch.sid[b] for b in torch.nonzero(mask).flatten().tolist()]
-            self.found.setdefault(kind, []).extend(sids)
-        self.count += len(batch)
-        self.elements.update(batch.atomic_numbers.tolist())
-
-    def messages(self) -> dict[str, str]:
-        configs = [getattr(model, "config", None) for model in self.models]
-        if all(getattr(model, "sees_images", True) for model in self.models):
-            self.found.pop("narrow", None)
-        if all(getattr(config, "feedback", None) != "positions" for config in configs):
-            self.found.pop("fixed", None)
-        which = {}
-        for kind, sids in self.found.items():
-            if sids:
-                named = ", ".join(map(str, sids[:3])) + (", …" if len(sids) > 3 else "")
-                which[kind] = f"{len(sids)} of {self.count} structures ({named})"
-        unseen = [symbol for x in self.models for symbol in check_elements(x, self.elements)]
-        if unseen:
-            which["elements"] = ", ".join(dict.fromkeys(unseen))
-        return {kind: MESSAGES[kind].format(which=text) for kind, text in which.items()}
-
-
-def _unusual(batch: Structures, largest: float) -> dict[str, Tensor]:
-    """(B,) bool for each kind of warning."""
+def _unusual(batch: Structures, models: Sequence[Any]) -> dict[str, Tensor]:
+    """(B,) bool for each kind of warning that concerns the models."""
 
     def with_atom(mask: Tensor) -> Tensor:
         found = torch.zeros(len(batch), dtype=torch.bool)
@@ -297,20 +260,22 @@ def _unusual(batch: Structures, largest: float) -> dict[str, Tensor]:
         return found
 
     tagged = with_atom(batch.tags != 0)
-    periodic = batch.cell.double() * batch.pbc[..., None]
-    heights = 1 / torch.linalg.vector_norm(torch.linalg.pinv(periodic), dim=-2)  # inf where open
-    try:
-        close = neighbor_pairs(batch.positions, batch.cell, batch.pbc, batch.ptr, 0.5).index_i
-    except ValueError:  # a model that accepted such numbers has its reasons
-        close = torch.zeros(0, dtype=torch.int64)
-    return {
+    close = neighbor_pairs(batch.positions, batch.cell, batch.pbc, batch.ptr, 0.5).index_i
+    found = {
         "tags": ~tagged & (batch.natoms > 0),
         "cell": ~batch.cell.flatten(1).any(dim=1),
-        "fixed": with_atom(batch.tags == 0) & tagged & ~with_atom(batch.fixed),
-        "narrow": heights.amin(dim=1) < 4,  # the narrowest slabs of the shipped data are wider
         "close": with_atom(close),  # the shortest bond, that of H2, is 0.74 Å
-        "large": batch.natoms > 2 * largest,
     }
+    if any(getattr(getattr(x, "config", None), "feedback", None) == "positions" for x in models):
+        found["fixed"] = with_atom(batch.tags == 0) & tagged & ~with_atom(batch.fixed)
+    if not all(getattr(x, "sees_images", True) for x in models):
+        periodic = batch.cell.double() * batch.pbc[..., None]
+        heights = 1 / torch.linalg.vector_norm(torch.linalg.pinv(periodic), dim=-2)  # inf if open
+        found["narrow"] = heights.amin(dim=1) < 4  # the narrowest shipped slabs are wider
+    for model in models:
+        if largest := (getattr(model, "trained_on", None) or {}).get("most_atoms"):
+            found["large"] = found.get("large", False) | (batch.natoms > 2 * largest)
+    return found
 
 
 MESSAGES = {

@@ -97,8 +97,8 @@ def _refuse_different_targets(given: Sequence[Any]) -> None:
 
 
 def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
-    config = read_checkpoint(find_checkpoint(checkpoint)).get("config")
-    return config if isinstance(config, Mapping) else {}
+    config: Mapping[str, Any] = read_checkpoint(find_checkpoint(checkpoint))["config"]
+    return config
 
 
 def surface_rule(checkpoint: Any) -> Surface | None:
@@ -119,14 +119,14 @@ def surface_rule(checkpoint: Any) -> Surface | None:
         'half'
     """
     rules = tag_rules(checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])
-    if len({rule for rule, _ in rules.values()}) > 1:
-        found = ", ".join(f"{rule} ({name})" for name, (rule, _) in rules.items())
+    if len(set(rules.values())) > 1:
+        found = ", ".join(f"{rule} ({name})" for name, rule in rules.items())
         raise ValueError(f"members with different tag rules: {found}; choose with --surface")
-    return next((rule for rule, _ in rules.values()), None)
+    return next(iter(rules.values()), None)
 
 
-def tag_rules(checkpoints: Sequence[Any]) -> dict[str, tuple[Surface, str]]:
-    """{checkpoint: its rule, and the data set or checkpoint that has it}, where it is known.
+def tag_rules(checkpoints: Sequence[Any]) -> dict[str, Surface]:
+    """{checkpoint: its rule}, of those whose rule is known.
 
     Raises:
         ValueError: no such checkpoint, or a rule that is not usable.
@@ -135,16 +135,16 @@ def tag_rules(checkpoints: Sequence[Any]) -> dict[str, tuple[Surface, str]]:
     return {name: rule for name, rule in rules.items() if rule is not None}
 
 
-def _rule(config: Mapping[str, Any], checkpoint: str) -> tuple[Surface, str] | None:
-    data, inherited = config.get("data") or {}, config.get("inherited_tag_rule")
-    if (own := data.get("tag_rule")) is not None:
-        return parse_rule(own, f"{checkpoint}: data.tag_rule"), "its training files"
-    if data.get("name") and data.get("train", "train") not in (data.get("paths") or {}):
+def _rule(config: Mapping[str, Any], checkpoint: str) -> Surface | None:
+    data = config.get("data") or {}
+    rule = data.get("tag_rule")
+    if (
+        rule is None
+        and data.get("name")
+        and data.get("train", "train") not in (data.get("paths") or {})
+    ):
         with suppress(ValueError, OSError):  # trained elsewhere, on data that is not here
-            found = recipe(data["name"])
-            if (rule := found.metadata.get("tag_rule")) is not None:
-                return parse_rule(rule, str(found.folder)), found.name
-    if isinstance(inherited, Mapping):
-        rule = parse_rule(inherited.get("surface"), f"{checkpoint}: inherited_tag_rule")
-        return rule, str(inherited.get("from"))
-    return None
+            rule = recipe(data["name"]).metadata.get("tag_rule")
+    if rule is None:
+        rule = (config.get("inherited_tag_rule") or {}).get("surface")
+    return None if rule is None else parse_rule(rule, f"the tag rule of {checkpoint}")

@@ -11,8 +11,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from flt_mol.data import StructuresDataset, open_dataset, to_ase
 from flt_mol.data.recipes import skipped_message
 from flt_mol.files import temporary_path
@@ -24,7 +22,7 @@ SUFFIXES = (".csv", ".json", ".extxyz")
 """Of the files that :func:`write_predictions` writes."""
 
 _SHOWN = 5
-_SUMMED_UP = {"tags", "cell"}  # notes of the reader that prediction gives once for all files
+_READ = 64  # structures read together
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class StructureFiles:
         layer_numbers: as of :func:`flt_mol.data.open_dataset`.
 
     Raises:
-        ValueError: files that cannot be read, naming each of them with the reason.
+        ValueError: the first file that cannot be read.
 
     Warns:
         UserWarning: skipped records, and what reading the files warns of.
@@ -75,52 +73,39 @@ class StructureFiles:
         self.prepare, self.skip_bad = prepare, skip_bad
         self.unprepared: dict[str, None] = {}
         self.datasets: list[StructuresDataset] = []
-        on_error = "skip" if skip_bad else "raise"
-        failures = []
         for path in self.paths:
-            try:
-                opened = _open(path, on_error=on_error, check=check, layer_numbers=layer_numbers)
-                self.datasets.append(opened)
-            except (OSError, ValueError) as error:
-                failures.append(f"{error}" if str(path) in str(error) else f"{path}: {error}")
-        if failures:
-            heading = f"cannot use {len(failures)} of {len(self.paths)} files:"
-            raise ValueError(
-                failures[0] if len(self.paths) == 1 else "\n  ".join([heading, *failures])
-            )
-        for dataset in self.datasets:
+            with warnings.catch_warnings():  # the prediction counts these over all files
+                warnings.filterwarnings("ignore", r".*: (no tags|all tags are 0|no cell)")
+                dataset = open_dataset(
+                    path,
+                    ignore_energy=True,
+                    on_error="skip" if skip_bad else "raise",
+                    check=check,
+                    layer_numbers=layer_numbers,
+                )
+            dataset.notes.seen.update(("tags", "cell"))
+            self.datasets.append(dataset)
             if dataset.skipped:
                 warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
 
     def __len__(self) -> int:
         return sum(len(dataset) for dataset in self.datasets)
 
-    def structures(self, size: int) -> Iterator[tuple[str, Structures]]:
-        """Each file's path, as given, with one structure of it; `size` are read together."""
-        for path, dataset in zip(self.paths, self.datasets, strict=True):
-            for start in range(0, len(dataset), size):
-                batch = dataset.batch(range(start, min(start + size, len(dataset))))
-                for b in range(len(batch)):
-                    yield from ((str(path), one) for one in self._prepared(batch[b]))
-
-    def frames(self) -> Iterator[tuple[Structures, Any]]:
-        """Each structure as it is predicted, with its positions as they are stored, (N, 3) or None.
-
-        Structures are float32, and moved to the origin where they lie far away.
-        """
+    def __iter__(self) -> Iterator[tuple[Structures, StructuresDataset, int]]:
+        """Each structure, as it is predicted, with its data set and its place there."""
         for dataset in self.datasets:
-            for index in range(len(dataset)):
-                for one in self._prepared(dataset[index]):
-                    yield one, dataset.record(index).get("pos")
-
-    def _prepared(self, one: Structures) -> list[Structures]:
-        try:
-            return [self.prepare(one) if self.prepare else one]
-        except ValueError as error:
-            if not self.skip_bad:
-                raise
-            self.unprepared[str(error)] = None
-            return []
+            for start in range(0, len(dataset), _READ):
+                rows = range(start, min(start + _READ, len(dataset)))
+                batch = dataset.batch(rows)
+                for b, row in enumerate(rows):
+                    try:
+                        one = self.prepare(batch[b]) if self.prepare else batch[b]
+                    except ValueError as error:
+                        if not self.skip_bad:
+                            raise
+                        self.unprepared[str(error)] = None
+                    else:
+                        yield one, dataset, row
 
 
 def predict_files(
@@ -151,13 +136,15 @@ def predict_files(
     opened = files
     if not isinstance(opened, StructureFiles):
         opened = StructureFiles(opened, skip_bad=skip_bad, check=members.check)
-    for dataset in opened.datasets:
+    paths = {}
+    for path, dataset in zip(opened.paths, opened.datasets, strict=True):
         dataset.read_through()
+        paths[id(dataset)] = str(path)
     names: list[tuple[str, str]] = []
 
     def structures() -> Iterator[Structures]:
-        for path, one in opened.structures(batch_size):
-            names.append((str(one.sid[0]), path))
+        for one, dataset, _ in opened:
+            names.append((str(one.sid[0]), paths[id(dataset)]))
             yield one
 
     report = None if progress is None else lambda done: progress(done, len(opened))
@@ -197,11 +184,9 @@ def write_predictions(
     if suffix not in SUFFIXES:
         names = " or ".join(SUFFIXES)
         raise ValueError(f"cannot write predictions to {path}: use a name ending in {names}")
-    columns = ["sid", "energy", "spread", "file"]
-    if all(p.spread is None for p in predictions):
-        columns.remove("spread")
-    rows = [{**vars(p), "sid": p.name} for p in predictions]
-    rows = [{name: row[name] for name in columns} for row in rows]
+    is_ensemble = any(p.spread is not None for p in predictions)
+    columns = ["sid", "energy", *(["spread"] if is_ensemble else []), "file"]
+    rows = [{name: {**vars(p), "sid": p.name}[name] for name in columns} for p in predictions]
     with (
         temporary_path(path) as temporary,
         # A file's name may hold bytes that are not UTF-8.
@@ -212,7 +197,6 @@ def write_predictions(
             _write_extxyz(predictions, f, opened)
         elif suffix == ".json":
             json.dump(rows, f, indent=1, allow_nan=False)
-            f.write("\n")
         else:
             writer = csv.DictWriter(f, columns, lineterminator="\n")
             writer.writeheader()
@@ -223,43 +207,16 @@ def write_predictions(
 def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFiles) -> None:
     from ase.io.extxyz import write_extxyz
 
-    for prediction, frame in zip_longest(predictions, files.frames()):
-        sid = None if frame is None else str(frame[0].sid[0])
-        if prediction is None or sid != prediction.name:
-            name = None if prediction is None else prediction.name
-            raise ValueError(f"predictions of other structures: that of {name} is at sid {sid}")
-        structure, positions = frame
+    for prediction, item in zip_longest(predictions, files):
+        if prediction is None or item is None or str(item[0].sid[0]) != prediction.name:
+            sid = "none" if item is None else item[0].sid[0]
+            raise ValueError(f"the predictions are of other structures: {prediction} at sid {sid}")
+        structure, dataset, row = item
         atoms: Any = to_ase(structure)
-        if positions is not None:
-            atoms.positions = np.asarray(positions, dtype=np.float64)
-        atoms.info = {"sid": structure.sid[0], **_plain_info(structure)}
-        atoms.info["energy_predicted"] = prediction.energy
+        positions = dataset.record(row).get("pos")
+        if positions is not None:  # as stored: structures are float32, and moved to the origin
+            atoms.positions = positions
+        atoms.info = {"sid": structure.sid[0], "energy_predicted": prediction.energy}
         if prediction.spread is not None:
             atoms.info["energy_predicted_spread"] = prediction.spread
         write_extxyz(f, [atoms], write_results=False)
-
-
-def _plain_info(structure: Structures) -> dict[str, Any]:
-    """What extxyz can hold, and ASE does not take for results of a calculator."""
-    from ase.calculators.calculator import all_properties
-
-    kept = {}
-    for name, (value,) in structure.info.items():
-        plain = value if isinstance(value, list) else [value]
-        fits = all(isinstance(x, str | int | float) for x in plain) and len({*map(type, plain)}) < 2
-        if fits and name not in (*all_properties, "calculator", "Lattice", "Properties", "pbc"):
-            kept[name] = value
-    return kept
-
-
-def _open(path: str | Path, **options: Any) -> StructuresDataset:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        dataset = open_dataset(path, ignore_energy=True, **options)
-    seen = dataset.notes.seen
-    summed_up = bool(seen) and seen <= _SUMMED_UP
-    for warning in caught:
-        if not (summed_up and str(warning.message).startswith(f"{dataset.path}: ")):
-            warnings.warn(warning.message, warning.category, stacklevel=4)
-    seen.update(_SUMMED_UP)
-    return dataset

@@ -5,8 +5,8 @@ What is checked is a layer, one callable of :class:`Rows` (N rows of B systems) 
 energies, Structures → ``{"energy": (B,)}`` or (B,), eV, tried on :func:`random_structures`: the
 same checks take it in place of a layer, with structures in place of rows.
 
-Modules are put in eval mode meanwhile, without gradients where none are checked. Errors are
-relative to the largest output, for energies to at least 1 eV; each check returns the one found.
+Modules are in eval mode meanwhile. Errors are relative to the largest output, for energies to at
+least 1 eV; each check returns the one found.
 
 Example:
     >>> import torch
@@ -19,14 +19,19 @@ Example:
     0.0
 """
 
-from flt_mol.testing.layers import PackedLayer, PaddedLayer
-from flt_mol.testing.layout import (
+from flt_mol.testing.invariance import (
     check_batch_equals_alone,
     check_causality,
+    check_cell_basis,
     check_empty_and_single_atom,
     check_padding,
-    check_streaming,
+    check_periodic_images,
+    check_permutation,
+    check_rotation,
+    check_supercell,
+    check_translation,
 )
+from flt_mol.testing.layers import PackedLayer, PaddedLayer
 from flt_mol.testing.numerics import (
     check_autocast,
     check_coincident,
@@ -35,14 +40,6 @@ from flt_mol.testing.numerics import (
     check_save_load,
 )
 from flt_mol.testing.rows import Rows, random_rows, random_structures
-from flt_mol.testing.symmetry import (
-    check_cell_basis,
-    check_periodic_images,
-    check_permutation,
-    check_rotation,
-    check_supercell,
-    check_translation,
-)
 
 __all__ = [
     "PackedLayer",
@@ -61,7 +58,6 @@ __all__ = [
     "check_permutation",
     "check_rotation",
     "check_save_load",
-    "check_streaming",
     "check_supercell",
     "check_translation",
     "random_rows",

@@ -11,30 +11,16 @@ from fnmatch import fnmatch
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from flt_mol.testing.layers import (
-    Layer,
-    evaluated,
-    evaluating,
-    fitted,
-    outputs,
-    same,
-    seeded,
-    trainable,
-)
-from flt_mol.testing.rows import Rows
+from flt_mol.testing.layers import Layer, evaluated, evaluating, fitted, outputs, same, trainable
+from flt_mol.testing.rows import Rows, seeded
 
 # A gradient smaller than this share of the largest one, in float64, is rounding.
 _INVISIBLE = 1e-10
 
 
-def check_gradients(
-    layer: nn.Module,
-    rows: Any,
-    *,
-    invisible: Sequence[str] = (),
-) -> None:
+def check_gradients(layer: nn.Module, rows: Any, *, invisible: Sequence[str] = ()) -> None:
     """Every trainable parameter gets a gradient: one that is finite and not zero, in float64.
 
     `invisible` are patterns of names (``*.key.bias``) that outputs cannot depend on: gradients of
@@ -46,18 +32,16 @@ def check_gradients(
         out = outputs(double, rows.to(torch.float64))
     if not named or not out.requires_grad:
         raise AssertionError("the outputs do not depend on any trainable parameter")
-    direction = torch.randn(out.shape, generator=seeded(None), dtype=torch.float32).to(out)
-    found = torch.autograd.grad(out, list(named.values()), direction, allow_unused=True)
-    largest = {
-        name: 0.0 if g is None or not g.numel() else float(g.abs().max())
-        for name, g in zip(named, found, strict=True)
-    }
-    threshold = _INVISIBLE * max((v for v in largest.values() if v < math.inf), default=0.0)
+    direction = torch.randn(out.shape, generator=seeded(), dtype=torch.float32).to(out)
+    options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+    found = torch.autograd.grad(out, list(named.values()), direction, **options)
+    sizes = [float(g.abs().max()) if g.numel() else 0.0 for g in found]
+    threshold = _INVISIBLE * max((size for size in sizes if size < math.inf), default=0.0)
     bad = {}
-    for name, value in largest.items():
+    for name, size in zip(named, sizes, strict=True):
         hidden = any(fnmatch(name, f"*{pattern}") for pattern in invisible)
-        if not value < math.inf or (value <= threshold) != hidden:
-            bad[name] = value
+        if not size < math.inf or (size <= threshold) != hidden:
+            bad[name] = size
     if bad:
         raise AssertionError(f"parameters without a proper gradient, with its size: {bad}")
 
@@ -71,9 +55,8 @@ def check_coincident(layer: Layer, rows: Rows, *, second: bool = False) -> None:
     layer, rows = fitted(layer, rows)
     positions = rows.placed().detach().clone()
     for start, size in zip(rows.ptr.tolist(), rows.sizes.tolist(), strict=False):
-        stop = start + (size if size == int(rows.sizes.max()) else 2)
-        if size > 1:
-            positions[start:stop] = positions[start]
+        stop = start + (size if size == int(rows.sizes.max()) else min(size, 2))
+        positions[start:stop] = positions[start : start + 1]
     leaves = [positions.requires_grad_(), rows.x.detach().clone().requires_grad_()]
     with evaluating(layer):
         out = outputs(layer, replace(rows, positions=leaves[0], x=leaves[1]))
@@ -81,11 +64,10 @@ def check_coincident(layer: Layer, rows: Rows, *, second: bool = False) -> None:
         found = torch.autograd.grad(out.square().sum(), leaves, **options)
         if found[0] is None:
             raise AssertionError("outputs do not depend on positions")
-        again: Sequence[Tensor | None] = ()
         if second and found[0].requires_grad:
-            again = torch.autograd.grad(found[0].square().sum(), leaves, allow_unused=True)
+            found += torch.autograd.grad(found[0].square().sum(), leaves, allow_unused=True)
     names = ("outputs", "gradient by positions", "gradient by x", "second gradient", "by x")
-    for name, values in zip(names, (out, *found, *again), strict=False):
+    for name, values in zip(names, (out, *found), strict=False):
         bad = [] if values is None else (~values.isfinite()).any(1).nonzero().flatten().tolist()
         if bad:
             raise AssertionError(f"{name} of rows {bad} are not finite where rows coincide")

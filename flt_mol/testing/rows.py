@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from flt_mol.functional import system_index
 from flt_mol.structures import Structures
 
-ELEMENTS = (1, 6, 7, 8, 13, 28, 29, 46, 47, 78, 79)
+ELEMENTS = torch.tensor((1, 6, 7, 8, 13, 28, 29, 46, 47, 78, 79))
 _PER_ROW = ("x", "positions", "atomic_numbers", "tags", "fixed")
 _PER_SYSTEM = ("cell", "pbc")
 
@@ -69,17 +70,14 @@ class Rows:
     @classmethod
     def of(cls, structures: Structures) -> Rows:
         """The systems of `structures`, with features (N, 0)."""
-        names = [f.name for f in fields(cls) if f.name != "x"]
-        values = {name: getattr(structures, name) for name in names}
+        values = {f.name: getattr(structures, f.name) for f in fields(cls) if f.name != "x"}
         return cls(structures.positions[:, :0], **values)
 
-    def __getitem__(self, index: int) -> Rows:
-        """System `index` alone, as a batch of one."""
-        rows = torch.arange(*self.ptr[index : index + 2].tolist(), device=self.ptr.device)
-        return self.taken(rows, self.ptr.new_tensor([0, len(rows)]), [index])
-
     def __iter__(self) -> Iterator[Rows]:
-        return (self[b] for b in range(len(self)))
+        """Each system, as a batch of one."""
+        for b, (start, stop) in enumerate(itertools.pairwise(self.ptr.tolist())):
+            rows = torch.arange(start, stop, device=self.ptr.device)
+            yield self.taken(rows, self.ptr.new_tensor([0, len(rows)]), [b])
 
     @classmethod
     def cat(cls, parts: Sequence[Rows]) -> Rows:
@@ -95,16 +93,11 @@ class Rows:
         self, rows: Tensor, ptr: Tensor | None = None, systems: list[int] | None = None
     ) -> Rows:
         """Rows by indices (N',), with their `ptr` (None keeps it), and some or all systems."""
-        chosen = {n: v[rows] for n in _PER_ROW if (v := getattr(self, n)) is not None}
+        index: dict[str, Any] = dict.fromkeys(_PER_ROW, rows)
         if systems is not None:
-            chosen |= {n: v[systems] for n in _PER_SYSTEM if (v := getattr(self, n)) is not None}
-        return replace(self, ptr=self.ptr if ptr is None else ptr, **chosen)
-
-    def reordered(self, generator: torch.Generator) -> tuple[Rows, Tensor]:
-        """The rows of each system in random order, and (N,) which row each was."""
-        keys = torch.rand(self.num_rows, generator=generator, dtype=torch.float64)
-        order = (keys.to(self.ptr.device) + self.system).argsort()
-        return self.taken(order), order
+            index |= dict.fromkeys(_PER_SYSTEM, systems)
+        found = {n: v[at] for n, at in index.items() if (v := getattr(self, n)) is not None}
+        return replace(self, ptr=self.ptr if ptr is None else ptr, **found)
 
     def moved(self, moves: Tensor) -> Rows:
         """Positions plus (N, ℓ)."""
@@ -116,26 +109,6 @@ class Rows:
         turned = (positions.double().unsqueeze(-2) @ q[self.system]).squeeze(-2)
         cell = None if self.cell is None else (self.cell.double() @ q).to(self.cell)
         return replace(self, positions=turned.to(positions), cell=cell)
-
-    def rounded(self) -> Rows:
-        """Positions and cells rounded to 1/1024 Å: whole shifts are then exact in float32."""
-        names = [name for name in ("positions", "cell") if getattr(self, name) is not None]
-        return replace(self, **{n: (getattr(self, n) * 1024).round() / 1024 for n in names})
-
-    def repeated(self, counts: Sequence[int]) -> tuple[Rows, Tensor]:
-        """Systems repeated along their periodic vectors, and the row each is a copy of."""
-        cell, pbc = self.lattice()
-        steps = torch.cartesian_prod(*(torch.arange(n) for n in counts)).reshape(-1, 3).to(cell)
-        parts, sources = [], []
-        for b, part in enumerate(self):
-            times = torch.where(pbc[b], torch.tensor(counts).to(cell), 1)
-            moves = steps[(steps < times).all(1)] @ cell[b]
-            source = torch.arange(part.num_rows, device=cell.device).repeat(len(moves))
-            copies = part.taken(source, self.ptr.new_tensor([0, len(source)]))
-            copies = copies.moved(moves.repeat_interleave(part.num_rows, 0))
-            parts.append(replace(copies, cell=(times[:, None] * cell[b])[None]))
-            sources.append(source + self.ptr[b])
-        return Rows.cat(parts), torch.cat(sources)
 
     def placed(self) -> Tensor:
         """`positions`, or ValueError where there are none."""
@@ -151,11 +124,15 @@ class Rows:
 
     def to(self, target: torch.device | torch.dtype | str) -> Rows:
         """The same rows on a device, or with all floats in a dtype."""
-        tensors = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
-        for name, value in tensors.items():
-            if value.is_floating_point() or not isinstance(target, torch.dtype):
-                tensors[name] = value.to(target)
-        return Rows(**tensors)
+        keeps = isinstance(target, torch.dtype)
+        values = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+        floats = {n: v for n, v in values.items() if v.is_floating_point() or not keeps}
+        return replace(self, **{name: value.to(target) for name, value in floats.items()})
+
+
+def seeded() -> torch.Generator:
+    """One with seed 0: checks repeat, and leave torch's global one alone."""
+    return torch.Generator().manual_seed(0)
 
 
 def random_rows(
@@ -170,7 +147,7 @@ def random_rows(
     """Random rows: standard normal features, and atoms of :func:`random_structures` where ℓ = 3.
 
     Args:
-        generator: source of all draws, on CPU.
+        generator: of all numbers, on CPU.
         sizes: rows of each of the B systems, 0 allowed.
         width: C.
         dim: ℓ; None gives no positions, other numbers than 3 give normal ones of width 3.
@@ -200,12 +177,11 @@ def random_structures(
     about 1.2 Å. Tags are random, atoms of tag 0 fixed, energies standard normal.
 
     Args:
-        generator: source of all draws.
+        generator: of all numbers, on CPU.
         natoms: atoms of each of the B systems, 0 allowed.
         periodic: pbc of all systems, or one value for each lattice vector.
         dtype: of positions and cells.
     """
-    choices = torch.tensor(ELEMENTS, dtype=torch.int64)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5
@@ -215,11 +191,10 @@ def random_structures(
         cell = side * 2.5 * (torch.eye(3, dtype=torch.float64) + 0.2 * uniform(3, 3))
         points = torch.randperm(side**3, generator=generator)[:n]
         grid = torch.stack([points // side**2, points // side % side, points % side], dim=1)
-        fractional = (grid + 0.5 + 0.4 * uniform(n, 3)) / side
+        positions = (grid + 0.5 + 0.4 * uniform(n, 3)) / side @ cell
         tags = torch.randint(3, (n,), generator=generator)
-        positions = fractional @ cell
         return Structures.single(
-            choices[torch.randint(len(choices), (n,), generator=generator)],
+            ELEMENTS[torch.randint(len(ELEMENTS), (n,), generator=generator)],
             positions,
             cell=cell,
             pbc=periodic,

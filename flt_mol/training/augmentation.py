@@ -16,8 +16,6 @@ from flt_mol.structures import Structures, relaxed_displacement
 
 __all__ = ["move_atoms", "rotate", "shift_images"]
 
-_LEAST_VOLUME = 1e-6  # spanned by three unit vectors
-
 
 def rotate(structures: Structures, kind: str) -> Structures:
     """Each system and its cell rotated at random, and mirrored half of the time.
@@ -25,17 +23,11 @@ def rotate(structures: Structures, kind: str) -> Structures:
     Args:
         structures: initial positions, and relaxed ones if there are any.
         kind: "none", "z" (about the z axis, the normal of slabs) or "full" (any rotation).
-
-    Raises:
-        ValueError: unknown `kind`.
     """
     if kind == "none":
         return structures
-    if kind not in _MATRICES:
-        raise ValueError(f"rotation is '{kind}'; known: none, {', '.join(_MATRICES)}")
-    matrix = _MATRICES[kind](len(structures), structures.positions)
-    per_atom = matrix[structures.system]
-    relaxed = structures.positions_relaxed
+    matrix = {"z": _about_z, "full": _orthogonal}[kind](len(structures), structures.positions)
+    per_atom, relaxed = matrix[structures.system], structures.positions_relaxed
     return replace(
         structures,
         positions=_apply(structures.positions, per_atom),
@@ -47,20 +39,16 @@ def rotate(structures: Structures, kind: str) -> Structures:
 def shift_images(structures: Structures) -> Structures:
     """Another choice of periodic images: a random origin in the cell, atoms wrapped around it.
 
-    Only along a and b of systems with `pbc` along all axes; c of slabs, across the vacuum, is left
-    alone, since OC20 calls it periodic too. `positions_relaxed` move by the same lattice vectors.
-
-    Raises:
-        ValueError: a singular cell of a system that repeats along all axes, naming the sid.
-
+    Only along a and b of systems with `pbc` along all axes, whose cells must not be singular (which
+    reading refuses); c of slabs, across the vacuum, is left alone, since OC20 calls it periodic
+    too. `positions_relaxed` move by the same lattice vectors.
     """
-    whole = structures.pbc.all(1)
+    whole, system = structures.pbc.all(1), structures.system
     axes = whole[:, None] & torch.tensor([True, True, False], device=whole.device)
     # Others may lack vectors; any invertible stand-in does, as they are not moved.
     stand_in = torch.eye(3, dtype=structures.cell.dtype, device=structures.cell.device)
     cell = torch.where(whole[:, None, None], structures.cell, stand_in)
-    system = structures.system
-    fractional = _apply(structures.positions, _inverse(cell, structures)[system])
+    fractional = _apply(structures.positions, torch.linalg.inv(cell)[system])
     origin = torch.rand(len(structures), 3, dtype=cell.dtype, device=cell.device)
     lattice = -(fractional + origin[system]).floor() * axes[system]
     shift = _apply(lattice, cell[system])
@@ -84,7 +72,7 @@ def move_atoms(
     r ← r + t d + `noise` ε, with d the displacement to the relaxed structure by its shortest
     periodic image, ε standard normal, and t uniform in [0, 1] for a share `interpolation` of the
     systems, 0 for the others. The relaxed energy and `positions_relaxed` stay, so the displacement
-    that is left follows. Pairs are dropped: they are those of the old positions.
+    that remains follows. Pairs are dropped: they are those of the old positions.
 
     Args:
         structures: with `positions_relaxed` for interpolation.
@@ -118,20 +106,6 @@ def move_atoms(
     return replace(structures, positions=positions, pairs=None, cutoff=None), moved & (num_free > 0)
 
 
-def _inverse(cell: Tensor, structures: Structures) -> Tensor:
-    """(B, 3, 3) inverse cells."""
-    inverse: Tensor = torch.linalg.inv_ex(cell).inverse
-    unit = cell / torch.linalg.vector_norm(cell, dim=-1, keepdim=True)
-    singular = ~(torch.linalg.det(unit).abs() > _LEAST_VOLUME)  # of NaN too
-    if bool(singular.any()):
-        system = int(singular.nonzero()[0])
-        raise ValueError(
-            f"sid {structures.sid[system]}: the cell is singular and pbc True along all axes: fix "
-            "it, or set training.shift_images=false"
-        )
-    return inverse
-
-
 def _apply(rows: Tensor, matrices: Tensor) -> Tensor:
     return torch.einsum("ni,nij->nj", rows, matrices)
 
@@ -153,6 +127,3 @@ def _orthogonal(count: int, like: Tensor) -> Tensor:
     q, r = torch.linalg.qr(gaussian)
     out: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     return out
-
-
-_MATRICES = {"z": _about_z, "full": _orthogonal}

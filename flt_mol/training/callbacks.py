@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
 from flt_mol.files import temporary_path
@@ -18,11 +19,17 @@ from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.training.task import EnergyTask
 
-__all__ = ["BEST", "LAST", "History", "WeightAverage", "make_loggers"]
+__all__ = ["BEST", "LAST", "History", "WeightAverage", "make_loggers", "say"]
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 _CSV = Path("logs", "csv", "metrics.csv")
 _LINES = 10
+
+
+def say(console: Console | None, line: str) -> None:
+    """Print a line as it is."""
+    if console is not None and line:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class WeightAverage(EMAWeightAveraging):
@@ -40,35 +47,31 @@ class WeightAverage(EMAWeightAveraging):
         return task.model
 
 
+@dataclass(eq=False)
 class History(Callback):
     """Metrics of every epoch, and the weights with the lowest validation MAE as ``best.ckpt``.
 
     Args:
         folder: of the run.
         config: plain data of the run, for its checkpoints.
-        systems: sids that are trained on and held out, for them, too.
+        systems: sids that are trained on and held out, for its checkpoints, too.
         average: whose weights are used in place of the latest.
         csv: whether metrics go to ``logs/csv/metrics.csv``, too.
         console: where errors are printed, of ten epochs at least.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Mapping[str, Any],
-        systems: Mapping[str, Any],
-        average: WeightAverage | None,
-        csv: bool,
-        console: Console,
-    ) -> None:
-        self.folder, self.config, self.systems = folder, config, systems
-        self.average, self.csv, self.console = average, csv, console
-        self.epochs: list[dict[str, float]] = []
-        self.best: dict[str, float] | None = None
+    folder: Path
+    config: Mapping[str, Any]
+    systems: Mapping[str, Any]
+    average: WeightAverage | None
+    csv: bool
+    console: Console
+    epochs: list[dict[str, float]] = field(default_factory=list, init=False)
+    best: dict[str, float] | None = field(default=None, init=False)
 
     def state_dict(self) -> dict[str, Any]:
         """For a run that is resumed."""
-        return {"epochs": [dict(row) for row in self.epochs], "best": self.best}
+        return {"epochs": list(self.epochs), "best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
@@ -110,7 +113,7 @@ class History(Callback):
         if "val/displacement" in row:
             moved, unmoved = row["val/displacement"], row["val/displacement_unmoved"]
             line += f"  displacement {moved:.3f} Å (unmoved {unmoved:.3f})"
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(self.console, line)
 
     def _write_csv(self) -> None:
         """As Lightning's logger does, which counts from 0, but not lost or doubled by resuming."""
@@ -135,7 +138,5 @@ def make_loggers(names: Sequence[str], folder: Path, step: int | None) -> list[L
     if "wandb" in names:
         if importlib.util.find_spec("wandb") is None:
             raise ValueError("training.loggers has wandb, which is not installed: pip install it")
-        from lightning.pytorch.loggers import WandbLogger
-
         made.append(WandbLogger(name=folder.name, save_dir=str(folder / "logs"), project="flt_mol"))
     return made

@@ -32,6 +32,7 @@ __all__ = [
     "LossConfig",
     "RunConfig",
     "TrainingConfig",
+    "absolute_paths",
     "find_run",
     "load_run_config",
     "run_name",
@@ -270,8 +271,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _targets_hold_where_atoms_are(self) -> Self:
-        moves = {"noise": self.training.noise, "interpolation": self.training.interpolation}
-        for key, value in moves.items():
+        for key in ("noise", "interpolation"):
+            value = getattr(self.training, key)
             if value and self.data.energy == self.data.energy_initial:
                 raise _unfit(f"training.{key}", value, "0 for an energy of the initial structure")
             always = value > 0 if key == "noise" else value == 1
@@ -303,17 +304,20 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     """
     file = find_run(name_or_path)
     try:
-        content = _absolute(_read(file), file.parent)
+        content = absolute_paths(_read(file), file.parent)
         typed: dict[str, Any] = {}
         for text in overrides:
             _override(typed, text)
-        typed = _absolute(typed, Path.cwd(), of_file=False)
         chosen = typed["model"].get("name") if isinstance(typed.get("model"), dict) else None
         if chosen is not None:
             content.pop("model", None)
         content = _merged(content, typed)
-        if isinstance(data := content.get("data"), dict):
-            _prefer_given_file(data, file, overrides)
+        # A validation file takes the place of the share that a shipped run holds out.
+        shipped = file.parent == shipped_folder("configs")
+        asked = any(text.startswith("data.validation_fraction") for text in overrides)
+        data = content.get("data") if shipped and not asked else None
+        if isinstance(data, dict) and data.get("validation") in (data.get("paths") or {}):
+            data["validation_fraction"] = None
         _resolve_model(content, chosen)
         return RunConfig.model_validate(content)
     except ValidationError as error:
@@ -368,11 +372,8 @@ def run_yaml(config: RunConfig) -> str:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
-        raise ValueError(f"{line}not valid yaml: {error.problem}") from error
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"not readable as yaml: {error}") from error
+        raise ValueError(f"not readable as yaml: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ValueError("holds no mapping of keys to values; see configs/ for examples")
     return {str(key): value for key, value in content.items()}
@@ -398,15 +399,7 @@ def _override(typed: dict[str, Any], text: str) -> None:
         parsed = {part: parsed}
     if isinstance(parsed.get("model"), str):
         typed.pop("model", None)
-    typed.update(_merged(typed, _with_names(parsed)))
-
-
-def _with_names(content: dict[str, Any]) -> dict[str, Any]:
-    """A bare string for ``model`` or ``data`` means ``{name: …}``."""
-    for part in ("model", "data"):
-        if isinstance(content.get(part), str):
-            content[part] = {"name": content[part]}
-    return content
+    typed.update(_merged(typed, absolute_paths(parsed, Path.cwd(), of_file=False)))
 
 
 def _merged(base: Any, over: Any) -> Any:
@@ -419,9 +412,11 @@ def _merged(base: Any, over: Any) -> Any:
     return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
 
 
-def _absolute(content: dict[str, Any], base: Path, of_file: bool = True) -> dict[str, Any]:
-    """`content` with relative paths taken from `base`."""
-    content = _with_names(content)
+def absolute_paths(content: dict[str, Any], base: Path, of_file: bool = True) -> dict[str, Any]:
+    """The plain data of a run, with relative paths taken from `base`; `output` only `of_file`."""
+    for part in ("model", "data"):  # a bare string means {name: …}
+        if isinstance(content.get(part), str):
+            content[part] = {"name": content[part]}
     data, finetune = content.get("data"), content.get("finetune")
     if isinstance(data, dict):
         if isinstance(paths := data.get("paths"), dict):
@@ -436,14 +431,6 @@ def _absolute(content: dict[str, Any], base: Path, of_file: bool = True) -> dict
     if of_file and isinstance(output := content.get("output"), str) and output:
         content["output"] = str((base / output).resolve())
     return content
-
-
-def _prefer_given_file(data: dict[str, Any], file: Path, overrides: Sequence[str]) -> None:
-    """A validation file takes the place of the share that a shipped run holds out."""
-    shipped = file.parent == shipped_folder("configs")
-    asked = any(text.startswith("data.validation_fraction") for text in overrides)
-    if shipped and not asked and data.get("validation", "val_id") in (data.get("paths") or {}):
-        data["validation_fraction"] = None
 
 
 def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:

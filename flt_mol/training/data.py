@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from flt_mol.data import make_loader, open_dataset
-from flt_mol.data.loader import Chosen, Loader
+from flt_mol.data.loader import Loader, sizes_of
 from flt_mol.data.recipes import recipe, skipped_message
 from flt_mol.data.schema import far_off_message
 from flt_mol.models.build import check_systems
 from flt_mol.structures import Structures
-from flt_mol.training.config import DataConfig, RunConfig, TrainingConfig
+from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.processes import World
 
 __all__ = [
@@ -43,15 +44,6 @@ class Splits(NamedTuple):
     validation: Any
 
 
-def _path(data: DataConfig, split: str) -> Path:
-    if split in data.paths:
-        return Path(data.paths[split])
-    if data.name is not None:
-        return Path(recipe(data.name).path(split))
-    hint = f"set data.paths.{split}, data.name or, to hold out a part, data.validation_fraction=0.1"
-    raise ValueError(f"no file for split '{split}': {hint}")
-
-
 def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
     """A fine-tuning run without the outputs that its first training record has no targets for.
 
@@ -60,9 +52,9 @@ def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
     model = config.model
     if config.finetune.checkpoint is None or model.feedback == "positions":
         return config, []
-    names: list[str] = [name for name in _TARGETS if name in model.outputs]
+    names = [name for name in model.outputs if name in _TARGETS]
     first = open_split(config, config.data.train, targets=False)[0] if names else None
-    idle = [name for name in names if getattr(first, _TARGETS[name]) is None]
+    idle: list[str] = [name for name in names if getattr(first, _TARGETS[name]) is None]
     settings = config.model_dump()
     settings["model"]["outputs"] = [name for name in model.outputs if name not in idle]
     return RunConfig.model_validate(settings), idle
@@ -73,6 +65,9 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
 
     Records that are too large for the model and, with `targets`, those that lack one of its
     outputs' are invalid.
+
+    Raises:
+        ValueError: no file for the split; an invalid record, unless ``data.skip_bad``.
     """
     data, outputs = config.data, config.model.outputs if targets else []
     needed: dict[str, str] = {field: out for out, field in _TARGETS.items() if out in outputs}
@@ -90,8 +85,11 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
                     f"{getattr(data, field)}, set data.skip_bad=true, or train without ({without})"
                 )
 
+    if split not in data.paths and data.name is None:
+        hint = f"data.paths.{split}, data.name or, to hold out a part, data.validation_fraction=0.1"
+        raise ValueError(f"no file for split '{split}': set {hint}")
     return open_dataset(
-        _path(data, split),
+        Path(data.paths[split]) if split in data.paths else recipe(str(data.name)).path(split),
         require_energy=True,
         on_error="skip" if data.skip_bad else "raise",
         energy=data.energy,
@@ -119,7 +117,13 @@ def load_splits(config: RunConfig) -> Splits:
     whole = _load(config, data.train)
     if data.validation_fraction is None:
         splits = Splits(whole, _load(config, data.validation))
-        _warn_of_shared(splits)
+        both = sorted(set.intersection(*(set(sids_of(split) or ()) for split in splits)))
+        if both:
+            warnings.warn(
+                f"{len(both)} of {len(splits.validation)} validation systems have sids of training "
+                f"systems (first {', '.join(both[:3])}): if they are the same, errors are too low",
+                stacklevel=2,
+            )
         return splits
     count = max(1, round(data.validation_fraction * len(whole)))
     if count >= len(whole):
@@ -127,11 +131,11 @@ def load_splits(config: RunConfig) -> Splits:
             f"split '{data.train}' has {len(whole)} systems, and data.validation_fraction="
             f"{data.validation_fraction:g} leaves none to train on"
         )
-    order = np.random.default_rng(config.training.seed % 2**63).permutation(len(whole))
-    held, kept = sorted(order[:count].tolist()), sorted(order[count:].tolist())
+    order = np.random.default_rng(config.training.seed % 2**63).permutation(len(whole)).tolist()
+    held, kept = sorted(order[:count]), sorted(order[count:])
     if isinstance(whole, list):
         return Splits([whole[i] for i in kept], [whole[i] for i in held])
-    return Splits(Chosen(whole, kept), Chosen(whole, held))
+    return Splits(Subset(whole, kept), Subset(whole, held))
 
 
 def _load(config: RunConfig, split: str) -> Any:
@@ -139,7 +143,7 @@ def _load(config: RunConfig, split: str) -> Any:
     if data.name is not None and split not in data.paths:
         recipe(data.name).check_count(split, dataset, stacklevel=3)
     if dataset.skipped:
-        warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
+        warnings.warn(skipped_message(dataset), stacklevel=3)
     if len(dataset) > _IN_MEMORY:
         if split == data.validation:
             dataset.read_through()  # errors come now, not after the hours of a first epoch
@@ -147,49 +151,42 @@ def _load(config: RunConfig, split: str) -> Any:
     rows = range(len(dataset))
     parts = (rows[start : start + _AT_ONCE] for start in rows[::_AT_ONCE])
     systems = [system for part in parts for system in dataset.batch(part)]
-    energies = np.array([float(one.energy) for one in systems if one.energy is not None])
+    energies = np.array([float(one.energy) for one in systems])
     message = far_off_message(energies, [one.sid[0] for one in systems], split, "the loss")
     if message is not None:
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, stacklevel=3)
     return systems
 
 
 def split_loader(
     systems: Any,
-    split: str,
     settings: TrainingConfig,
     world: World,
     cutoff: float | None = None,
     shuffle: bool = False,
 ) -> Loader:
-    """Batches of a split, named in errors, for one of the processes that share it.
+    """Batches of a split for one of the processes that share it.
 
     Batches come with their pairs within `cutoff`, Å, which are searched once where they fit.
     """
-    atoms = settings.batch_atoms
     if cutoff is not None and isinstance(systems, list):
         paired = [system.with_pairs(cutoff) for system in systems]
         sizes = (sum(x.nbytes for x in one.pairs) for one in paired if one.pairs is not None)
         if sum(sizes) <= _PAIRS_IN_MEMORY:
             systems, cutoff = paired, None
     on_gpu = settings.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    try:
-        return make_loader(
-            systems,
-            settings.batch_size if atoms is None else None,
-            max_atoms=atoms,
-            shuffle=shuffle,
-            seed=settings.seed,
-            num_workers=settings.num_workers,
-            cutoff=cutoff,
-            rank=world.rank,
-            world_size=world.size,
-            pin_memory=on_gpu,
-        )
-    except ValueError as error:
-        if atoms is None:
-            raise
-        raise ValueError(f"training.batch_atoms is {atoms}; {split} data: {error}") from error
+    return make_loader(
+        systems,
+        settings.batch_size if settings.batch_atoms is None else None,
+        max_atoms=settings.batch_atoms,
+        shuffle=shuffle,
+        seed=settings.seed,
+        num_workers=settings.num_workers,
+        cutoff=cutoff,
+        rank=world.rank,
+        world_size=world.size,
+        pin_memory=on_gpu,
+    )
 
 
 def data_digest(splits: Splits, processes: int) -> int:
@@ -204,21 +201,10 @@ def data_digest(splits: Splits, processes: int) -> int:
                 for field in (system.atomic_numbers, system.positions, system.energy):
                     crc = zlib.crc32(field.contiguous().numpy().tobytes(), crc)
         else:
-            crc = zlib.crc32(np.asarray(split.natoms(), np.int64).tobytes(), crc)
+            crc = zlib.crc32(sizes_of(split).tobytes(), crc)
     return crc
 
 
 def sids_of(systems: Any) -> list[str] | None:
     """Names of the systems of a split; None of one that is too large to be in memory."""
     return [str(one.sid[0]) for one in systems] if isinstance(systems, list) else None
-
-
-def _warn_of_shared(splits: Splits) -> None:
-    both = sorted(set.intersection(*(set(sids_of(split) or ()) for split in splits)))
-    if both:
-        warnings.warn(
-            f"{len(both)} of {len(splits.validation)} validation systems have sids of training "
-            f"systems (first {', '.join(both[:3])}): if they are the same, errors are too low",
-            UserWarning,
-            stacklevel=3,
-        )

@@ -19,8 +19,8 @@ from flt_mol.data import make_loader
 from flt_mol.data.loader import TargetStatistics
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_weights
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel
-from flt_mol.nn.embedding import AtomEmbedding
 from flt_mol.nn.radial import PairTypes
+from flt_mol.prediction.energies import evaluating
 from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.folder import differences
 
@@ -48,8 +48,7 @@ def start_from(
             differ), or patterns that match no name.
 
     Warns:
-        UserWarning: targets that are far from all that the checkpoint was trained on, or new
-            elements in frozen tables.
+        UserWarning: targets that are far from all that the checkpoint was trained on.
     """
     assert config.checkpoint is not None
     path, weights = read_weights(config.checkpoint)
@@ -60,12 +59,6 @@ def start_from(
     frozen = freeze(model, config.freeze)
     model.mark_seen(statistics.elements)
     symbols = ", ".join(chemical_symbols[number] for number in new)
-    if new and not model.embedding.element.weight.requires_grad:
-        warnings.warn(
-            f"finetune.freeze keeps embedding.element.weight: {symbols}, never trained on, stay at "
-            "the mean of the other elements",
-            stacklevel=2,
-        )
     parts = [f"fine-tuning {path}"]
     parts += [f"{name} shifted by {by:+.4f} eV" for name, by in shifts.items()]
     parts += [f"new elements: {symbols}"] if new else []
@@ -94,21 +87,15 @@ def _load(
 def _start_elements(model: EnergyModel, elements: Sequence[int]) -> list[int]:
     """The mean row for elements never trained on; their numbers."""
     seen = model.elements_seen
-    new = torch.zeros_like(seen)
-    new[list(elements)] = True
-    new &= ~seen
-    if bool(new.any()) and bool(seen.any()):
+    new = [number for number in elements if not seen[number]]
+    tables = [model.embedding.element.weight]
+    for part in model.modules():
+        tables += part.parameters() if isinstance(part, PairTypes) else ()
+    if bool(seen.any()):
         with torch.no_grad():
-            for module in model.modules():
-                tables: list[Tensor] = []
-                if isinstance(module, AtomEmbedding):
-                    tables = [module.element.weight]
-                elif isinstance(module, PairTypes):
-                    tables = list(module.parameters())
-                for table in tables:
-                    table[new] = table[seen].mean(0)
-    numbers: list[int] = new.nonzero().flatten().tolist()
-    return numbers
+            for table in tables:
+                table[new] = table[seen].mean(0)
+    return new
 
 
 def _shift(
@@ -119,12 +106,9 @@ def _shift(
     added: Sequence[str],
 ) -> dict[str, float]:
     """Shift the means; shifts in eV, by output. Normalisers that are `added` are fitted instead."""
-    known, moments = dict(model.normalizers), {"energy": statistics.energies}
-    if statistics.energies_initial is not None:
-        moments["energy_initial"] = statistics.energies_initial
-    for name, prefix in (("energy", "normalizer"), ("energy_initial", "normalizer_initial")):
-        if f"{prefix}.mean" in added and name in moments:
-            known.pop(name).fit(moments[name])
+    known = dict(model.normalizers)
+    if "normalizer_initial.mean" in added and statistics.energies_initial is not None:
+        known.pop("energy_initial").fit(statistics.energies_initial)
     shifts: dict[str, float] = {}
     for name, missed in _residuals(model, training, list(known)).items():
         middle, std = float(np.median(missed)), float(known[name].std)
@@ -146,23 +130,15 @@ def _shift(
 def _residuals(
     model: EnergyModel, training: Any, outputs: Sequence[str]
 ) -> dict[str, NDArray[np.float64]]:
-    """Target − prediction (S,), eV, of training systems, or of so many of them, evenly spread."""
+    """Target − prediction (S,), eV, of training systems, or of some at even distances."""
     chosen = np.unique(np.linspace(0, len(training) - 1, min(len(training), _AT_MOST)).astype(int))
     systems = [training[int(i)] for i in chosen]
     missed: dict[str, list[Tensor]] = {name: [] for name in outputs}
-    before = model.training
-    model.eval()
-    with torch.inference_mode():
+    with evaluating(model), torch.inference_mode():
         for batch in make_loader(systems, _AT_ONCE, cutoff=model.cutoff):
             found = model(batch)
             for name, values in missed.items():
-                error = getattr(batch, name).double() - found[name].double()
-                if not bool(error.isfinite().all()):
-                    at = int((~error.isfinite()).nonzero()[0])
-                    energy = found[name][at].item()
-                    raise ValueError(f"the checkpoint predicts {energy} eV for sid {batch.sid[at]}")
-                values.append(error)
-    model.train(before)
+                values.append(getattr(batch, name).double() - found[name].double())
     return {name: torch.cat(values).numpy() for name, values in missed.items()}
 
 
@@ -170,8 +146,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """Take the parameters whose names match any pattern out of training; their names.
 
     They need no gradient, and have no optimiser state and no weight decay. Patterns are as of
-    :func:`fnmatch.fnmatchcase`: ``*``, ``?`` and ``[…]``, where ``*`` crosses dots. A name of a
-    part stands for all that is in it.
+    :func:`fnmatch.fnmatchcase`, where ``*`` crosses dots. A name of a part stands for all in it.
 
     Raises:
         ValueError: a pattern that matches nothing, or patterns that match everything.
@@ -188,9 +163,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
         frozen.update(found)
     if patterns and len(frozen) == len(names):
         raise ValueError("finetune.freeze matches every parameter: nothing is left to train")
-    for name, parameter in model.named_parameters():
-        if name in frozen:
-            parameter.requires_grad_(False)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
     return tuple(name for name in names if name in frozen)
 
 

@@ -2,95 +2,77 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
 from flt_mol.files import temporary_path
 from flt_mol.training.callbacks import BEST, LAST
+from flt_mol.training.processes import World
 from flt_mol.training.resume import RESUME
 
-__all__ = [
-    "RunFolder",
-    "check_output",
-    "differences",
-    "finished_run",
-    "run_folder",
-    "written_files",
-]
+__all__ = ["differences", "run_folder", "written_files"]
 
 _CONFIG = "config.yaml"
 _LOCK = ".training.lock"
 _WAIT = 6.0  # s; workers of a killed run end within 5
 _FREE = {"training.num_workers", "training.save_minutes"}  # weights do not depend on these
-
-
-class RunFolder(NamedTuple):
-    """Where a run goes, and the point that it resumes from, if it was interrupted."""
-
-    path: Path
-    resume: Path | None
-
-
-def finished_run(output: str | None, settings: Mapping[str, Any]) -> Path | None:
-    """The folder `output`, if it holds a finished run of the same settings."""
-    if output is None or not (Path(output) / LAST).is_file():
-        return None
-    return None if _changes(Path(output), settings) else Path(output)
-
-
-def check_output(output: str | None, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds a run of other settings, or cannot be written, before any work."""
-    folder = Path("runs" if output is None else output)
-    changed = _changes(folder, settings) if (folder / _CONFIG).exists() else []
-    if changed and output is not None:
-        raise ValueError(
-            f"{folder} holds a run with other settings: {'; '.join(changed)}; choose another "
-            "output, or remove it"
-        )
-    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=above):
-            pass
-    except OSError as error:
-        raise ValueError(f"output {folder} cannot be written: {error.strerror or error}") from error
+_FOLLOWED = "FLT_MOL_RUN_FOLDER"
 
 
 @contextmanager
-def run_folder(output: str | None, name: str, settings: Mapping[str, Any]) -> Iterator[RunFolder]:
+def run_folder(
+    output: str | None, name: str, settings: Mapping[str, Any], world: World
+) -> Iterator[Path]:
     """`output`, or one of runs/NAME, runs/NAME-2, …, with the settings written to it, locked.
 
     Of these it is the first that is free, or holds an interrupted run of the same settings which no
-    process is resuming. On an exception without weights or a point to resume from what was put
-    there is removed; else the exception gets a note that names them.
+    process is resuming. On an exception without weights or a point to resume from, what was put
+    there is removed; else the exception gets a note that names them. Other processes of the run get
+    the folder of the first one.
+
+    Raises:
+        ValueError: `output` cannot be written, holds a run of other settings, or another process is
+            training into it.
     """
+    if not world.is_first:
+        given = os.environ.get(_FOLLOWED) or output
+        if given is None:
+            raise ValueError("torchrun needs output=FOLDER, the same for all processes")
+        yield Path(given)
+        return
     with ExitStack() as stack:
         folder, new = _hold(output, name, settings, stack)
+        if (folder / LAST).exists():
+            yield folder
+            return
         before = set(folder.iterdir())
-        if not (folder / _CONFIG).exists():
-            with temporary_path(folder / _CONFIG) as temporary:
-                text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
-                temporary.write_text(text, encoding="utf-8")
-        best, resume = folder / BEST, folder / RESUME
         try:
-            yield RunFolder(folder, resume if resume.exists() else None)
+            if not (folder / _CONFIG).exists():
+                with temporary_path(folder / _CONFIG) as temporary:
+                    text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
+                    temporary.write_text(text, encoding="utf-8")
+            stack.enter_context(_shown(folder))
+            yield folder
         except BaseException as error:
+            best, resume = folder / BEST, folder / RESUME
             if best.exists():
                 error.add_note(f"the best weights so far: {best}")
             if resume.exists() and isinstance(error, KeyboardInterrupt | SystemExit):
                 error.add_note(f"to resume in {folder}, give the same command again")
             if not best.exists() and not resume.exists():
-                _remove(set(folder.iterdir()) - before)
+                stack.close()
+                for path in set(folder.iterdir()) - before:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
                 if new:
-                    stack.close()
-                    shutil.rmtree(folder)
+                    folder.rmdir()
             raise
 
 
@@ -107,37 +89,46 @@ def _hold(
     if output is not None:
         folder = Path(output)
         new = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        _lock(folder, stack, _WAIT)
-        if (folder / LAST).exists():  # since this process looked first
-            raise ValueError(f"another process has just finished the run in {folder}")
+        used = any((folder / name).exists() for name in (_CONFIG, LAST))
+        if used and (changed := "; ".join(_changes(folder, settings))):
+            hint = "choose another output, or remove it"
+            raise ValueError(f"{folder} holds a run with other settings: {changed}; {hint}")
+        if not _lock(folder, stack):
+            raise ValueError(f"another process is training into {folder}")
         return folder, new
     for number in count(1):
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         new = not folder.exists()
-        if not new and not _is_interrupted(folder, settings):
+        if not new and ((folder / LAST).exists() or _changes(folder, settings)):
             continue
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            _lock(folder, stack, 0 if new else _WAIT)
-        except ValueError:
-            continue
-        if new or _is_interrupted(folder, settings):
+        if _lock(folder, stack) and not (folder / LAST).exists():  # another may just have finished
             break
         stack.close()
     return folder, new
 
 
-def _lock(folder: Path, stack: ExitStack, seconds: float) -> None:
+def _lock(folder: Path, stack: ExitStack) -> bool:
     try:
-        stack.enter_context(FileLock(folder / _LOCK, timeout=seconds))
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(FileLock(folder / _LOCK, timeout=_WAIT))
     except Timeout:
-        raise ValueError(f"another process is training into {folder}") from None
+        return False
+    except OSError as error:
+        raise ValueError(f"output {folder} cannot be written: {error.strerror or error}") from error
     stack.callback((folder / _LOCK).unlink, missing_ok=True)
+    return True
 
 
-def _is_interrupted(folder: Path, settings: Mapping[str, Any]) -> bool:
-    return not (folder / LAST).exists() and not _changes(folder, settings)
+@contextmanager
+def _shown(folder: Path) -> Iterator[None]:
+    """Processes that Lightning starts meanwhile find the folder of the run in their environment."""
+    before = dict(os.environ)
+    os.environ[_FOLLOWED] = str(folder.absolute())
+    try:
+        yield
+    finally:  # of what Lightning added, too
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
@@ -166,11 +157,3 @@ def _flattened(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, Mapping) and value
         out |= _flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return out
-
-
-def _remove(paths: set[Path]) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != _LOCK:
-            path.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ _EARLIER_RECYCLE = 0.5
 class Loss(NamedTuple):
     """The loss of a batch, and the errors that it is made of.
 
-    Attributes:
+    Args:
         total: () without unit.
         errors: name → mean error of the last recycle () and the number that it is a mean over;
             "mae" and "energy_initial_mae" (eV, systems), "displacement" (Å, free atoms), and
@@ -31,9 +31,6 @@ class Loss(NamedTuple):
 
     total: Tensor
     errors: dict[str, tuple[Tensor, float]]
-
-
-_Term = tuple[str, Tensor | float, Tensor, Tensor]  # name, weight, errors (K, n), valid (n,)
 
 
 def training_loss(
@@ -62,51 +59,40 @@ def training_loss(
     Raises:
         ValueError: a missing target, naming the sids; an output of another shape than its target.
     """
-    total, systems = torch.zeros(()), float(len(structures))
-    errors: dict[str, tuple[Tensor, float]] = {}
-    for name, weight, every, valid in _terms(
-        outputs, structures, progress, config, normalizers, moved
-    ):
-        count = int(valid.sum())
-        factor = share(count)
-        means = torch.where(valid, every, torch.zeros_like(every)).sum(-1) / max(count, 1)
-        weights = means.new_tensor(recycle_weights(len(means), config))
-        loss = weight * factor * (means * weights).sum() / weights.sum()
-        total = total.to(loss) + loss
-        errors[name] = means[-1].detach(), float(count)
-        if name == "mae":
-            systems = count / factor
-    return Loss(total, {**errors, "loss": (total.detach(), systems)})
-
-
-def _terms(
-    outputs: Mapping[str, Tensor],
-    structures: Structures,
-    progress: float,
-    config: LossConfig,
-    normalizers: Mapping[str, Normalizer],
-    moved: Tensor | None,
-) -> Iterator[_Term]:
-    every = torch.ones(len(structures), dtype=torch.bool, device=structures.positions.device)
-    errors = _energy_errors(outputs, structures, "energy")
-    yield "mae", 1 / normalizers["energy"].std, errors, every
+    all_systems = torch.ones(len(structures), dtype=torch.bool, device=structures.positions.device)
+    energies = _energy_errors(outputs, structures, "energy")
+    # Name, weight, errors (K, n), and which of the n count.
+    terms = [("mae", 1 / normalizers["energy"].std, energies, all_systems)]
     weight = config.energy_initial_weight
     if "energy_initial" in outputs and weight != 0:
         scale = (1.0 if weight is None else weight) / normalizers["energy_initial"].std
         errors = _energy_errors(outputs, structures, "energy_initial")
-        yield "energy_initial_mae", scale, errors, every if moved is None else ~moved
+        valid = all_systems if moved is None else ~moved
+        terms.append(("energy_initial_mae", scale, errors, valid))
     decays = config.displacement_decay != "none"
     if "displacement" in outputs and (config.displacement_weight != 0 or decays):
         errors, _ = _displacement_errors(outputs, structures)
-        yield "displacement", displacement_weight(progress, config), errors, ~structures.fixed
+        scale = errors.new_tensor(displacement_weight(progress, config))
+        terms.append(("displacement", scale, errors, ~structures.fixed))
+    total, systems = torch.zeros(()), float(len(structures))
+    found: dict[str, tuple[Tensor, float]] = {}
+    for name, scale, errors, valid in terms:
+        count = int(valid.sum())
+        factor = share(count)
+        means = torch.where(valid, errors, torch.zeros_like(errors)).sum(-1) / max(count, 1)
+        weights = means.new_tensor(recycle_weights(len(means), config))
+        loss = scale * factor * (means * weights).sum() / weights.sum()
+        total = total.to(loss) + loss
+        found[name] = means[-1].detach(), float(count)
+        if name == "mae":
+            systems = count / factor
+    return Loss(total, {**found, "loss": (total.detach(), systems)})
 
 
 def displacement_weight(progress: float, config: LossConfig) -> float:
     """w_disp(p) = w₁ + (w₀ − w₁) s(p), with s = 1 ("none"), 1 − p ("linear") or ½ (1 + cos πp).
 
-    Args:
-        progress: p, 0 to 1.
-        config: w₀ its `displacement_weight` (None is 1), w₁ its `displacement_final_weight`.
+    `progress` is p from 0 to 1; w₀ and w₁ are `config`'s first (None is 1) and final weight.
     """
     first = 1.0 if config.displacement_weight is None else config.displacement_weight
     last = config.displacement_final_weight
@@ -137,21 +123,20 @@ def error_sums(
         ValueError: a missing target, naming the sids.
     """
     errors = {"mae": _energy_errors(outputs, structures, "energy")}
+    found: dict[str, tuple[Tensor, int]] = {}
     if "energy_initial" in outputs:
         errors["energy_initial_mae"] = _energy_errors(outputs, structures, "energy_initial")
-    free, unmoved = ~structures.fixed, None
     if "displacement" in outputs:
+        free = ~structures.fixed
         distances, unmoved = _displacement_errors(outputs, structures)
         errors["displacement"] = distances[:, free]
-    found: dict[str, tuple[Tensor, int]] = {}
-    for name, values in errors.items():
-        sums = values.sum(-1)
-        found[name] = sums[-1], values.shape[1]
-        if len(sums) > 1:
-            found |= {f"{name}_recycle{k}": (x, values.shape[1]) for k, x in enumerate(sums, 1)}
-    found["ewt"] = (errors["mae"][-1] < EWT_THRESHOLD).sum(), len(structures)
-    if unmoved is not None:
         found["displacement_unmoved"] = unmoved[free].sum(), int(free.sum())
+    for name, values in errors.items():
+        sums, count = values.sum(-1), values.shape[1]
+        found[name] = sums[-1], count
+        if len(sums) > 1:
+            found |= {f"{name}_recycle{k}": (x, count) for k, x in enumerate(sums, 1)}
+    found["ewt"] = (errors["mae"][-1] < EWT_THRESHOLD).sum(), len(structures)
     return found
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import random
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -20,18 +17,10 @@ from flt_mol.files import temporary_path
 from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered
 
-__all__ = ["RESUME", "ResumePoint", "Stopped", "resume_step"]
+__all__ = ["RESUME", "ResumePoint", "resume_step"]
 
 RESUME = "resume.ckpt"
 _KEY = "flt_mol"
-
-
-class Stopped(SystemExit):
-    """All processes of a run end here after the same step, since one got the signal `number`."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.number = number
 
 
 def resume_step(path: Path, data: int) -> int:
@@ -55,22 +44,23 @@ def resume_step(path: Path, data: int) -> int:
 class ResumePoint(Callback):
     """Writes the state from which `Trainer.fit` resumes, bit for bit, and stops on signals.
 
-    Beside what Lightning saves that is the random states of torch, numpy and Python on every rank.
-    It is written after an optimiser step once `minutes` have passed, at ends of epochs, and before
-    a stop. Ctrl-C and SIGTERM stop all processes at the end of the batch (amid a logger's queue
-    they could lock up the program) by :class:`Stopped`; a second signal does not wait.
+    Beside what Lightning saves that is torch's random states on every rank. It is written after an
+    optimiser step once `minutes` have passed, at ends of epochs, and before a stop. Ctrl-C and
+    SIGTERM stop all processes at the end of the batch (amid a logger's queue they could lock up the
+    program); a second signal does not wait.
 
-    It comes after the callbacks whose state belongs to the point.
+    Args:
+        path: of the file.
+        minutes: between points.
+        data: digest of the data, which are the same when the run is resumed.
     """
 
     def __init__(self, path: Path, minutes: float, data: int = 0) -> None:
-        self.path = path
-        self.minutes = minutes
-        self.data = data
+        self.path, self.minutes, self.data = path, minutes, data
         self._saved_at = time.monotonic()
         self._step_before = 0
         self._after_batch: dict[str, Any] | None = None
-        self._random: Mapping[str, Any] | None = None
+        self._random: dict[str, Any] | None = None
         self._signal = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -81,14 +71,16 @@ class ResumePoint(Callback):
 
     def _note(self, number: int, frame: Any) -> None:
         self._signal = number
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _end)
+        signal.signal(number, _stop)  # a second one does not wait
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
         """The first batch after resuming gets the random numbers that were to come."""
         self._step_before = trainer.global_step
         self._after_batch = None
         if self._random is not None:
-            _set_random_states(self._random)
+            torch.set_rng_state(self._random["torch"])
+            if len(self._random["cuda"]) == torch.cuda.device_count():
+                torch.cuda.set_rng_state_all(self._random["cuda"])
             self._random = None
 
     def on_train_batch_end(
@@ -103,7 +95,7 @@ class ResumePoint(Callback):
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Several processes finish the validation together; the point before it stays."""
         if self._signal and trainer.world_size == 1:
-            raise Stopped(self._signal)
+            _stop(self._signal)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A point."""
@@ -120,11 +112,11 @@ class ResumePoint(Callback):
             # After a resumed epoch Lightning counts one epoch too few here, and would repeat one.
             progress["ready"] = progress["started"] = progress["processed"] + 1
             progress["completed"] = progress["processed"]
-        checkpoint[_KEY] = {
-            "random_states": gathered(_random_states()),
-            "stopped": trainer.should_stop,
-            "data": self.data,
-        }
+        # All that a run draws comes from torch's global generators.
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        states = gathered({"torch": torch.get_rng_state(), "cuda": cuda})
+        stopped = trainer.should_stop
+        checkpoint[_KEY] = {"random_states": states, "stopped": stopped, "data": self.data}
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -145,28 +137,8 @@ class ResumePoint(Callback):
                 trainer.save_checkpoint(to, weights_only=False)
             self._saved_at = time.monotonic()
         if number:
-            raise Stopped(number)
+            _stop(number)
 
 
-def _end(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
-
-
-def _random_states() -> dict[str, Any]:
-    """Those of Python, numpy and torch, as tensors and plain data."""
-    state: Any = np.random.get_state()  # noqa: NPY002
-    name, key, *rest = state
-    return {
-        "python": random.getstate(),
-        "numpy": (name, key.tolist(), *rest),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])
+def _stop(number: int, frame: Any = None) -> NoReturn:
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import logging
+import math
+import signal
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,38 +14,49 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 
 from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
-from flt_mol.evaluation.splits import evaluate_splits
+from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
-from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage
-from flt_mol.training.config import RunConfig
-from flt_mol.training.data import Splits, load_splits, sids_of, without_idle_outputs
-from flt_mol.training.finetune import start_from
-from flt_mol.training.folder import (
-    RunFolder,
-    check_output,
-    finished_run,
-    run_folder,
-    written_files,
+from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage, make_loggers, say
+from flt_mol.training.config import RunConfig, absolute_paths
+from flt_mol.training.data import (
+    Splits,
+    data_digest,
+    load_splits,
+    sids_of,
+    split_loader,
+    without_idle_outputs,
 )
-from flt_mol.training.loop import fit, say
-from flt_mol.training.processes import World, followed_folder, shown_folder, world_of
-from flt_mol.training.resume import RESUME
+from flt_mol.training.finetune import start_from
+from flt_mol.training.folder import run_folder, written_files
+from flt_mol.training.processes import World, world_of
+from flt_mol.training.resume import RESUME, ResumePoint, resume_step
+from flt_mol.training.task import EnergyTask
 
 __all__ = ["TrainingResult", "build_model", "closing_lines", "train"]
+
+_UNIMPORTANT = (
+    ".*does not have many workers.*",
+    ".*isinstance.treespec, LeafSpec.*",
+    "It is recommended to use `self.log",  # what is logged is of all processes by then
+)
 
 
 @dataclass(frozen=True)
 class TrainingResult:
     """Where a run put its files, and its best epoch's metrics.
 
-    Attributes:
+    Args:
         folder: of the run.
         checkpoint: with the lowest validation MAE.
         best: metrics of that epoch.
@@ -80,33 +95,31 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     """
     world = world_of(config.training.devices, config.training.nodes)
     console = console or Console() if world.is_first else Console(quiet=True)
-    config, idle = without_idle_outputs(_absolute(config))
+    config = RunConfig.model_validate(absolute_paths(config.model_dump(), Path.cwd(), False))
+    config, idle = without_idle_outputs(config)
     settings = config.model_dump(mode="json", exclude={"output"})
-    if (folder := finished_run(config.output, settings)) is not None:
-        say(console, f"the run in {folder} is finished: to train longer give another output")
-        best = read_checkpoint(folder / BEST)["metrics"]
-        for line in closing_lines(config, best):
-            say(console, line)
-        return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
-    if world.is_first:
-        check_output(config.output, settings)
-    splits = load_splits(config)
-    if idle:
-        say(console, f"trained without {', '.join(idle)}: the first record has no targets for it")
-    with isolate_rng():
+    with run_folder(config.output, name, settings, world) as folder, isolate_rng():
+        if (folder / LAST).exists():
+            best = read_checkpoint(folder / BEST)["metrics"]
+            done = f"the run in {folder} is finished: to train longer give another output"
+            for line in (done, *closing_lines(config, best)):
+                say(console, line)
+            return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
+        splits = load_splits(config)
+        if idle:
+            say(console, f"trained without {', '.join(idle)}: no targets in the first record")
         torch.manual_seed(config.training.seed)
         model = build_model(config, splits.training, console)
-        torch.manual_seed(world.seed(config.training.seed))  # the same weights, other dropout
-        with _folder(config, name, settings, world) as held:
-            history = _history(held, config, {"name": name, **settings}, splits, console)
-            if held.resume is None and world.is_first:
-                _note_start(history, config, model, splits)
-            fit(model, config, splits, history, held, world)
-            assert history.best is not None
-            if world.is_first:
-                _finish(history, config, model, splits)
-            files = written_files(held.path) if world.is_first else ()
-            return TrainingResult(held.path, held.path / BEST, history.best, files)
+        torch.manual_seed(config.training.seed + world.rank)  # the same weights, other dropout
+        history = _history(folder, config, {"name": name, **settings}, splits, console)
+        if world.is_first and not (folder / RESUME).exists():
+            _note_start(history, config, model, splits)
+        _fit(model, config, splits, history, world)
+        assert history.best is not None
+        if world.is_first:
+            _finish(history, config, model, splits)
+        files = written_files(folder) if world.is_first else ()
+        return TrainingResult(folder, folder / BEST, history.best, files)
 
 
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
@@ -117,8 +130,7 @@ def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
         ['best epoch 11: val_id MAE 0.0814 eV, EwT 25.55 %']
     """
     found = f"{config.data.validation} MAE {best['val/mae']:.4f} eV"
-    ewt = f"EwT {100 * best['val/ewt']:.2f} %"
-    lines = [f"best epoch {int(best['epoch'])}: {found}, {ewt}"]
+    lines = [f"best epoch {int(best['epoch'])}: {found}, EwT {100 * best['val/ewt']:.2f} %"]
     if best["epoch"] == 0:
         lines.append(
             f"training gained nothing over {config.finetune.checkpoint}: try a lower "
@@ -131,8 +143,8 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
     """The model with its normalisers fitted and the elements marked that it will have seen.
 
     With ``finetune.checkpoint`` it starts as :func:`~flt_mol.training.finetune.start_from` says,
-    which `console` is told. Its seed is ``model.seed + training.seed``; what else is drawn comes
-    from torch's global generator, which :func:`train` seeds with ``training.seed``.
+    whose line goes to `console`. Its seed is ``model.seed + training.seed``; what else is drawn
+    comes from torch's global generator, which :func:`train` seeds with ``training.seed``.
     """
     seed = config.model.seed + config.training.seed
     model = EnergyModel(config.model.model_copy(update={"seed": seed}))
@@ -153,53 +165,25 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
     return model
 
 
-def _absolute(config: RunConfig) -> RunConfig:
-    """Checked again, with relative paths taken from the working directory, for config.yaml."""
-    config = RunConfig.model_validate(config.model_dump())
-    config.data.paths = {k: str(Path(v).absolute()) for k, v in config.data.paths.items()}
-    start = config.finetune.checkpoint
-    if start is not None and Path(start).exists():
-        config.finetune.checkpoint = str(Path(start).absolute())
-    return config
-
-
-@contextmanager
-def _folder(
-    config: RunConfig, name: str, settings: Mapping[str, Any], world: World
-) -> Iterator[RunFolder]:
-    """Of the process that writes, or for those that follow it."""
-    if world.is_first:
-        with run_folder(config.output, name, settings) as folder, shown_folder(folder.path):
-            yield folder
-        return
-    path = followed_folder(config.output)
-    resume = path / RESUME
-    yield RunFolder(path, resume if resume.exists() else None)
-
-
 def _history(
-    folder: RunFolder,
-    config: RunConfig,
-    noted: dict[str, Any],
-    splits: Splits,
-    console: Console,
+    folder: Path, config: RunConfig, noted: dict[str, Any], splits: Splits, console: Console
 ) -> History:
     """With the sids of the run, unless there are too many, and the tag rule of its start."""
     trained, start = sids_of(splits.training), config.finetune.checkpoint
     if start is not None:
         if (rule := surface_rule(start)) is not None:
             noted["inherited_tag_rule"] = {"surface": rule, "from": start}
-        before = read_checkpoint(find_checkpoint(start)).get("systems") or {}
+        before = read_checkpoint(find_checkpoint(start))["systems"]
         if trained is not None:
             trained = sorted({*trained, *map(str, before.get("trained") or ())})
     held_out = None if config.data.validation_fraction is None else sids_of(splits.validation)
     systems = {"trained": trained, "held_out": held_out}
-    average = config.training.ema_decay
+    decay = config.training.ema_decay
     return History(
-        folder.path,
+        folder,
         noted,
         {key: sids for key, sids in systems.items() if sids is not None},
-        None if average is None else WeightAverage(average),
+        None if decay is None else WeightAverage(decay),
         "csv" in config.training.loggers,
         console,
     )
@@ -212,11 +196,103 @@ def _note_start(history: History, config: RunConfig, model: EnergyModel, splits:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerows([["sid"], *([sid] for sid in history.systems["held_out"])])
     if config.finetune.checkpoint is not None:
-        metrics = evaluate_splits(model, {"start": splits.validation})["start"].metrics
+        metrics = evaluate_model(model, splits.validation).metrics
         history.best = {"epoch": 0.0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]}
         history.save(BEST, model, history.best)
         name = config.data.validation
         say(history.console, f"epoch    0  MAE {name} {metrics['mae']:.3f} eV, before training")
+
+
+def _fit(
+    model: EnergyModel, config: RunConfig, splits: Splits, history: History, world: World
+) -> None:
+    """Train; afterwards the model has the final weights, averaged where that is asked for."""
+    settings, console, resume = config.training, history.console, history.folder / RESUME
+    moves = settings.noise > 0 or settings.interpolation > 0  # pairs are searched afterwards
+    cutoff = None if moves else model.cutoff
+    loaders = (
+        split_loader(splits.training, settings, world, cutoff, shuffle=True),
+        split_loader(splits.validation, settings, world, model.cutoff),
+    )
+    each = math.ceil(len(loaders[0]) / settings.accumulate)
+    steps = min(each * settings.epochs, settings.max_steps or each * settings.epochs)
+    digest, done = data_digest(splits, world.size), None
+    say(
+        console,
+        f"{len(splits.training):,} systems to train on, {len(splits.validation):,} to validate, "
+        f"{sum(p.numel() for p in model.parameters()):,} parameters, {steps:,} steps",
+    )
+    if resume.exists():
+        done = resume_step(resume, digest)
+        say(console, f"resuming the run in {history.folder} after step {done:,} of {steps:,}")
+    point = ResumePoint(resume, settings.save_minutes, digest)
+    names = config.data.train, config.data.validation
+    task = EnergyTask(model, settings, steps, config.loss, names)
+    with _lightning(world):
+        limits = {"max_epochs": math.ceil(steps / each), "max_steps": steps}
+        trainer = _trainer(config, history, point, done, world, limits)
+        resumed = done is not None
+        path = resume if resumed else None
+        trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
+    model.load_state_dict(history.weights(task).state_dict())
+
+
+def _trainer(
+    config: RunConfig,
+    history: History,
+    point: ResumePoint,
+    done: int | None,
+    world: World,
+    limits: Mapping[str, Any],
+) -> Trainer:
+    settings, bar = config.training, history.console.is_terminal and world.is_first
+    callbacks: list[Callback] = [] if history.average is None else [history.average]
+    callbacks += [history, *([RichProgressBar()] if bar else [])]
+    if (patience := settings.early_stop) is not None:
+        stop = EarlyStopping("val/mae", patience=patience, check_on_train_epoch_end=False)
+        callbacks.append(stop)
+    try:
+        return Trainer(
+            **limits,
+            accumulate_grad_batches=settings.accumulate,
+            accelerator=settings.accelerator,
+            devices=world.devices,
+            num_nodes=world.nodes,
+            strategy="ddp" if world.size > 1 else "auto",
+            use_distributed_sampler=False,
+            precision=settings.precision,
+            gradient_clip_val=settings.gradient_clip,
+            log_every_n_steps=1,
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
+            enable_progress_bar=bar,
+            enable_model_summary=False,
+            logger=make_loggers(settings.loggers, history.folder, done),
+            callbacks=[*callbacks, point],  # whose file has the states of the others
+        )
+    except MisconfigurationException as error:
+        chosen = f"training.accelerator={settings.accelerator}, precision={settings.precision}"
+        raise ValueError(f"{chosen} do not work here: {error}") from error
+
+
+@contextmanager
+def _lightning(world: World) -> Iterator[None]:
+    """Quiet, and with our exits: Lightning answers Ctrl-C and SIGTERM by status 1 and 0."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in _UNIMPORTANT:
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    except SystemExit as stop:
+        if not (world.is_first or world.torchrun):
+            raise SystemExit(0) from None  # else the first process, which started it, is killed
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        if isinstance(stop, SIGTERMException):
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
 
 
 def _finish(history: History, config: RunConfig, model: EnergyModel, splits: Splits) -> None:

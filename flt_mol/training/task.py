@@ -47,31 +47,23 @@ class EnergyTask(LightningModule):
         splits: tuple[str, str] = ("training", "validation"),
     ) -> None:
         super().__init__()
-        self.model = model
-        self.training_config = config
-        self.total_steps = total_steps
-        self.loss_config = LossConfig() if loss is None else loss
-        self.splits = splits
+        self.model, self.total_steps, self.splits = model, total_steps, splits
+        self.training_config, self.loss_config = config, loss or LossConfig()
         self._sids: list[int | str] = []
-        self._sums: dict[str, tuple[Tensor, float]] = {}
+        self._sums: dict[str, tuple[float, float]] = {}  # over an epoch, and of how many
 
     def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
         """The loss of the batch, after augmentation; a ValueError if it is not finite."""
         self._sids = list(batch.sid)
         progress = min(1.0, self.global_step / max(1, self.total_steps))
+        config, scales = self.training_config, self.model.normalizers
         with _naming(self.splits[0]):
-            config = self.training_config
             batch, moved = move_atoms(batch, config.noise, config.interpolation)
             batch = shift_images(batch) if config.shift_images else batch
             batch = rotate(batch, config.rotation)
+            found = self.model(batch)
             loss = training_loss(
-                self.model(batch),
-                batch,
-                progress,
-                self.loss_config,
-                self.model.normalizers,
-                moved,
-                self._share,
+                found, batch, progress, self.loss_config, scales, moved, self._share
             )
             if not bool(loss.total.isfinite()):
                 raise ValueError(f"the loss is {loss.total.item()}{self._where(batch)}")
@@ -80,25 +72,17 @@ class EnergyTask(LightningModule):
         return loss.total
 
     def _share(self, count: int) -> float:
-        """Of W processes W n_r / Σ n, the weight of a mean over n_r of what all have together.
-
-        DDP averages gradients over processes.
-        """
+        """Of W processes W n_r / Σ n, the weight of a mean over n_r, as DDP averages gradients."""
         if self._trainer is None or self.trainer.world_size == 1:
             return 1.0
         counts = torch.tensor(float(count), device=self.device)
         mean = float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
         return count / mean if mean else 0.0
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip the norm of the gradient; a ValueError if it is not finite."""
-        longest = math.inf if gradient_clip_val is None else float(gradient_clip_val)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Note the norm of the gradient, not yet clipped; a ValueError if it is not finite."""
+        parameters = self.model.parameters()
+        norm = torch.nn.utils.get_total_norm([x.grad for x in parameters if x.grad is not None])
         scaled = self.trainer.precision == "16-mixed"  # which tries scales that are too large
         if not scaled and not bool(norm.isfinite()):
             raise ValueError(f"split '{self.splits[0]}': the gradient is not finite{self._where()}")
@@ -115,7 +99,7 @@ class EnergyTask(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the errors of the epoch, training and validation, over all processes."""
-        every = gathered(self._plain_sums())
+        every = gathered(self._sums)
         for name in dict.fromkeys(name for sums in every for name in sums):
             found = [sums[name] for sums in every if name in sums]
             if count := sum(over for _, over in found):
@@ -123,13 +107,12 @@ class EnergyTask(LightningModule):
         self._sums = {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the sums of an epoch under way."""
-        checkpoint["training_sums"] = gathered(self._plain_sums())
+        """Add the sums of an epoch under way, which Lightning's own means would lose."""
+        checkpoint["training_sums"] = gathered(dict(self._sums))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue these sums."""
-        for name, (total, count) in checkpoint["training_sums"][self.global_rank].items():
-            self._sums[name] = torch.tensor(total, dtype=_exact(self.device)), count
+        self._sums = checkpoint["training_sums"][self.global_rank]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """The optimiser of what is not frozen, and the schedule, stepped after every step."""
@@ -146,25 +129,11 @@ class EnergyTask(LightningModule):
             self.total_steps, config.warmup_fraction, config.decay, config.warmup_steps
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
-
-    def transfer_batch_to_device(
-        self, batch: Structures, device: torch.device, dataloader_idx: int
-    ) -> Structures:
-        """Structures know how to move themselves."""
-        return batch.to(device)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _add(self, name: str, total: Tensor, count: float) -> None:
-        """Lightning's own means are not part of a checkpoint within an epoch; these are."""
-        before, over = self._sums.get(name, (torch.zeros(()), 0.0))
-        exact = _exact(total.device)
-        self._sums[name] = before.to(total.device, exact) + total.to(exact), over + count
-
-    def _plain_sums(self) -> dict[str, tuple[float, float]]:
-        return {name: (float(total), count) for name, (total, count) in self._sums.items()}
+        before, over = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = before + float(total), over + count
 
     def _where(self, batch: Structures | None = None) -> str:
         """The systems of a batch; once weights were changed, that these may be wrong instead."""
@@ -193,11 +162,6 @@ def learning_rate_factor(
         return 1.0 - done if decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
     return factor
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    """Of sums over an epoch; Apple's devices have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager

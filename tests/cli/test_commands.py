@@ -74,12 +74,12 @@ def test_predict_tags_slabs_by_the_rule_of_the_model(run, slabs):
     assert "warning: all tags are 0" in text.err
     text = run("predict", "emt_small", "POSCAR", slabs, "--tag-slab", "-o", "p.csv")
     assert "1 × below 4, surface 8, adsorbate CO" in text.out
-    assert "tagged by the rule 'half', that of emt_adsorption" in text.err
+    assert "tagged by the rule 'half', that of the model's training data" in text.err
     text = run(
         "predict", "emt_small", "POSCAR", "--tag-slab", "--surface", 1, "--adsorbate", "12,13"
     )
     assert "below 8, surface 4, adsorbate CO" in text.out
-    assert "warning: tagged by the rule '1', and the model" in text.err
+    assert "warning: tagged by the rule '1', and the model was trained by 'half'" in text.err
     text = run("predict", "emt_small", "POSCAR", "--tag-slab", "--adsorbate", "N2", status=2)
     assert "N2" in text.err
     text = run("predict", "emt_small", "POSCAR", "--tag-slab", "--surface", "soft", status=2)
@@ -157,18 +157,6 @@ def test_submissions_are_made_and_checked(run, four):
         file.write("\ntest_ood_cat,99")
     assert "sid 99" in run("submission", "check", "s.npz", "--ids", "ids.csv", status=2).err
     assert "s.csv" in run("submission", "make", "s.csv", *four, status=2).err
-
-
-def test_submissions_of_a_checkpoint(run, slabs):
-    records = [f"--{x}={slabs}" for x in ("id", "ood-ads", "ood-cat", "ood-both")]
-    ids = [f"test_{x},s{i}" for x in ("id", "ood_ads", "ood_cat", "ood_both") for i in range(3)]
-    Path("ids.csv").write_text("\n".join(["split,sid", *ids]))
-    make = ["submission", "make", "s.npz", *records, "--ids", "ids.csv"]
-    run(*make, "--checkpoint", "emt_small")
-    energies = [float(x.split()[1]) for x in run("predict", "emt_small", slabs).out.splitlines()]
-    with np.load("s.npz") as file:
-        assert file["ood_cat_ids"].tolist() == ["s0", "s1", "s2"]
-        np.testing.assert_allclose(file["ood_cat_energy"], energies, atol=1e-5)
 
 
 def test_data_is_inspected(run):

@@ -149,17 +149,15 @@ def test_text_that_terminals_must_not_be_sent_is_escaped(capsys):
 def test_outputs_are_checked_before_the_work(tmp_path):
     (tmp_path / "file.csv").touch()
     (tmp_path / "folder.csv").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     check_output(tmp_path / "file.csv", "-o", (".csv",))
     check_output(tmp_path / "new" / "folders" / "x.csv", "-o", (".csv",))
     check_output(tmp_path / "new", "-o")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.csv", "folder.csv", "link"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.csv", "folder.csv"]
     for path, suffixes in [
         ("file.csv", ()),
         ("folder.csv", (".csv",)),
         ("x.txt", (".csv",)),
         ("file.csv/x.csv", (".csv",)),
-        ("link/x.csv", (".csv",)),
     ]:
         with pytest.raises(ValueError, match=f"cannot write .*{path}"):
             check_output(tmp_path / path, "-o", suffixes)

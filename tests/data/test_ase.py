@@ -29,7 +29,7 @@ def test_fixed_atoms_are_those_held_in_all_directions():
     atoms.set_constraint([FixAtoms([0]), FixCartesian([1], (True, True, False)), FixCartesian([2])])
     assert from_ase(atoms).fixed.tolist() == [True, False, True]
     atoms.set_constraint(FixAtoms([7]))
-    with pytest.raises(ValueError, match="FixAtoms holds atom 7"):
+    with pytest.raises(ValueError, match="FixAtoms holds atoms: index 7"):
         from_ase(atoms)
 
 

@@ -33,7 +33,7 @@ def test_whose_value_counts(write_lmdb):
     assert dataset.record(0)["forces"].shape == (4, 3)
     assert open_dataset(path, energy="calculator")[0].energy.tolist() == [-7.5]
     two = write_lmdb({1: changed(data={"y_relaxed": 1.0}, key_value_pairs={"y_relaxed": 2.0})})
-    with pytest.raises(ValueError, match="key 1.*y_relaxed of data is 1.0.*two values"):
+    with pytest.raises(ValueError, match="key 1.*y_relaxed of data is 1.0.*keep one"):
         open_dataset(two)[0]
 
 
@@ -58,7 +58,7 @@ def test_constraints(constraints, fixed, write_lmdb):
     [7, [{}], [{"name": "FixAtoms", "kwargs": {"indices": [9]}}], [{"name": "FixAtoms"}], ["a"]],
 )
 def test_constraints_that_cannot_be_read(constraints, write_lmdb):
-    with pytest.raises(ValueError, match="key 1: fixed"):
+    with pytest.raises(ValueError, match="key 1: not a row of ASE"):
         open_dataset(write_lmdb({1: changed(constraints=constraints)}))[0]
 
 
@@ -71,21 +71,6 @@ def test_rows_that_leave_out_what_is_false(write_lmdb):
     assert not system.fixed.any()
 
 
-@pytest.mark.parametrize(
-    ("about", "warned"),
-    [
-        ({b"nextid": b"4"}, False),
-        ({b"nextid": zlib.compress(b"6"), b"deleted_ids": zlib.compress(b"[4, 5]")}, False),
-        ({b"nextid": b"9"}, True),
-        ({b"nextid": b"{"}, True),
-    ],
-)
-def test_counts_that_disagree_are_reported(about, warned, write_lmdb, recwarn):
-    path = write_lmdb({i + 1: row(FRAMES[i]) for i in range(3)} | about, "a.aselmdb")
-    assert len(open_dataset(path)) == 3
-    assert [str(w.message).count("3 are stored") for w in recwarn] == [1] * warned
-
-
 DAMAGE = {
     "no JSON": b"{",
     "cut": changed()[:-20],
@@ -94,10 +79,8 @@ DAMAGE = {
     "deep": b'{"data":' * 100_000 + b"1" + b"}" * 100_000,
     "bomb": zlib.compress(b'{"a": "' + b" " * (1 << 27) + b'"}'),
     "array of 10¹²": changed(positions=array([10**6, 10**6], "float64", [0.0])),
-    "negative shape": changed(positions=array([-1, 3], "float64", [0.0] * 12)),
     "objects": changed(positions=array([4, 3], "object", [{}] * 12)),
     "odd type": changed(numbers=array([4], "__import__('os')", [1] * 4)),
-    "texts as numbers": changed(positions=array([4, 3], "float64", ["1"] * 12)),
     "huge numbers": changed(numbers=array([4], "int64", [10**400] * 4)),
     "object of ASE": changed(positions={"__ase_objtype__": "atoms", "numbers": [1]}),
 }

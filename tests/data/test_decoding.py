@@ -210,7 +210,6 @@ INVALID = {
     "natoms": {"natoms": 7},
     "natoms of a batch": {"natoms": torch.tensor([3, 3])},
     "batch of a batch": {"batch": torch.tensor([0, 0, 0, 1, 1, 1])},
-    "ptr of a batch": {"ptr": [0, 3, 6]},
     "tags of fewer": {"tags": torch.zeros(5)},
     "tags of layers": {"tags": [4, 3, 2, 1, 0, 0]},
     "tags negative": {"tags": [-1, 0, 0, 1, 2, 2]},

@@ -181,12 +181,24 @@ def test_lengths_that_do_not_belong_together(name, path):
         open_dataset(path)
 
 
-@pytest.mark.parametrize("name", ["ptr", "sid", "positions", "tags"])
+@pytest.mark.parametrize("name", ["ptr", "positions", "tags"])
 def test_missing_tensors(name, path):
     metadata, tensors = FlatDataset(path).metadata, load_file(path)
     del tensors[name]
     save_file(tensors, path, metadata=about(**metadata))
     with pytest.raises(ValueError, match=r"a\.safetensors.*" + name):
+        open_dataset(path)
+
+
+def test_missing_names(path):
+    metadata, tensors = FlatDataset(path).metadata, load_file(path)
+    del tensors["sid"]
+    save_file(tensors, path, metadata=about(**metadata))
+    with pytest.raises(ValueError, match="system 3.*no sid"):
+        open_dataset(path)[3]
+    del tensors["info"], tensors["info_ptr"]
+    save_file(tensors, path, metadata=about(**metadata))
+    with pytest.raises(ValueError, match=r"a\.safetensors.*info"):
         open_dataset(path)
 
 

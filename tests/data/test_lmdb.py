@@ -45,7 +45,7 @@ def test_keys_are_in_numeric_order_with_gaps(make_record, write_lmdb):
     assert dataset.where(4).endswith("data.lmdb, key 11")
     assert dataset.natoms().tolist() == [6] * 6
     for index in (6, -7):
-        with pytest.raises(IndexError, match=r"6.*data\.lmdb"):
+        with pytest.raises(IndexError, match=r"data\.lmdb.*6"):
             dataset[index]
     padded = {f"{i:06d}".encode(): make_record(sid=i) for i in (2, 0, 1)}
     assert sids(open_dataset(write_lmdb(padded, "padded.lmdb"))) == [0, 1, 2]
@@ -65,15 +65,11 @@ def test_length_that_agrees_or_is_not_there(length, numbered, write_lmdb):
 
 
 @pytest.mark.parametrize("length", [5, 2, b"4", 0, {"n": 3}, b"\xff\xfe"])
-def test_length_that_disagrees_and_gaps_are_reported_once(length, numbered, write_lmdb):
+def test_length_that_disagrees_is_reported_once(length, numbered, write_lmdb):
     path = write_lmdb(numbered(3) | {b"length": length})
-    with pytest.warns(UserWarning, match=r"data\.lmdb.*3 are stored") as caught:
+    with pytest.warns(UserWarning, match=r"data\.lmdb.*3 records are stored") as caught:
         assert sids(open_dataset(path)) == [100, 101, 102]
     assert len(caught) == 1
-    gapped = numbered(4)
-    del gapped[2]
-    with pytest.warns(UserWarning, match="1 keys of gapped.lmdb are missing"):
-        open_dataset(write_lmdb(gapped, "gapped.lmdb"))
 
 
 @pytest.mark.parametrize("values", [{}, {b"length": 3}, {b"name": b"no pickle"}])
@@ -183,7 +179,8 @@ def test_overwritten_and_replaced_files_are_reported(numbered, write_lmdb, tmp_p
     assert len(open_dataset(path)) == 40
     replaced = open_dataset(path)
     os.replace(write_lmdb(numbered(3), "new.lmdb"), path)
-    assert replaced[0].sid == (100,)
+    with pytest.raises(ValueError, match=r"data\.lmdb has changed"):
+        replaced[0]
     assert len(open_dataset(path)) == 3
 
 

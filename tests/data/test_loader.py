@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from flt_mol.data import BatchSampler, collate, make_loader, open_dataset, target_statistics
-from flt_mol.data.loader import Chosen, Moments, trained_on
+from flt_mol.data.loader import Moments, sizes_of, trained_on
 from flt_mol.structures import Structures
 from helpers.systems import make_record, make_system, make_systems, same, write_records
 
@@ -234,16 +234,15 @@ def test_refusals(systems, tmp_path):
 
 
 def test_a_system_beyond_the_budget_is_named(dataset):
-    with pytest.raises(ValueError, match=r"sid 8 .*key 8.* 12 atoms"):
+    with pytest.raises(ValueError, match="sid 8 has 12 atoms"):
         make_loader(dataset, max_atoms=11)
 
 
-def test_chosen_systems(dataset):
-    chosen = Chosen(dataset, [5, 2])
-    assert sids(chosen[i] for i in range(2)) == [5, 2]
-    assert chosen.natoms().tolist() == [9, 6]
-    assert "key 2" in chosen.where(1)
+def test_some_systems_of_a_data_set(dataset):
+    chosen = Subset(dataset, [5, 2])
+    assert sizes_of(chosen).tolist() == [9, 6]
     assert sids(make_loader(chosen, max_atoms=9)) == [5, 2]
+    assert sizes_of([dataset[1], dataset[0]]).tolist() == [5, 4]
 
 
 def test_statistics():

@@ -65,7 +65,7 @@ def test_a_folder_or_its_file(folder):
     for given in (folder, str(folder), folder / "dataset.yaml"):
         assert recipe(given).name == "my_set"
         assert list(recipe(given).splits) == ["val_id", "train"]
-    assert recipe(folder).expected("train") == {}
+    assert recipe(folder).expected("train") == {"file": "train.lmdb"}
 
 
 def test_places_in_order(folder, tmp_path):

@@ -55,10 +55,6 @@ def test_the_recipe(source, tmp_path):
         assert entry["file"] == f"{name}.safetensors"
         assert entry["bytes"] == len(data)
         assert entry["sha256"] == hashlib.sha256(data).hexdigest()
-    train = recipe(tmp_path / "mine").open("train")
-    energies = train.batch(range(len(train))).energy.numpy()
-    assert content["normalizer"]["mean"] == pytest.approx(energies.mean(), abs=1e-12)
-    assert content["normalizer"]["std"] == pytest.approx(energies.std(), abs=1e-12)
 
 
 @pytest.mark.parametrize("group_by", ["slab", "composition", "adsorbate"])
@@ -124,7 +120,7 @@ def test_shares():
 def test_one_form_for_what_means_the_same():
     kinds = [7, "7", [7], "007"]
     source = open_dataset([make_system(i, info={"kind": kind}) for i, kind in enumerate(kinds)])
-    assert _groups(source, "kind", range(4)) == ["7", "7", "7", "007"]
+    assert _groups(source, "kind") == ["7", "7", "7", "007"]
 
 
 def test_refusals(source, tmp_path):
@@ -141,13 +137,6 @@ def test_refusals(source, tmp_path):
     assert not (tmp_path / "mine").exists()
 
 
-def test_whole_groups_far_from_the_shares_are_warned_of(tmp_path):
-    systems = [make_system(i, 4, info={"kind": "a" if i < 11 else "b"}) for i in range(12)]
-    source = open_dataset(systems)
-    with pytest.warns(UserWarning, match="asked for"):
-        split(source, tmp_path / "mine", {"a": 6, "b": 6}, group_by="kind", seed=0)
-
-
 def test_no_tags_to_group_by(tmp_path):
     source = open_dataset([make_system(i, 4, tags=[0] * 4) for i in range(4)])
     with pytest.raises(ValueError, match="tags"):
@@ -157,11 +146,11 @@ def test_no_tags_to_group_by(tmp_path):
 def test_invalid_records(tmp_path):
     records = [make_record(i) for i in range(10)]
     records[4]["y_relaxed"] = float("nan")
-    source = open_dataset(write_records(tmp_path / "a.lmdb", records))
+    path = write_records(tmp_path / "a.lmdb", records)
     with pytest.raises(ValueError, match="sid 4"):
-        split(source, tmp_path / "mine", {"train": 0.5, "val": 0.5})
+        split(open_dataset(path), tmp_path / "mine", {"train": 0.5, "val": 0.5})
     assert sorted(os.listdir(tmp_path)) == ["a.lmdb"]
-    result = split(source, tmp_path / "mine", {"train": 6, "val": 3}, on_error="skip")
+    result = split(open_dataset(path, on_error="skip"), tmp_path / "mine", {"train": 6, "val": 3})
     assert len(result.skipped) == 1
     assert "sid 4" in result.skipped[0]
 

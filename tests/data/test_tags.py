@@ -41,16 +41,14 @@ def test_ways_to_name_the_adsorbate(adsorbate):
     assert tag_slab(platinum(tags=False), adsorbate).get_tags().tolist() == TOP_LAYER
 
 
-def test_atoms_that_are_no_numbers_of_atoms():
+def test_atoms_by_mask_and_atoms_that_are_not_there():
     atoms = platinum(tags=False)
     mask = np.isin(atoms.symbols, ["C", "O"])
-    for given in (mask, mask.tolist()):  # True would count as atom 1
-        with pytest.raises(ValueError, match=r"np.flatnonzero\(mask\)"):
-            tag_slab(atoms, given)
-    assert tag_slab(atoms, np.flatnonzero(mask)).get_tags().tolist() == TOP_LAYER
-    for wrong in (14, -15, 1.5, "C", None):
-        with pytest.raises(ValueError, match="has atoms 0 to 13|by atom numbers"):
-            tag_slab(atoms, [wrong])
+    for given in (mask, mask.tolist(), np.flatnonzero(mask)):
+        assert tag_slab(atoms, given).get_tags().tolist() == TOP_LAYER
+    for wrong in ([14], [-15], [1.5], ["C"], [None], mask[1:]):
+        with pytest.raises(ValueError, match="has atoms 0 to 13"):
+            tag_slab(atoms, wrong)
 
 
 def test_layers_by_number():
@@ -69,7 +67,7 @@ def test_layers_by_number():
 def test_a_clean_slab():
     clean = platinum(tags=False)[:12]
     assert tag_slab(clean, "none").get_tags().tolist() == TOP_LAYER[:12]
-    with pytest.raises(ValueError, match="H, C, N, O nowhere"):
+    with pytest.raises(ValueError, match="H, C, N, O on one surface"):
         tag_slab(clean)
 
 
@@ -139,11 +137,11 @@ def test_adsorbates_that_cannot_be_guessed_are_asked_for():
     below = both[-1]
     both += Atoms("H", positions=[below.position - [0, 0, 3.05 + 2 * 2.263 + 1.5]])
     for atoms in (oxide(), both):
-        with pytest.raises(ValueError, match='guessed; name the atoms: adsorbate="CO"'):
+        with pytest.raises(ValueError, match='guessed.*name the atoms: adsorbate="CO"'):
             tag_slab(atoms)
     with pytest.raises(ValueError, match="above and below its middle"):
         tag_slab(both, [12, 13, 14])
-    with pytest.raises(ValueError, match="atoms of H, C, N, O only"):
+    with pytest.raises(ValueError, match="H, C, N, O on one surface"):
         tag_slab(Atoms("CO", cell=[3, 3, 20], pbc=True, positions=[[0, 0, 0], [0, 0, 1.2]]))
 
 
@@ -166,7 +164,7 @@ def test_a_named_adsorbate_tells_which_face_is_up():
 
 def test_elements_within_a_layer_are_no_adsorbate():
     layer = Atoms("MgO", positions=[[0, 0, 8], [2.1, 2.1, 8]], cell=[4.2, 4.2, 20], pbc=True)
-    with pytest.raises(ValueError, match="cannot be guessed"):
+    with pytest.raises(ValueError, match="can be guessed"):
         tag_slab(layer)
 
 
@@ -186,7 +184,7 @@ def test_two_molecules_are_not_chosen_between():
         ("Xx", "0 of 1 Xx"),
         ("", "does not have one "),
         ([14], r"has atoms 0 to 13; the adsorbate is to have \[14\]"),
-        ([0.5], "by atom numbers"),
+        ([0.5], "has atoms 0 to 13"),
         (range(14), "no slab is left"),
         ("Pt12CO", "no slab is left"),
     ],

@@ -45,12 +45,12 @@ def test_the_first_frame_is_the_input_and_the_last_gives_the_target(tmp_path):
     assert system.info["reference_energy"] == (-9.5,)
 
 
-@pytest.mark.parametrize("kind", ["sid", "stem", "name", "csv", "info", "none"])
+@pytest.mark.parametrize("kind", ["sid", "stem", "csv", "info", "none"])
 def test_references_of_every_form(kind, tmp_path):
     path = relaxation(tmp_path / "a.traj", sid="x")
     table = tmp_path / "t.csv"
     table.write_text("sid,energy\nx,-9.0\n")
-    given = {"sid": {"x": -9.0}, "stem": {"a": -9.0}, "name": {"a.traj": -9.0}, "info": "reference"}
+    given = {"sid": {"x": -9.0}, "stem": {"a": -9.0}, "info": "reference"}
     references = given.get(kind, "none" if kind == "none" else table)
     energy = from_trajectories([path], references=references)[0].energy.item()
     assert energy == (-12.5 if kind == "none" else -3.5)
@@ -128,9 +128,3 @@ def test_folders_and_subfolders(tmp_path):
         from_trajectories(tmp_path / "void", references="none")
     with pytest.raises(ValueError, match="nowhere.traj does not exist"):
         from_trajectories(tmp_path / "nowhere.traj", references="none")
-
-
-def test_repeated_sids_are_reported(tmp_path):
-    paths = [relaxation(tmp_path / name, sid=3) for name in ("a.traj", "b.extxyz")]
-    with pytest.warns(UserWarning, match="one sid: 3"):
-        from_trajectories(paths, references="none")

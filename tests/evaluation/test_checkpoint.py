@@ -52,7 +52,6 @@ def test_what_training_held_out_is_evaluated_and_the_splits_of_the_run(run):
     assert list(summary["held_out"]) == ["val"]
     assert summary["trained_on"] == {"further": 1}
     assert set(summary["baselines"]) == {"constant", "own median"}
-    assert len(results["val"].worst) == 2
 
 
 def test_systems_that_were_trained_on_are_warned_of(run):
@@ -77,7 +76,7 @@ def test_held_out_systems_are_known_by_sid_in_any_file(run, tmp_path):
 def test_splits_and_data_that_are_not_there_are_named(run, tmp_path):
     with pytest.raises(ValueError, match="no split 'vall'; there are: val, train, further, other"):
         evaluate_checkpoint(run, splits=["vall"])
-    with pytest.raises(ValueError, match=r"train\.extxyz .*no splits"):
+    with pytest.raises(ValueError, match="no split 'val'; there are: train"):
         evaluate_checkpoint(run, tmp_path / "train.extxyz", ["val"])
     with pytest.raises(ValueError, match=r"none\.lmdb"):
         evaluate_checkpoint(run, tmp_path / "none.lmdb")

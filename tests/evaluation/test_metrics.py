@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from flt_mol.evaluation import EnergyMetrics, bootstrap_intervals, ewt, mae, median_ae, metrics_of
+from flt_mol.evaluation import EnergyMetrics, bootstrap_intervals, metrics_of
 
 TARGET = np.array([0.0, 0.0, 2.0, 0.5, -3.0])
 PREDICTION = np.array([0.01, 0.02, 2.03, 1.0, -4.0])  # errors 0.01, exactly 0.02, 0.03, 0.5, -1
@@ -22,19 +22,14 @@ def test_sums_over_systems_whatever_the_batches_and_shapes(size, columns):
     assert found["mae"] == pytest.approx(0.312)
     assert found["ewt"] == 0.2
     assert found["me"] == pytest.approx(-0.088)
+    assert found["median_ae"] == pytest.approx(0.03)
     assert found["rmse"] == pytest.approx(np.sqrt((0.01**2 + 0.02**2 + 0.03**2 + 0.25 + 1) / 5))
 
 
 def test_ewt_is_strictly_below_in_float64():
-    assert ewt([0.02, np.nextafter(0.02, 0)], [0.0, 0.0]) == 0.5
+    assert metrics_of([0.02, np.nextafter(0.02, 0)], [0.0, 0.0])["ewt"] == 0.5
     float32 = torch.tensor([0.02])  # 0.0199999996 in float64
-    assert ewt(float32, [0.0]) == 1.0
-
-
-def test_single_metrics():
-    assert mae(PREDICTION, TARGET) == pytest.approx(0.312)
-    assert median_ae(PREDICTION, TARGET) == pytest.approx(0.03)
-    assert mae(1.0, [2.0]) == 1.0
+    assert metrics_of(float32, [0.0])["ewt"] == 1.0
 
 
 @pytest.mark.parametrize(

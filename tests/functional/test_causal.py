@@ -3,7 +3,7 @@ import torch
 
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.reference import kernel_attention
-from flt_mol.functional.streaming import CausalState, initial_state, state_of, step
+from flt_mol.functional.streaming import CausalState, state_of, step
 
 H, M, V = 2, 5, 3
 SIZES = {
@@ -154,10 +154,8 @@ def test_a_prefix_at_once_and_the_rest_in_steps_equal_the_whole(log, prefix, sca
     inputs = draw(streams * length, log, scale=scale if log else 1.0)
     whole = KINDS[log](*inputs, offsets([length] * streams)).view(streams, length, H, V)
     q, k, v = (x.view(streams, length, H, -1) for x in inputs)
-    state = initial_state(streams, H, M, V, log=log, dtype=torch.float64)
-    if prefix:
-        rows = (x[:, :prefix].flatten(0, 1) for x in (k, v))
-        state = state_of(*rows, offsets([prefix] * streams), log=log)
+    rows = (x[:, :prefix].flatten(0, 1) for x in (k, v))
+    state = state_of(*rows, offsets([prefix] * streams), log=log)
     outs = []
     for t in range(prefix, length):
         out, state = step(q[:, t], k[:, t], v[:, t], state)
@@ -175,7 +173,7 @@ def test_a_prefix_at_once_and_the_rest_in_steps_equal_the_whole(log, prefix, sca
 def test_streams_can_be_chosen_repeated_and_detached(log):
     k, v = draw(6, log)[1:]
     state = state_of(k, v, offsets([2, 0, 4]), log=log)
-    chosen = state.streams(torch.tensor([2, 0, 2])).detach().to("cpu")
+    chosen = state.streams(torch.tensor([2, 0, 2])).detach()
     assert isinstance(chosen, CausalState)
     assert chosen.length.tolist() == [4, 2, 4]
     assert torch.equal(chosen.sums[1], state.sums[0])
@@ -183,8 +181,6 @@ def test_streams_can_be_chosen_repeated_and_detached(log):
 
 
 def test_states_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="dtype"):
-        initial_state(1, H, M, V, log=True, dtype=torch.bfloat16)
-    state = initial_state(2, H, M, V, log=True)
+    state = state_of(*draw(2, True)[1:], offsets([1, 1]), log=True)
     with pytest.raises(ValueError, match="shapes"):
         step(*draw(3, True, torch.float32), state)

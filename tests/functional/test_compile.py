@@ -87,7 +87,7 @@ def test_attention_is_one_graph_forwards_and_backwards(form, dynamic):
 def test_operators_keep_their_promises_to_torch(name):
     ptr, x, y = torch.tensor([0, 2, 4]), draw(H, 5, D), draw(H, 5, D, seed=1)
     given = {
-        "exact_attention": (x, y, y, ptr, ptr.clone(), 0.5, False),
+        "exact_attention": (x, y, y, ptr, ptr.clone(), False),
         "stabilised_keys": (x, ptr),
         "stabilised_queries": (x, draw(2, H, D).detach(), ptr),
         "system_sums": (x, y, ptr),

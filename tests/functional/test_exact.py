@@ -127,13 +127,13 @@ def test_huge_logits_pick_the_largest(dtype):
 def test_other_systems_and_padding_leave_no_trace(poison, causal):
     inputs, ptr, _ = draw("ragged with empties", torch.float32)  # rows 4 to 8: a system
     alone = [x.detach()[4:9].requires_grad_() for x in inputs]
-    expected = exact_attention(*alone, torch.tensor([0, 5]), causal=causal)
+    expected = exact_attention(*alone, torch.tensor([0, 5]), scale=1.0, causal=causal)
     dirty = [x.detach().clone() for x in inputs]
     for x in dirty:
         x[:4] = poison
     dirty = [torch.cat([x, torch.full_like(x[:2], poison)]).requires_grad_() for x in dirty]
     heads_first = [x.transpose(0, 1) for x in dirty]
-    out = torch.ops.flt_mol.exact_attention(*heads_first, ptr, ptr, D**-0.5, causal)
+    out = torch.ops.flt_mol.exact_attention(*heads_first, ptr, ptr, causal)
     assert torch.equal(out[:, 4:9].transpose(0, 1), expected)
     assert (out[:, 9:] == 0).all()
     seed = torch.full_like(out, poison)

@@ -6,7 +6,7 @@ import torch
 from periodic import ALL_PBC, F64, lattice_shifts, rotation, seeded
 
 from flt_mol.functional import UnfitSystemError, minimum_image, reciprocal_vectors
-from flt_mol.functional.lattice import reduced_basis
+from flt_mol.functional.lattice import short_basis
 from flt_mol.functional.reciprocal import check_vectors, fractional_positions
 
 PTR = torch.tensor([0, 6])
@@ -120,7 +120,7 @@ def test_vacuum_shrinks_wherever_atoms_are_written():
     )
     across = positions + torch.tensor([0.0, 0.0, 58.0], dtype=F64)
     across[:, 2] %= 60.0
-    whole = vectors_of(positions, slab, [True] * 3, shrink_vacuum=False)
+    whole = vectors_of(positions, slab, [True] * 3, padding=59.0)
     for where in (positions, across):
         small = vectors_of(where, slab, [True] * 3)
         assert 3 * len(small.integers) < len(whole.integers)
@@ -223,8 +223,7 @@ def test_minimum_images_are_the_shortest_of_all(pbc, skew):
     found = minimum_image(v, cell[None], torch.tensor([pbc]), torch.tensor([0, 40]))
     # In the reduced basis a few cells around the rounded fractions hold the shortest.
     on = torch.tensor(pbc)
-    basis = torch.from_numpy(reduced_basis(cell[None].numpy(), on[None].numpy())[0]).double() @ cell
-    rows = torch.where(on[:, None], basis, 0.0)
+    rows = torch.from_numpy(short_basis(cell[None].numpy(), on[None].numpy())[1][0])
     start = v - (v @ torch.linalg.pinv(rows)).round() @ rows
     every = start[:, None] - lattice_shifts(rows, on, 3).double() @ rows
     torch.testing.assert_close(found.norm(dim=-1), every.norm(dim=-1).amin(1))

@@ -450,7 +450,6 @@ REFUSED = {
     "mode is 'fast'": lambda: IrrepsAttention("4x0e", 2, mode="fast"),
     "mode 'auto' mixes": lambda: IrrepsAttention("4x0e", 2, mode="auto", feature_map="relu"),
     "hold 0o, 3o, but products": lambda: IrrepsPairFilter("4x0e", "2x0o + 1x1o + 1x3o", 1),
-    "lmax is -1": lambda: IrrepsPairFilter("4x0e", lmax=-1),
     "give at least one": lambda: IrrepsBlock("4x0e"),
     "IrrepsAttention is of other irreps": lambda: IrrepsBlock("5x0e", IrrepsAttention("4x0e", 2)),
     "IrrepsPairFilter is of other irreps": lambda: IrrepsBlock(
@@ -472,7 +471,7 @@ REFUSED = {
     "positions are missing": lambda: attention(
         rpe=FourierRPE(GaussianSpectrum(H, 2), GaussianFrequencies(3))
     )(torch.ones(2, DIM)),
-    "8 radial functions, this filter takes 6": lambda: pair_filter()(
+    "8 radial functions, expected 6": lambda: pair_filter()(
         torch.ones(2, DIM), one_pair([1.0, 0.0, 0.0], LocalBasis(CUTOFF, 8))
     ),
 }

@@ -17,12 +17,11 @@ def structures():
     return testing.random_structures(torch.Generator().manual_seed(1), natoms=(5, 1, 0, 9))
 
 
-def of(name, structures, positions=None):
+def of(name, structures):
     """A model's geometry: first features, what is added to them, and what blocks are told."""
     model = small_model(**KINDS[name])
-    positions = structures.positions if positions is None else positions
     start = model.embedding(structures.atomic_numbers, structures.tags)
-    x, geometry = model.geometry(structures, positions, model.encoder, start)
+    x, geometry = model.geometry(structures, model.encoder, start)
     return model, start, x, geometry
 
 
@@ -70,12 +69,11 @@ def tensors_of(part):
 
 @pytest.mark.parametrize("name", PARTS)
 def test_everything_follows_positions_that_have_moved(name, structures):
-    """As if the structures had been there from the start, whatever pairs they carry."""
     noise = torch.randn(15, 3, generator=torch.Generator().manual_seed(2))
     moved = structures.positions + 0.3 * noise
     there = replace(structures, positions=moved)
     _, _, before, old = of(name, structures)
-    _, _, x, geometry = of(name, structures.with_pairs(CUTOFF), moved)
+    _, _, x, geometry = of(name, there.with_pairs(CUTOFF))
     _, _, truth, expected = of(name, there)
     assert torch.equal(x, truth)
     assert torch.equal(x, before) == (name not in ADDED)
@@ -99,18 +97,13 @@ def test_the_density_is_a_local_filter_of_elements(structures):
     assert torch.equal(geometry.local.distances, pair_lengths(vectors))
 
 
-def test_pairs_given_are_for_this_cutoff_and_these_positions(structures):
+def test_pairs_given_are_for_this_cutoff(structures):
     geometry = small_model(**KINDS["pairs"]).geometry
     carried, short = structures.with_pairs(CUTOFF), structures.with_pairs(CUTOFF - 1)
-    assert geometry.pairs(carried, carried.positions) is carried.pairs
-    assert geometry.pairs(short, short.positions) is not short.pairs
-    moved = carried.positions + 0.5 * torch.randn(15, 3, generator=torch.Generator())
-    found = geometry.pairs(carried, moved)
-    expected = replace(structures, positions=moved).with_pairs(CUTOFF).pairs
-    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
-    assert not torch.equal(found.index_j, carried.pairs.index_j)
-    plain = geometry.pairs(structures, structures.positions)
-    assert all(torch.equal(x, y) for x, y in zip(plain, carried.pairs, strict=True))
+    assert geometry.pairs(carried) is carried.pairs
+    for other in (short, structures):
+        found = geometry.pairs(other)
+        assert all(torch.equal(x, y) for x, y in zip(found, carried.pairs, strict=True))
 
 
 def dense_mask(structures, log_weight):
@@ -191,7 +184,7 @@ def test_bf16_autocast_leaves_geometry_alone(structures):
         model, _, _, exact = of(name, structures)
         start = model.embedding(structures.atomic_numbers, structures.tags)
         with torch.autocast("cpu", torch.bfloat16):
-            x, half = model.geometry(structures, structures.positions, model.encoder, start)
+            x, half = model.geometry(structures, model.encoder, start)
         assert x.dtype == torch.float32
         for given, truth in ((half.pairs, exact.pairs), (half.images, exact.images)):
             if truth is not None:

@@ -109,23 +109,20 @@ def test_wrappers_are_stripped(wrapped, model, structures, tmp_path):
     )
 
 
-def test_an_average_is_taken_or_not(model, structures, tmp_path):
+def test_an_average_is_taken(model, structures, tmp_path):
     average = torch.optim.swa_utils.AveragedModel(model)
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.5)
     average.update_parameters(other)
-    both = {**wrap("net.")(other.state_dict()), **wrap("ema.")(average.state_dict())}
-    torch.save(both, tmp_path / "a.pt")
     path = save_checkpoint(
         tmp_path / "b.ckpt", average.module, {}, None, {"raw_state_dict": other.state_dict()}
     )
-    for file in (tmp_path / "a.pt", path):
-        expected = {True: average.module, False: other}
-        for averaged, whose in expected.items():
-            found = load_model(file, averaged=averaged)
-            assert torch.equal(energy(found, structures), energy(whose.eval(), structures))
+    torch.save(average.state_dict(), tmp_path / "a.pt")
+    for file in (path, tmp_path / "a.pt"):
+        found = load_model(file)
+        assert torch.equal(energy(found, structures), energy(average.module, structures))
     torch.save({**wrap("a.")(model.state_dict()), **wrap("b.")(model.state_dict())}, path)
     with pytest.raises(ValueError, match=r"b\.ckpt.*'a\.', 'b\.'"):
         load_model(path)
@@ -169,7 +166,7 @@ def test_what_is_no_checkpoint_is_named(name, kind, saved, model, tmp_path):
     file.write_bytes(FOREIGN[name](file.read_bytes()))
     with pytest.raises(ValueError, match=kind) as caught:
         load_model(file)
-    if name in ("git-lfs", "web page"):
+    if name == "git-lfs":
         assert name in str(caught.value)
 
 
@@ -204,7 +201,7 @@ def test_where_checkpoints_are_found(saved, tmp_path):
     assert find_checkpoint("emt-small") == find_checkpoint("emt_small")
     for wrong, hint in (
         ("emt_smal", "emt_small"),
-        ("flt-base", "no weights"),
+        ("flt-base", "flt-small"),
         (tmp_path / "none", "flt-small"),
     ):
         with pytest.raises(ValueError, match="no checkpoint") as caught:
@@ -236,10 +233,6 @@ def test_an_exported_folder_loads_again(saved, model, structures, tmp_path):
     files[2].write_text("mine")
     export_checkpoint(saved, tmp_path / "out")
     assert [file.read_bytes() for file in files] == [*before, b"mine"]
-    settings["model"]["recycles"] = 2
-    files[1].write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="config.json"):
-        load_model(tmp_path / "out")
     shutil.copy(files[0], tmp_path / "alone.safetensors")
     assert load_model(tmp_path / "alone.safetensors").config == model.config
 

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ from conftest import ALL_OUTPUTS, KINDS, SPECTRAL, all_outputs, small_model, sma
 
 from flt_mol import Structures, testing
 from flt_mol.models import EnergyConfig, EnergyModel, Normalizer, SpectralConfig
-from flt_mol.models.energy import config_of
+from flt_mol.models.energy import CONFIG_KEY
 
 
 def build(**changes):
@@ -421,7 +422,8 @@ def test_a_model_keeps_the_settings_it_was_built_with(structures):
         after = model(structures)
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
-    kept = config_of(model.state_dict())
+    text = bytes(model.state_dict()[CONFIG_KEY].tolist())
+    kept = EnergyConfig.model_validate(json.loads(text))
     assert (kept.pairs.cutoff, kept.recycles, kept.outputs) == (cutoff, 2, order)
 
 

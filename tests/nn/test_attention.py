@@ -410,7 +410,7 @@ def test_dropout_acts_on_the_attended_values_in_training_only():
         ({"mode": "fast"}, "mode is 'fast'"),
         ({"position_dim": -1}, "position_dim"),
         ({"num_heads": 4, "rpe": make_rpe()}, "4"),
-        ({"rpe": make_rpe(), "position_dim": 4}, "the rpe gives 10"),
+        ({"rpe": make_rpe(), "position_dim": 4}, "the rpe has 10"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):

@@ -204,13 +204,3 @@ def test_settings_that_do_not_fit_are_refused():
         FLTAttention(H * D, H, feature_map=SoftmaxFeatures(H, D), num_features=8)
     with pytest.raises(NotImplementedError, match="define forward"):
         FeatureMap(H, D, 0, 4)(torch.zeros(1, H, D), None, key=True)
-
-
-def test_a_map_that_gives_another_number_of_features_is_refused():
-    class Short(FeatureMap):
-        def forward(self, x, at, *, key):
-            return x.square()
-
-    layer = FLTAttention(H * D, H, feature_map=Short(H, D, 0, D + 1))
-    with pytest.raises(ValueError, match=r"Short gives features of shape .* expected \(20, 3, 5\)"):
-        layer(torch.randn(N, H * D))

@@ -200,7 +200,7 @@ def test_the_lattice_repeats_the_mask_with_its_period():
         (lambda: LebedevFrequencies(8.0, (2.0, 1.0)), "sigma"),
         (lambda: LebedevFrequencies(8.0, 1.0, tolerance=-1.0), "tolerance"),
         (lambda: QuadratureFrequencies(torch.ones(3, 1), torch.zeros(3)), "weights"),
-        (lambda: build("component").check(SPECTRA["laplace"](H, T)), "LaplaceSpectrum"),
+        (lambda: build("component").check(SPECTRA["laplace"](H, T)), "MaternSpectrum"),
         (lambda: build("component").check(GaussianSpectrum(H, T + 1)), "terms"),
         (lambda: build("lebedev").check(GaussianSpectrum(H, T, 2)), "LebedevFrequencies"),
     ],

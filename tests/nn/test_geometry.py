@@ -169,10 +169,10 @@ def test_combinations_without_a_meaning_are_refused():
     weights = correction(pairs, pairs.groups(), vectors)
     layer = make("linear")
     images = ImageKeys(layer.rpe.mask)(pairs, vectors)
-    with pytest.raises(ValueError, match="image keys are for mode 'exact'"):
+    with pytest.raises(ValueError, match="images go with mode 'exact'"):
         layer(x, positions, ptr=PTR, images=images)
     for wrong in (make("auto"), make("linear", causal=True)):
-        with pytest.raises(ValueError, match="pairs correct attention"):
+        with pytest.raises(ValueError, match="pairs are among rows of one set"):
             wrong(x, positions, ptr=PTR, pairs=weights)
     system = torch.tensor([1, 0, 1, 0, 0, 0, 1, 1, 1])
     with pytest.raises(ValueError, match="sort rows by system"):
@@ -202,11 +202,11 @@ def test_pairs_of_another_batch_are_refused(name):
         return layer(x, at, ptr=ptr, **{name: weights})
 
     assert call([0, 8], [3, 4]).shape == x.shape
-    with pytest.raises(ValueError, match=f"{name} name rows that are not there"):
+    with pytest.raises(ValueError, match=f"{name} join rows that are not of one system"):
         call([0, 9], [3, 4])
-    with pytest.raises(ValueError, match=f"{name} name rows that are not there"):
+    with pytest.raises(ValueError, match=f"{name} join rows that are not of one system"):
         call([0, -1], [3, 4])
-    with pytest.raises(ValueError, match=f"{name} join rows of two systems"):
+    with pytest.raises(ValueError, match=f"{name} join rows that are not of one system"):
         call([0], [4])
     with pytest.raises(ValueError, match=f"{name} have indices"):
         call([0], [3], heads=1)

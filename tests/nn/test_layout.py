@@ -458,16 +458,9 @@ def test_positions_of_any_number_type_in_cross_attention(dtype):
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-4)
 
 
-def test_inputs_that_are_no_tensors_or_of_another_dtype():
+def test_values_of_other_rows_than_the_keys():
     x, positions, _ = padded_inputs(torch.float32)
     x, positions = x[0], positions[0]
-    with pytest.raises(ValueError, match=r"x is torch.float64, the layer's weights are"):
-        make()(x.double(), positions)
-    for name, value in (("ptr", [0, L]), ("positions", positions.numpy())):
-        with pytest.raises(ValueError, match=f"{name} (is|are) a .*, expected a tensor"):
-            make()(x, **{"positions": positions, name: value})
-    with pytest.raises(ValueError, match="expected FourierRPE"):
-        FLTAttention(C, H, rpe=GaussianSpectrum(H, 4))
     with pytest.raises(ValueError, match="one value for each key"):
         make()(x, positions, context_values=x[:-1])
 

@@ -6,7 +6,7 @@ from periodic import F64, batch, kept_sizes, lengths, over_images, rotation, see
 
 from flt_mol.functional import neighbor_pairs, pair_sums
 from flt_mol.functional.linear import linear_sums, normalised
-from flt_mol.nn import LocalBasis, LocalFilter, PairCorrection, PairFilter
+from flt_mol.nn import LocalBasis, LocalFilter, PairCorrection
 
 C, D, H, T, TV, CUTOFF = 6, 3, 2, 8, 4, 4.2
 SIZES = (5, 0, 1, 6)
@@ -14,14 +14,12 @@ KINDS = {
     "sums": {"vectors": 0, "pair_types": False},
     "vectors": {"vectors": D, "pair_types": False},
     "vectors, types": {"vectors": D, "pair_types": True},
-    "pair filter": None,
-    "pair filter, types": {"pair_types": True},
 }
 EACH = pytest.mark.parametrize("kind", KINDS)
 
 
 class Local(torch.nn.Module):
-    """A basis and a filter on it, called like a pair filter."""
+    """A basis and a filter on it."""
 
     def __init__(self, vectors, pair_types):
         super().__init__()
@@ -34,10 +32,7 @@ class Local(torch.nn.Module):
 
 
 def make(kind, dtype=F64):
-    settings = KINDS[kind] or {}
-    if "filter" in kind:
-        return PairFilter(C, CUTOFF, T, **settings, generator=seeded(3)).to(dtype)
-    return Local(**settings).to(dtype).eval()
+    return Local(**KINDS[kind]).to(dtype).eval()
 
 
 def draw(rows=12, dtype=F64):
@@ -63,9 +58,8 @@ def gaussians(basis, r, z):
 
 def explicit(module, x, z, positions, cell, pbc, ptr):
     """A loop over images T, filters of every pair written out, (n, n, C)."""
-    local = getattr(module, "filter", None)
-    radial = module.basis if local is None else module.basis.radial
-    value = module.value(x) if local is None else local.value(x)
+    local, radial = module.filter, module.basis.radial
+    value = local.value(x)
     summed = torch.zeros_like(value)
     arrows = torch.zeros(len(x), D, 3, dtype=x.dtype)
     for rows, shift, vectors in over_images(positions, cell, pbc, ptr, CUTOFF):
@@ -74,18 +68,15 @@ def explicit(module, x, z, positions, cell, pbc, ptr):
         u = (r / CUTOFF).clamp(max=1)
         window = ((1 - 10 * u**3 + 15 * u**4 - 6 * u**5) * other)[..., None]
         basis, index = gaussians(radial, r, z[rows]), torch.arange(rows.start, rows.stop)
-        weight = module.weight if local is None else 5.0 * local.weight
-        filters = (basis @ weight) * window
+        filters = (basis @ (5.0 * local.weight)) * window
         summed = summed.index_add(0, index, torch.einsum("ijc,jc->ic", filters, value[rows]))
-        if local is not None and local.vectors:
+        if local.vectors:
             unit = vectors / torch.where(r == 0, 1.0, r)[..., None]
             filters = gaussians(module.basis.vector_radial, r, z[rows]) @ local.vector_weight
             terms = torch.einsum(
                 "ijc,ija,jc->ica", filters * window, unit, local.vector_value(x)[rows]
             )
             arrows = arrows.index_add(0, index, terms)
-    if local is None:
-        return module.out(summed)
     parts = [summed, x]
     if local.vectors:
         size = 1 + arrows.square().sum(-1)
@@ -203,7 +194,6 @@ def test_weights_and_their_names():
     assert set(LocalFilter(C, T).state_dict()) == names
     vectors = {"vector_weight", "vector_value.weight", "vector_mix.weight"}
     assert set(LocalFilter(C, T, D, TV).state_dict()) == names | vectors
-    assert set(PairFilter(C, num_basis=T).state_dict()) == names
     assert set(PairCorrection(H).state_dict()) == {"weight"}
 
 

@@ -131,22 +131,19 @@ def test_the_spectrum_is_the_transform_of_the_filter():
         torch.testing.assert_close(g, expected, rtol=0, atol=2e-3 * float(expected.abs().max()))
 
 
-def test_initial_outputs_have_unit_size_and_zero_scale_starts_without_a_filter():
+def test_initial_outputs_have_unit_size():
     positions = torch.rand(400, 3, generator=seeded()) * 20
     module = SpectralFilter(64, 64, generator=seeded())
     ptr, on = torch.tensor([0, 400]), torch.ones(1, 3, dtype=torch.bool)
     geometry = module.geometry(positions, 20 * torch.eye(3)[None], on, ptr)
     value = torch.randn(400, 64, 1, generator=seeded())
     assert 0.3 < module.convolve(value, geometry).std() < 3
-    off = layer(init_scale=0.0)
-    assert not apply(off, *system("bulk")).any()
 
 
 def test_weights_and_their_names():
     names = {"amplitudes", "value.weight", "value.bias", "out.weight", "out.bias"}
     assert set(layer().state_dict()) == names
     assert layer().amplitudes.shape == (H, 4)
-    assert layer(bias=False).value.bias is None
     one, other = (SpectralFilter(C, H, generator=seeded(3)).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], other[name]) for name in names)
 

@@ -70,7 +70,7 @@ def test_prefixes_of_different_lengths_and_sequences_in_another_order():
     mask = torch.arange(L) < lengths[:, None]
     order = torch.tensor([2, 2, 0, 1])
     state = layer.state_after(x, mask=mask).streams(order)
-    assert state.sums.length.tolist() == [20, 20, 5, 0]
+    assert state.length.tolist() == [20, 20, 5, 0]
     token = draw(B, C, seed=5)
     out, _ = layer.step(token, state)
     for row, source in enumerate(order.tolist()):

@@ -1,5 +1,3 @@
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -96,14 +94,3 @@ def test_forces_of_a_model_that_was_trained_on_them():
     np.testing.assert_allclose(atoms.get_forces(), -2 * atoms.positions, rtol=1e-5)
     with pytest.raises(PropertyNotImplementedError):
         atoms.get_stress()
-
-
-def test_each_kind_of_warning_comes_once_in_its_life():
-    atoms = platinum(tags=False)
-    atoms.calc = FLTCalculator(ByHand())
-    with pytest.warns(UserWarning, match="tags are 0"):
-        atoms.get_potential_energy()
-    atoms.positions[0, 2] += 0.1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        atoms.get_potential_energy()

@@ -203,6 +203,6 @@ def test_the_tag_rule_is_found_in_the_run_the_data_or_the_start(tmp_path):
     rules = {name: surface_rule(path) for name, path in paths.items()}
     assert rules == {"run": 2, "own": None, "tuned": "half"}
     assert surface_rule(["emt_small", paths["own"]]) == "half"
-    assert tag_rules(["emt_small"]) == {"emt_small": ("half", "emt_adsorption")}
+    assert tag_rules(["emt_small"]) == {"emt_small": "half"}
     with pytest.raises(ValueError, match=r"2 .*half"):
         surface_rule([paths["run"], "emt_small"])

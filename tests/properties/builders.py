@@ -5,7 +5,7 @@ from torch import nn
 
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.models import EnergyConfig, EnergyModel, RPEConfig
-from flt_mol.nn import ImageKeys, LocalBasis, LocalFilter, PairCorrection, PairFilter
+from flt_mol.nn import ImageKeys, LocalBasis, LocalFilter, PairCorrection
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.block import FLTBlock, FLTEncoder
 from flt_mol.nn.frequencies import GaussianFrequencies
@@ -144,17 +144,6 @@ def neighbours(rows, **settings):
     """Pairs within CUTOFF and the vectors between them."""
     pairs = neighbor_pairs(rows.positions, rows.cell, rows.pbc, rows.ptr, CUTOFF, **settings)
     return pairs, pairs.vectors(rows.positions, rows.cell, rows.ptr)
-
-
-def pair_sums(**settings):
-    def call(module, rows):
-        return module(rows.x, *neighbours(rows), rows.atomic_numbers)
-
-    def build(seed):
-        settings_ = {"num_basis": 8, "generator": seeded(seed), **settings}
-        return PackedLayer(from_seed(seed, PairFilter, C, CUTOFF, **settings_), call)
-
-    return build
 
 
 def corrected_attention(mode):

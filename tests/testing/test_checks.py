@@ -150,21 +150,6 @@ def test_padding():
             testing.check_padding(PaddedLayer(Padded(), fault), rows)
 
 
-@pytest.mark.parametrize("chunk", [1, 2])
-def test_streaming(chunk):
-    def whole(rows):
-        return torch.cat([part.x.cumsum(0) for part in rows])
-
-    def step(part, state):
-        out = part.x.cumsum(0) + (0 if state is None else state)
-        return out, out[-1]
-
-    rows = draw()
-    testing.check_streaming(packed(whole), step, rows, chunk=chunk)
-    with pytest.raises(AssertionError, match="steps of"):
-        testing.check_streaming(packed(whole), lambda p, s: (p.x.cumsum(0), s), rows, chunk=chunk)
-
-
 def test_modes_are_restored_and_generators_left_alone():
     layer, rows = Attention(), draw()
     layer.train()

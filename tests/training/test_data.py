@@ -125,12 +125,12 @@ def test_the_digest_changes_with_the_data(tmp_path):
 def test_pairs_of_small_splits_are_searched_once(tmp_path, monkeypatch):
     run = tiny_run(tmp_path, model=ALL_OUTPUTS)
     training, _ = load_splits(run)
-    loader = split_loader(training, "training", run.training, ALONE, 3.5)
+    loader = split_loader(training, run.training, ALONE, 3.5)
     first, again = ([x.pairs.index_i for x in loader] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert all(one.pairs is not None for one in loader.dataset.systems)
     monkeypatch.setattr(data, "_PAIRS_IN_MEMORY", 10)
-    loader = split_loader(training, "training", run.training, ALONE, 3.5)
+    loader = split_loader(training, run.training, ALONE, 3.5)
     assert all(one.pairs is None for one in loader.dataset.systems)
     assert all(torch.equal(a, x.pairs.index_i) for a, x in zip(first, loader, strict=True))
 
@@ -138,8 +138,8 @@ def test_pairs_of_small_splits_are_searched_once(tmp_path, monkeypatch):
 def test_a_budget_of_atoms(tmp_path):
     run = tiny_run(tmp_path, model=SMALL, batch_atoms=11)
     training, _ = load_splits(run)
-    sizes = [len(x) for x in split_loader(training, "training", run.training, ALONE)]
+    sizes = [len(x) for x in split_loader(training, run.training, ALONE)]
     assert sizes == [2, 2, 1]
     run.training.batch_atoms = 4
-    with pytest.raises(ValueError, match=r"batch_atoms is 4.*slab-"):
-        split_loader(training, "training", run.training, ALONE)
+    with pytest.raises(ValueError, match=r"slab-.* has 5 atoms"):
+        split_loader(training, run.training, ALONE)

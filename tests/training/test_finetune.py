@@ -103,11 +103,6 @@ def test_new_elements_start_as_the_mean_of_those_seen(settings, tmp_path):
     assert model.elements_seen.nonzero().flatten().tolist() == [8, 29, 47]
 
 
-def test_new_elements_of_a_frozen_table_are_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match=r"embedding\.element\.weight.*Ag"):
-        started(checkpoint(tmp_path), systems(element=NEW), freeze=["embedding"])
-
-
 def test_other_shapes_are_listed_with_the_settings_that_differ(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)start\.ckpt.*\(8, 8\).*model\.ffn_dim=8, here 48"):
         started(checkpoint(tmp_path), systems(), {"ffn_dim": 48})

@@ -7,9 +7,11 @@ import yaml
 from filelock import FileLock
 
 from flt_mol.training import folder as module
-from flt_mol.training.folder import check_output, finished_run, run_folder, written_files
+from flt_mol.training.folder import run_folder, written_files
+from flt_mol.training.processes import World
 
 SETTINGS = {"model": {"width": 8}, "training": {"epochs": 3, "save_minutes": 10.0}}
+ALONE = World()
 OTHER = {"model": {"width": 8, "depth": 1}, "training": {"epochs": 4, "save_minutes": 1.0}}
 
 
@@ -17,10 +19,10 @@ def fail(folder, error, *files, settings=SETTINGS):
     """The error of a run that wrote some files."""
 
     def run():
-        with run_folder(str(folder), "run", settings) as held:
+        with run_folder(str(folder), "run", settings, ALONE) as held:
             for file in files:
-                (held.path / file).parent.mkdir(exist_ok=True)
-                (held.path / file).touch()
+                (held / file).parent.mkdir(exist_ok=True)
+                (held / file).touch()
             raise error
 
     with pytest.raises(type(error)) as caught:
@@ -28,50 +30,47 @@ def fail(folder, error, *files, settings=SETTINGS):
     return caught.value
 
 
+def held(folder, settings=SETTINGS):
+    with run_folder(str(folder), "run", settings, ALONE) as found:
+        return found
+
+
 def interrupted(folder, settings=SETTINGS):
     fail(folder, KeyboardInterrupt(), "resume.ckpt", settings=settings)
 
 
 def finished(folder, settings=SETTINGS):
-    with run_folder(str(folder), "run", settings) as held:
-        (held.path / "last.ckpt").touch()
+    with run_folder(str(folder), "run", settings, ALONE) as held:
+        (held / "last.ckpt").touch()
 
 
 def test_a_new_folder_holds_the_settings(tmp_path):
-    with run_folder(str(tmp_path / "a" / "run"), "run", SETTINGS) as held:
-        assert yaml.safe_load((held.path / "config.yaml").read_text()) == SETTINGS
-        assert held.resume is None
-    assert written_files(held.path) == (held.path / "config.yaml",)
+    with run_folder(str(tmp_path / "a" / "run"), "run", SETTINGS, ALONE) as held:
+        assert yaml.safe_load((held / "config.yaml").read_text()) == SETTINGS
+    assert written_files(held) == (held / "config.yaml",)
 
 
 def test_an_interrupted_run_is_resumed(tmp_path):
     interrupted(tmp_path / "run")
-    check_output(str(tmp_path / "run"), SETTINGS)
-    with run_folder(str(tmp_path / "run"), "run", SETTINGS) as held:
-        assert held.resume == tmp_path / "run" / "resume.ckpt"
+    with run_folder(str(tmp_path / "run"), "run", SETTINGS, ALONE) as held:
+        assert [path.name for path in held.glob("resume.*")] == ["resume.ckpt"]
 
 
 def test_other_settings_are_refused_with_their_keys(tmp_path):
     interrupted(tmp_path / "run")
     with pytest.raises(ValueError, match=r"model\.depth=.*training\.epochs=3, here 4") as error:
-        check_output(str(tmp_path / "run"), OTHER)
+        held(tmp_path / "run", OTHER)
     assert "save_minutes" not in str(error.value)
     (tmp_path / "run" / "config.yaml").write_text("{")
     with pytest.raises(ValueError, match=r"config\.yaml"):
-        check_output(str(tmp_path / "run"), SETTINGS)
+        held(tmp_path / "run")
 
 
 def test_a_finished_run_is_found(tmp_path):
     finished(tmp_path / "run")
-    assert finished_run(str(tmp_path / "run"), SETTINGS) == tmp_path / "run"
-    assert finished_run(str(tmp_path / "run"), OTHER) is None
-    assert finished_run(str(tmp_path / "other"), SETTINGS) is None
-    assert finished_run(None, SETTINGS) is None
-    with (
-        pytest.raises(ValueError, match="just finished"),
-        run_folder(str(tmp_path / "run"), "run", SETTINGS),
-    ):
-        pass
+    assert held(tmp_path / "run") == tmp_path / "run"
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        held(tmp_path / "run", OTHER)
 
 
 @pytest.mark.parametrize("output", ["file", "file/run"])
@@ -79,14 +78,7 @@ def test_outputs_that_cannot_be_written(tmp_path, monkeypatch, output):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="output"):
-        check_output(output, SETTINGS)
-
-
-def test_checking_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    check_output(None, SETTINGS)
-    check_output("new", SETTINGS)
-    assert list(tmp_path.iterdir()) == []
+        held(output)
 
 
 def test_numbered_folders(tmp_path, monkeypatch):
@@ -94,12 +86,12 @@ def test_numbered_folders(tmp_path, monkeypatch):
     finished("runs/mine")
     interrupted("runs/mine-2", OTHER)
     interrupted("runs/mine-3")
-    with run_folder(None, "mine", SETTINGS) as held:
-        assert held.path == Path("runs/mine-3")
-        assert held.resume is not None
+    with run_folder(None, "mine", SETTINGS, ALONE) as held:
+        assert held == Path("runs/mine-3")
+        assert (held / "resume.ckpt").exists()
         monkeypatch.setattr(module, "_WAIT", 0.0)
-        with run_folder(None, "mine", SETTINGS) as beside:
-            assert beside.path == Path("runs/mine-4")
+        with run_folder(None, "mine", SETTINGS, ALONE) as beside:
+            assert beside == Path("runs/mine-4")
 
 
 def test_one_process_at_a_time(tmp_path, monkeypatch):
@@ -109,7 +101,7 @@ def test_one_process_at_a_time(tmp_path, monkeypatch):
     with (
         FileLock(folder / ".training.lock"),
         pytest.raises(ValueError, match="another process"),
-        run_folder(str(folder), "run", SETTINGS),
+        run_folder(str(folder), "run", SETTINGS, ALONE),
     ):
         pass
 

@@ -11,11 +11,7 @@ import torch
 
 from flt_mol.models.checkpoint import load_model
 from flt_mol.training.callbacks import History
-from flt_mol.training.resume import (
-    RESUME,
-    ResumePoint,
-    resume_step,
-)
+from flt_mol.training.resume import RESUME, ResumePoint, resume_step
 from flt_mol.training.task import EnergyTask
 from helpers.kill_training import differing, disturbed_run, steps_done
 from helpers.training import go, relaxations, tiny_run

@@ -20,7 +20,7 @@ from flt_mol.training.task import EnergyTask
 from helpers.training import ALL_OUTPUTS, RANDOM, go, tiny_run
 
 
-def told(config, output=None):
+def printed(config, output=None):
     stream = io.StringIO()
     result = go(config, output, Console(file=stream, width=200))
     return result, stream.getvalue()
@@ -43,7 +43,7 @@ def with_energies(config, energies):
 
 def test_what_a_run_writes_and_prints(tmp_path):
     config = tiny_run(tmp_path, model=ALL_OUTPUTS, epochs=3, loggers=["csv", "tensorboard"])
-    result, text = told(config)
+    result, text = printed(config)
     names = {str(path.relative_to(result.folder)).split("/events")[0] for path in result.files}
     assert names == {
         "best.ckpt",

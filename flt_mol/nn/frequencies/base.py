@@ -38,8 +38,3 @@ class Frequencies(Redrawn):
         if spectrum.dim != self.dim:
             ours = f"{type(self).__name__} over {self.dim}"
             raise ValueError(f"the spectrum is over {spectrum.dim} dimensions, {ours}")
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        sizes = f"num_frequencies={self.num_frequencies}, dim={self.dim}"
-        return f"{sizes}, redraw_every={self.redraw_every}"

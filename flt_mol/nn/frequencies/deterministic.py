@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.reciprocal import half_lattice
 from flt_mol.nn.frequencies.base import Frequencies
 from flt_mol.nn.layers import placed
 from flt_mol.nn.spectrum import Spectrum
@@ -23,7 +24,7 @@ _DEGREES: tuple[int, ...] = (3, 5, 7, 9, 11, 15, 17, 19, 21, 23, 29, 31, *range(
 class QuadratureFrequencies(Frequencies):
     """Fixed frequencies with quadrature weights: ∫ h(ξ) dξ ≈ Σ_t ω_t h(ξ_t) for even h.
 
-    The mask is then Σ_t ω_t g(ξ_t) cos 2πξ_t·x: no noise, but an error that depends on g and x.
+    The mask is then Σ_t ω_t g(ξ_t) cos 2πξ_t·x, without noise.
 
     Args:
         points: ξ (R, ℓ), cycles/Å; of ξ and −ξ, which have the same wave, one is enough.
@@ -55,14 +56,13 @@ class LatticeFrequencies(QuadratureFrequencies):
     r"""All |ξ| ≤ ξ_max of a lattice whose dual has its points at least L apart: the half of them.
 
     Summing over a lattice repeats f with the periods of the dual lattice (Poisson):
-    N̂(x) = V Σ_ξ g(ξ) cos 2πξ·x = Σ_T f(x + T), V the volume of a cell in frequency space. So for
-    |x| ≤ L/2 the repetitions, and beyond ξ_max the rest of the spectrum, are all the error there
-    is, for *any* smooth g. Of all lattices with shortest dual vector L the body-centred cubic one
-    needs the fewest frequencies (the hexagonal one for ℓ = 2; A*_ℓ for any ℓ) [1].
+    N̂(x) = V Σ_ξ g(ξ) cos 2πξ·x = Σ_T f(x + T), V the volume of a cell in frequency space. For
+    |x| ≤ L/2 the repetitions, and the spectrum beyond ξ_max, are all the error there is. Of all
+    lattices with shortest dual vector L the body-centred cubic one, A*_ℓ for any ℓ, needs the
+    fewest frequencies [1].
 
-    ξ_max = cutoff/(2πσ_min), L = radius + margin·σ_max, for masks no narrower than σ_min and no
-    wider than σ_max. For ℓ = 3, the defaults, radius 18 Å and one Gaussian of σ = 1 / 2 / 4 Å:
-    R = 4705 / 959 / 269, and rotation moves the mask by 3 to 4e-4 f(0). R grows as (radius/σ)³.
+    ξ_max = cutoff/(2πσ_min), L = radius + margin·σ_max. For ℓ = 3, the defaults, radius 18 Å and
+    σ = 1 / 2 / 4 Å: R = 4705 / 959 / 269, and rotation moves the mask by 3 to 4e-4 f(0).
 
     Args:
         radius: of the displacements for which the mask is to be right, Å.
@@ -72,11 +72,10 @@ class LatticeFrequencies(QuadratureFrequencies):
         margin: (L − radius)/σ_max.
 
     Raises:
-        ValueError: values that are not positive and finite, or a set of tens of millions.
+        ValueError: values that are not positive and finite, or far too many frequencies.
 
     References:
-        [1] Petersen & Middleton, "Sampling and reconstruction of wave-number-limited functions in
-        N-dimensional Euclidean spaces", 1962.
+        [1] Petersen & Middleton, Information and Control 1962.
     """
 
     def __init__(
@@ -101,14 +100,11 @@ class LebedevFrequencies(QuadratureFrequencies):
 
     For ℓ = 3, N̂(x) = Σ_s 4πs²q_1³ Σ_u ω_u g(s q_1 u) cos(2πs q_1 u·x), u over the rule's
     directions. The trapezoidal rule in |ξ| repeats r f(r) with the period 1/q_1 = radius +
-    margin·σ_max; its error, and that of leaving out |ξ| > cutoff/(2πσ_min), is the same in all
-    directions. Directions differ by the error of the Lebedev rule [1] alone. A rule of odd degree d
-    first fails at (2d + 3) j_{d+1}(2π|ξ|r), j the spherical Bessel function: on each shell d is the
-    smallest for which this is below `tolerance` times f(0), for radius r and any σ in the range.
-
-    For the defaults, radius 18 Å and one Gaussian of σ = 1 / 2 / 4 Å: R = 6656 / 1256 / 275.
-    Where f itself may be rough, a few shells still do not depend on orientation: for σ = 4 Å,
-    ``cutoff=2.5, margin=0.5`` has R = 43, and rotation moves the mask by 6.5e-7 f(0).
+    margin·σ_max, in all directions alike; directions differ by the error of the Lebedev rule [1]
+    alone. A rule of odd degree d first fails at (2d + 3) j_{d+1}(2π|ξ|r), j the spherical Bessel
+    function: on each shell d is the smallest for which this is below `tolerance` times f(0). For
+    the defaults, radius 18 Å and σ = 1 / 2 / 4 Å: R = 6656 / 1256 / 275; for σ = 4 Å,
+    ``cutoff=2.5, margin=0.5`` has R = 43 and rotation moves the mask by 6.5e-7 f(0).
 
     Args:
         radius: of the displacements for which the mask is to be right, Å.
@@ -121,8 +117,7 @@ class LebedevFrequencies(QuadratureFrequencies):
         ValueError: values that are not positive and finite, or a tolerance that no rule reaches.
 
     References:
-        [1] Lebedev & Laikov, "A quadrature formula for the sphere of the 131st algebraic order of
-        accuracy", 1999.
+        [1] Lebedev & Laikov, Doklady Mathematics 1999.
     """
 
     def __init__(
@@ -156,8 +151,8 @@ def _widths(radius: float, sigma: float | Sequence[float], *others: float) -> tu
     low, high = sigma if isinstance(sigma, Sequence) else (sigma, sigma)
     if not (0 < low <= high < math.inf and all(0 < x < math.inf for x in (radius, *others))):
         raise ValueError(
-            f"need finite sigma > 0, narrowest first, and finite radius, cutoff, margin and "
-            f"tolerance > 0, got sigma={sigma}, radius={radius} and {others}"
+            "need finite sigma, narrowest first, radius, cutoff, margin and tolerance > 0, got "
+            f"sigma={sigma}, radius={radius} and {others}"
         )
     return low, high
 
@@ -165,27 +160,18 @@ def _widths(radius: float, sigma: float | Sequence[float], *others: float) -> tu
 def _half_lattice(period: float, largest: float, dim: int) -> tuple[Tensor, float]:
     """ξ (R, ℓ) of A*_ℓ up to |ξ| = `largest`, the origin first, without any −ξ; cell's volume.
 
-    `period` is the length of the shortest vectors of the dual lattice A_ℓ, Å. float64 on CPU.
+    `period` is the length of the shortest vectors of the dual lattice A_ℓ, Å.
     """
-    with torch.device("cpu"):
-        # Vectors of A_ℓ of length L; neighbours in the chain meet at 120°.
-        gram = torch.eye(dim, dtype=torch.float64)
-        gram.diagonal(1).fill_(-0.5)
-        gram.diagonal(-1).fill_(-0.5)
-        basis = torch.linalg.inv(period * torch.linalg.cholesky(gram)).T
-        # ξ·(dual vector) is an integer, and at most |ξ| L.
-        bound = math.floor(largest * period + 1e-9)
-        if (2 * bound + 1) ** dim > _MAX_CANDIDATES:
-            raise ValueError(
-                f"a lattice of period {period:g} Å up to {largest:g} cycles/Å in {dim} dimensions "
-                "has too many points: take a smaller radius, or wider Gaussians (sigma)"
-            )
-        axis = torch.arange(-bound, bound + 1, dtype=torch.float64)
-        index = torch.cartesian_prod(*[axis] * dim).view(-1, dim)
-        # In this order the origin is in the middle, and ξ is after it where −ξ is before.
-        points = index[index.shape[0] // 2 :] @ basis
-        inside = points.norm(dim=-1) <= largest + 1e-9 / period
-    return points[inside], float(basis.det().abs())
+    # Vectors of A_ℓ of length L; neighbours in the chain meet at 120°.
+    gram = np.eye(dim) - 0.5 * (np.eye(dim, k=1) + np.eye(dim, k=-1))
+    dual = np.asarray(period * np.linalg.cholesky(gram), np.float64)
+    if (2 * largest * period + 1) ** dim > _MAX_CANDIDATES:
+        raise ValueError(
+            f"a lattice of period {period:g} Å up to {largest:g} cycles/Å in {dim} dimensions has "
+            "too many points: take a smaller radius, or wider Gaussians (sigma)"
+        )
+    points = half_lattice(dual, largest) @ np.linalg.inv(dual).T
+    return torch.from_numpy(points), float(1 / np.linalg.det(dual))
 
 
 def _half_rule(degree: int) -> tuple[Tensor, Tensor]:
@@ -194,11 +180,10 @@ def _half_rule(degree: int) -> tuple[Tensor, Tensor]:
 
     points, weights = lebedev_rule(degree)
     # Coordinates that should be 0 are off by rounding.
-    x, y, z = np.where(np.abs(points) < 1e-9, 0.0, points)
+    x, y, z = points = np.where(np.abs(points) < 1e-9, 0.0, points)
     upper = (z > 0) | ((z == 0) & ((y > 0) | ((y == 0) & (x > 0))))
-    directions = torch.from_numpy(np.stack([x, y, z], axis=-1)[upper])
-    shares = torch.from_numpy(np.asarray(weights[upper], dtype=np.float64))
-    return directions, shares / shares.sum()
+    shares = weights[upper] / weights[upper].sum()
+    return torch.from_numpy(points.T[upper]), torch.from_numpy(shares)
 
 
 def _degree(turns: float, tolerance: float) -> int:

@@ -18,25 +18,19 @@ from flt_mol.nn.spectrum import GaussianSpectrum, Spectrum
 class GaussianFrequencies(Frequencies):
     r"""ξ_i = μ_i + σ_i z_i with z_i ~ N(0, I_ℓ), drawn once and saved.
 
-    With one σ and no μ the density is p(ξ) = N(ξ; 0, σ²I). With a σ per frequency it is that of the
-    whole set, p(ξ) = (1/R) Σ_j N(ξ; 0, σ_j²I), the balance heuristic [2]: the same expectation as
-    with each frequency's own density, without that one's heavy tails. With means it is
+    The density is that of the whole set, p(ξ) = (1/R) Σ_j N(ξ; 0, σ_j²I), the balance heuristic
+    [2], without the heavy tails of each frequency's own. With means it is
     p(ξ) = (1/R) Σ_j ½[N(ξ; μ_j, σ_j²I) + N(ξ; −μ_j, σ_j²I)], drawn from the first half alone:
-    Re g(ξ) e^{2πiξ·x} is the same at ξ and −ξ.
-
-    The draw stays because the expectation of the mask is f for *every* σ and μ: with z drawn again
-    and again they would receive noise alone. Learning σ, as the paper [1] proposes, moves the one
-    set of frequencies that the model keeps; with `redraw_every` it has to be constant.
-
-    Goes with every spectrum; for the long tails of "matern", "laplace", "cauchy" and "box" the
-    variance of the mask is infinite.
+    Re g(ξ) e^{2πiξ·x} is the same at ξ and −ξ. The expectation of the mask is f for *every* σ and
+    μ: learning σ, as the paper [1] proposes, moves the one set of frequencies that the model keeps,
+    and does not go with `redraw_every`. Goes with every spectrum; for the long tails of "matern",
+    "laplace", "cauchy" and "box" the variance of the mask is infinite.
 
     Args:
         num_frequencies: R.
         dim: ℓ.
-        sigma: Å⁻¹; one value for all, or (lowest, highest), spaced evenly in log σ. A Gaussian of
-            width s in real space has a spectrum of width 1/(2πs): the default covers s of 1 to
-            4 Å. The variance of the mask is finite only for 2π σ s > 1/√2, and least at 1.
+        sigma: Å⁻¹; one value for all, or (lowest, highest), spaced evenly in log σ. For a Gaussian
+            of width s the variance of the mask is finite for 2π σ s > 1/√2, and least at 1.
         learned_sigma: whether σ is a parameter; otherwise a buffer.
         shared_sigma: whether there is one σ in all instead of one per frequency.
         generator: on CPU; None takes a seed from torch's global one.
@@ -46,12 +40,10 @@ class GaussianFrequencies(Frequencies):
         redraw_every: None, or the number of training steps with one draw, see `Redrawn`.
 
     Raises:
-        ValueError: σ not positive or not finite, a range for a shared σ, a mean of another shape,
-            an unknown `sampling`, or `redraw_every` together with a learned σ or μ.
+        ValueError: arguments that do not fit together, naming the first of them.
 
     References:
-        [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
-        Encodings in Transformers", AISTATS 2024.
+        [1] Choromanski et al., AISTATS 2024.
         [2] Veach & Guibas, "Optimally combining sampling techniques", SIGGRAPH 1995.
     """
 
@@ -76,13 +68,9 @@ class GaussianFrequencies(Frequencies):
         super().__init__(num_frequencies, dim)
         low, high = (float(x) for x in (sigma if isinstance(sigma, Sequence) else (sigma, sigma)))
         if not 0 < low <= high < math.inf or (shared_sigma and low != high):
-            raise ValueError(
-                f"sigma is {sigma}, expected a number > 0, or (lowest, highest) where not shared"
-            )
+            raise ValueError(f"sigma is {sigma}, expected > 0, or (lowest, highest) if not shared")
         if redraw_every is not None and (learned_sigma or learned_mean):
-            raise ValueError(
-                "redraw_every does not go with a learned σ or μ: pass learned_sigma=False"
-            )
+            raise ValueError("redraw_every needs a constant σ and μ: pass learned_sigma=False")
         self.sampling = sampling
         self._init_redraw(redraw_every, generator)
         count, bounds = 1 if shared_sigma else num_frequencies, (math.log(low), math.log(high))
@@ -121,11 +109,8 @@ class GaussianFrequencies(Frequencies):
         else:
             means = torch.stack([self.mean, -self.mean])
             squared = (frequencies[:, None, None] - means).square().sum(-1)
-        log_normal = (
-            -0.5 * squared * (-2 * log_sigma).exp()
-            - self.dim * log_sigma
-            - 0.5 * self.dim * math.log(2 * math.pi)
-        ).flatten(1)
+        log_peak = -self.dim * (log_sigma + 0.5 * math.log(2 * math.pi))
+        log_normal = (log_peak - 0.5 * squared * (-2 * log_sigma).exp()).flatten(1)
         return log_normal.logsumexp(-1) - math.log(log_normal.shape[-1])
 
 
@@ -133,11 +118,9 @@ class ComponentFrequencies(Frequencies):
     r"""Each frequency belongs to one term t of a sum of Gaussians and is drawn as that term is.
 
     For f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²), a set per head: ξ = z/(2πσ_t) with z ~ N(0, I_ℓ), and
-    N̂(x) = Σ_t (a_t/n_t) Σ_{i of t} cos(z_i·x/σ_t), where n_t of the R frequencies belong to t:
-    R/T each, the rest to the first ones. Unbiased, |N̂(x)| ≤ Σ_t |a_t| for every draw; gradients
-    reach a and σ, under `redraw_every` too. At equal accuracy it needs 1.5 to 5 times fewer
-    frequencies than a Gaussian of a wrong width. With means and phases, ξ = μ_t + z/(2πσ_t) and the
-    waves are cos(2πξ·x + α_t). Goes with "gaussian", "gaussian_mixture" and "directional" spectra.
+    N̂(x) = Σ_t (a_t/n_t) Σ_{i of t} cos(z_i·x/σ_t), where n_t of the R frequencies belong to t.
+    Unbiased, |N̂(x)| ≤ Σ_t |a_t| for every draw. With means and phases, ξ = μ_t + z/(2πσ_t) and
+    cos(2πξ·x + α_t). Goes with "gaussian", "gaussian_mixture" and "directional" spectra.
 
     Args:
         num_frequencies: R ≥ T, of each head.
@@ -184,8 +167,8 @@ class ComponentFrequencies(Frequencies):
         if not isinstance(spectrum, GaussianSpectrum):
             name = type(spectrum).__name__
             raise ValueError(f"ComponentFrequencies go with sums of Gaussians, not with {name}")
-        given = spectrum.num_heads, spectrum.num_terms
-        if given != (own := (self.num_heads, self.num_terms)):
+        given, own = (spectrum.num_heads, spectrum.num_terms), (self.num_heads, self.num_terms)
+        if given != own:
             raise ValueError(f"the spectrum has (heads, terms) {given}, the frequencies {own}")
 
     def forward(self, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
@@ -205,18 +188,12 @@ class ComponentFrequencies(Frequencies):
 def normal_vectors(count: int, dim: int, sampling: str, generator: torch.Generator) -> Tensor:
     r"""Rows z (count, dim), each N(0, I), related to each other as `sampling` says.
 
-    - ``normal``: independent.
-    - ``orthogonal``: orthogonal in blocks of `dim`; in three dimensions this brings little.
-    - ``sobol``: scrambled Sobol points [1] through the inverse of the normal distribution function:
-      10 / 22 / 36 / 63 % off the rms error of a mask of 2 Å at 16 / 64 / 256 / 1024 rows.
-
-    Returns float32 on CPU; torch's global generator is left alone.
+    "normal": independent. "orthogonal": in blocks of `dim`; in three dimensions this brings little.
+    "sobol": scrambled Sobol points through the inverse normal distribution function, 22 / 63 % off
+    the rms error of a mask of 2 Å at 64 / 1024 rows. float32 on CPU.
 
     Raises:
         ValueError: unknown `sampling`.
-
-    References:
-        [1] Owen, "Randomly permuted (t,m,s)-nets and (t,s)-sequences", 1995.
     """
     if sampling == "normal":
         return draw_normal(count, dim, generator=generator)

@@ -1,9 +1,7 @@
 """RPE families: the spectrum g that is learned, and the mask f it stands for.
 
-f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ; lengths in Å, frequencies ξ in cycles/Å. Of every family:
-``family(frequencies)`` is g (H, R), ``family.mask(displacements)`` is f (…, H); both are at least
-float32 and differentiable by all parameters. `SPECTRA` has what makes them by name, of arguments
-that are plain data.
+f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ; lengths in Å, frequencies ξ in cycles/Å. `SPECTRA` has the families
+by name; they take plain data.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +13,10 @@ import torch
 from flt_mol.nn.layers import seeded_generator
 from flt_mol.nn.spectrum.base import ProductSpectrum, Spectrum, SumSpectrum
 from flt_mol.nn.spectrum.kernels import (
-    BoxSpectrum,
     BSplineSpectrum,
     CauchySpectrum,
-    LaplaceSpectrum,
     MaternSpectrum,
     ShellSpectrum,
-    TentSpectrum,
 )
 from flt_mol.nn.spectrum.terms import (
     DirectionalSpectrum,
@@ -52,10 +47,10 @@ SPECTRA: dict[str, Callable[..., Spectrum]] = {
     "gaussian_mixture": GaussianMixtureSpectrum,
     "directional": DirectionalSpectrum,
     "matern": MaternSpectrum,
-    "laplace": LaplaceSpectrum,
+    "laplace": partial(MaternSpectrum, nu=0.5),
     "cauchy": CauchySpectrum,
-    "box": BoxSpectrum,
-    "tent": TentSpectrum,
+    "box": partial(BSplineSpectrum, order=1),
+    "tent": partial(BSplineSpectrum, order=2),
     "bspline": BSplineSpectrum,
     "shells": ShellSpectrum,
     "sum": partial(combined, SumSpectrum),
@@ -65,16 +60,13 @@ SPECTRA: dict[str, Callable[..., Spectrum]] = {
 __all__ = [
     "SPECTRA",
     "BSplineSpectrum",
-    "BoxSpectrum",
     "CauchySpectrum",
     "DirectionalSpectrum",
     "GaussianMixtureSpectrum",
     "GaussianSpectrum",
-    "LaplaceSpectrum",
     "MaternSpectrum",
     "ProductSpectrum",
     "ShellSpectrum",
     "Spectrum",
     "SumSpectrum",
-    "TentSpectrum",
 ]

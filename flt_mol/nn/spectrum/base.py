@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -11,9 +13,9 @@ from torch import Tensor, nn
 class Spectrum(nn.Module):
     r"""A spectrum g per head, and the mask f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ it stands for.
 
-    f is real, so g(−ξ) is the complex conjugate of g(ξ). A real g is even and its mask symmetric,
-    f(−x) = f(x); masks that know a direction (before from after) have a complex g. A family of your
-    own defines `forward`, and `mask` where f is known in closed form.
+    f is real, so g(−ξ) is the complex conjugate of g(ξ); masks that know a direction (before from
+    after) have a complex g. Both are at least float32 and differentiable by all parameters. A
+    family of your own defines `forward`, and `mask` where f is known in closed form.
 
     Args:
         num_heads: H.
@@ -42,37 +44,31 @@ class Spectrum(nn.Module):
         """Spectra and masks added up."""
         return SumSpectrum(self, other) if isinstance(other, Spectrum) else NotImplemented
 
-    def extra_repr(self) -> str:
-        """What `repr` shows: all plain settings."""
-        given = ((k, v) for k, v in vars(self).items() if k[0] != "_" and k != "training")
-        return ", ".join(f"{name}={value!r}" for name, value in given)
-
 
 class _Combined(Spectrum):
-    @staticmethod
-    def _combine(a: Tensor, b: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def __init__(self, dim: int, spectra: tuple[Spectrum, ...]) -> None:
+    def __init__(
+        self, dim: int, spectra: tuple[Spectrum, ...], combine: Callable[[Any, Any], Any]
+    ) -> None:
         if len(heads := {spectrum.num_heads for spectrum in spectra}) != 1:
             raise ValueError(f"expected spectra of the same heads, got {sorted(heads)}")
         super().__init__(heads.pop(), dim)
         self.spectra = nn.ModuleList(spectra)
+        self._combine = combine
 
-    def _columns(self, coordinates: Tensor) -> list[Tensor]:
+    def _columns(self, coordinates: Tensor) -> Sequence[Tensor]:
         return [coordinates] * len(self.spectra)
 
     def forward(self, frequencies: Tensor) -> Tensor:
         """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
         parts = zip(self.spectra, self._columns(frequencies), strict=True)
-        found: list[Tensor] = [spectrum(xi) for spectrum, xi in parts]
-        return reduce(type(self)._combine, found)
+        found: Tensor = reduce(self._combine, (g(xi) for g, xi in parts))
+        return found
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (…, ℓ), Å → (…, H)."""
         parts = zip(self.spectra, self._columns(displacements), strict=True)
-        found = [cast(Spectrum, spectrum).mask(x) for spectrum, x in parts]
-        return reduce(type(self)._combine, found)
+        found: Tensor = reduce(self._combine, (cast(Spectrum, g).mask(x) for g, x in parts))
+        return found
 
 
 class SumSpectrum(_Combined):
@@ -85,22 +81,17 @@ class SumSpectrum(_Combined):
         ValueError: none at all, or spectra of different H or ℓ.
     """
 
-    @staticmethod
-    def _combine(a: Tensor, b: Tensor) -> Tensor:
-        return a + b
-
     def __init__(self, *spectra: Spectrum) -> None:
         if len(dims := {spectrum.dim for spectrum in spectra}) != 1:
             raise ValueError(f"expected spectra of the same dim, got {sorted(dims)}")
-        super().__init__(dims.pop(), spectra)
+        super().__init__(dims.pop(), spectra, operator.add)
 
 
 class ProductSpectrum(_Combined):
     r"""The product of spectra over disjoint groups of coordinates, x = (x₁, x₂, …).
 
-    f(x) = Π_i f_i(x_i) and g(ξ) = Π_i g_i(ξ_i), in ℓ = Σ_i ℓ_i dimensions: so a mask may depend on
-    height above a surface and on the distance in the surface in different ways. It is not the
-    product of masks of the *same* coordinates, whose spectrum is a convolution.
+    f(x) = Π_i f_i(x_i) and g(ξ) = Π_i g_i(ξ_i), in ℓ = Σ_i ℓ_i dimensions, such as height above a
+    surface and place in it. Not the product of masks of the *same* coordinates.
 
     Args:
         spectra: one or more, all with the same H; the first takes the first ℓ₁ coordinates.
@@ -109,13 +100,9 @@ class ProductSpectrum(_Combined):
         ValueError: none at all, or spectra of different H.
     """
 
-    @staticmethod
-    def _combine(a: Tensor, b: Tensor) -> Tensor:
-        return a * b
-
     def __init__(self, *spectra: Spectrum) -> None:
-        super().__init__(sum(spectrum.dim for spectrum in spectra), spectra)
+        super().__init__(sum(spectrum.dim for spectrum in spectra), spectra, operator.mul)
         self._dims = [spectrum.dim for spectrum in spectra]
 
-    def _columns(self, coordinates: Tensor) -> list[Tensor]:
+    def _columns(self, coordinates: Tensor) -> Sequence[Tensor]:
         return list(coordinates.split(self._dims, dim=-1))

@@ -1,12 +1,7 @@
-r"""Matérn, Laplace and Cauchy kernels; Gaussian shells; local masks.
+r"""Matérn and Cauchy kernels; Gaussian shells; local masks.
 
-A kernel of peak 1 is the mean of a wave over a density, K(x) = E[cos 2πξ·x] for ξ ~ p_K [1];
-textbooks take angular frequencies 2πξ. The spectra of all but shells have long tails: with Gaussian
-frequencies the variance of a sampled Matérn or Cauchy kernel, or of a box, is infinite. Kernels of
-single coordinates, such as Π_j exp(−\|x_j\|/s), are a `ProductSpectrum` of those with ``dim=1``.
-
-References:
-    [1] Rahimi & Recht, "Random features for large-scale kernel machines", NeurIPS 2007.
+The spectra of all but shells have long tails: with Gaussian frequencies the variance of a sampled
+Matérn or Cauchy kernel, or of a box, is infinite.
 """
 
 from __future__ import annotations
@@ -18,37 +13,14 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from flt_mol.functional.neighbors import pair_lengths
 from flt_mol.nn.spectrum.terms import TermSpectrum
 
 
-class LaplaceSpectrum(TermSpectrum):
-    r"""Laplace kernels, the Matérn kernels of ν = 1/2: f(x) = Σ_t a_t exp(−‖x‖/s_t) per head.
-
-    In any ℓ, g(ξ) = Σ_t a_t 2^ℓ π^{(ℓ−1)/2} Γ((ℓ+1)/2) s_t^ℓ (1 + 4π²s_t²‖ξ‖²)^{−(ℓ+1)/2}.
-    Arguments are those of `TermSpectrum`.
-    """
-
-    nu = 0.5
-
-    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
-        power = self.nu + self.dim / 2
-        constant = math.pow(4 * math.pi, self.dim / 2) * math.gamma(power) / math.gamma(self.nu)
-        inverse = length / math.sqrt(2 * self.nu)
-        stretched = 4 * math.pi**2 * xi.square().sum(-1) * inverse.square()
-        return constant * inverse**self.dim * (1 + stretched).pow(-power)
-
-    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
-        u = math.sqrt(2 * self.nu) * _norm(x) / length
-        decay = (-u).exp()
-        if self.nu == 0.5:
-            return decay
-        return (1 + u) * decay if self.nu == 1.5 else (1 + u + u.square() / 3) * decay
-
-
-class MaternSpectrum(LaplaceSpectrum):
+class MaternSpectrum(TermSpectrum):
     r"""Matérn kernels of smoothness ν, in any dimension ℓ: f(x) = Σ_t a_t K_ν(‖x‖/s_t) per head.
 
-    With u = √(2ν) r/s: K_{1/2} = e^{−u}, K_{3/2} = (1 + u) e^{−u},
+    With u = √(2ν) r/s: K_{1/2} = e^{−u} (Laplace's), K_{3/2} = (1 + u) e^{−u},
     K_{5/2} = (1 + u + u²/3) e^{−u}; ν → ∞ is `GaussianSpectrum`. With κ = √(2ν)/s,
     g(ξ) = Σ_t a_t (4π)^{ℓ/2} Γ(ν + ℓ/2)/Γ(ν) κ_t^{−ℓ} (1 + 4π²‖ξ‖²/κ_t²)^{−ν−ℓ/2} [1, eq. 4.15].
     The gradient of f by x is 0 at x = 0, also where the kernel has a cusp.
@@ -79,6 +51,20 @@ class MaternSpectrum(LaplaceSpectrum):
         super().__init__(num_heads, num_terms, dim, length_min, length_max, generator)
         self.nu = nu
 
+    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
+        power = self.nu + self.dim / 2
+        constant = math.pow(4 * math.pi, self.dim / 2) * math.gamma(power) / math.gamma(self.nu)
+        inverse = length / math.sqrt(2 * self.nu)
+        stretched = 4 * math.pi**2 * xi.square().sum(-1) * inverse.square()
+        return constant * inverse**self.dim * (1 + stretched).pow(-power)
+
+    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
+        u = math.sqrt(2 * self.nu) * pair_lengths(x) / length
+        decay = (-u).exp()
+        if self.nu == 0.5:
+            return decay
+        return (1 + u) * decay if self.nu == 1.5 else (1 + u + u.square() / 3) * decay
+
 
 class CauchySpectrum(TermSpectrum):
     r"""Cauchy kernels, with algebraic tails: f(x) = Σ_t a_t (1 + ‖x‖²/s_t²)^{−(ℓ+1)/2} per head.
@@ -90,7 +76,7 @@ class CauchySpectrum(TermSpectrum):
     def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
         power = (self.dim + 1) / 2
         constant = math.pow(math.pi, power) / math.gamma(power)
-        return constant * length**self.dim * (-2 * math.pi * length * _norm(xi)).exp()
+        return constant * length**self.dim * (-2 * math.pi * length * pair_lengths(xi)).exp()
 
     def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
         return (1 + x.square().sum(-1) / length.square()).pow(-(self.dim + 1) / 2)
@@ -99,20 +85,18 @@ class CauchySpectrum(TermSpectrum):
 class ShellSpectrum(TermSpectrum):
     r"""Gaussian shells per head: f(x) = Σ_t a_t (r²/2n_tσ_t²)^{n_t} e^{n_t − r²/2σ_t²}, r = ‖x‖.
 
-    Each is r^{2n} e^{−r²/2σ²} over its greatest value, which is at r = σ_t √(2n_t); n = 0 is a
-    zero-centred Gaussian. At one σ, n = 0, 1, 2, … are a complete radial basis. In any ℓ, with
-    u = 2π²σ_t²‖ξ‖² and generalised Laguerre polynomials,
+    Each has its peak, 1, at r = σ_t √(2n_t); at one σ, n = 0, 1, 2, … are a complete radial basis.
+    In any ℓ, with u = 2π²σ_t²‖ξ‖² and generalised Laguerre polynomials,
     g(ξ) = Σ_t a_t n_t! (e/n_t)^{n_t} (2πσ_t²)^{ℓ/2} L_{n_t}^{(ℓ/2−1)}(u) e^{−u}.
 
     Args:
         num_heads, num_terms, dim, generator: see `TermSpectrum`.
         powers: n_t ≥ 0 for each term, the same for all heads; None is 0, 1, …, T − 1.
-        sigma_min, sigma_max: σ of the first and the last term at the start, Å. The default puts
-            peaks at 0, 2.1, 3.0, 3.7, 4.2, … Å. The parameter is `log_sigma` (H, T).
+        sigma_min, sigma_max: σ of the first and the last term at the start, Å. The parameter is
+            `log_sigma` (H, T).
 
     Raises:
-        ValueError: powers that are not T whole numbers ≥ 0, or widths that are not
-            0 < sigma_min ≤ sigma_max.
+        ValueError: powers that are not T whole numbers ≥ 0, or what `TermSpectrum` raises.
     """
 
     _name = "sigma"
@@ -151,63 +135,18 @@ class ShellSpectrum(TermSpectrum):
         return torch.stack(terms, -1)
 
 
-class BoxSpectrum(TermSpectrum):
-    r"""Boxes with learned radii: f(x) = Σ_t a_t Π_j 1[\|x_j\| ≤ v_tj] per head.
-
-    g(ξ) = Σ_t a_t Π_j sin(2πv_tjξ_j)/(πξ_j), with 2v_tj at ξ_j = 0. g is not integrable: **a
-    sampled box has infinite variance under every density of frequencies**, its mask is a noisy,
-    band-limited version of a box. `mask` is the exact one; being flat, it has no gradient to the
-    radii, while g has. Arguments are those of `BSplineSpectrum` without the order, which is 1.
-    """
-
-    _name = "radius"
-    _per_dimension = True
-    order = 1
-
-    def __init__(
-        self,
-        num_heads: int,
-        num_terms: int = 16,
-        dim: int = 3,
-        radius_min: float = 3.0,
-        radius_max: float = 6.0,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(num_heads, num_terms, dim, radius_min, radius_max, generator)
-        self._peak = _cardinal_bspline(torch.zeros((), dtype=torch.float64), self.order).item()
-
-    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
-        width = 2 * length / self.order
-        return _product(width * torch.sinc(width * xi) ** self.order / self._peak)
-
-    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
-        return _product(_cardinal_bspline(0.5 * self.order * x / length, self.order) / self._peak)
-
-
-class TentSpectrum(BoxSpectrum):
-    r"""Tents, continuous local masks: f(x) = Σ_t a_t Π_j (1 − \|x_j\|/v_tj)_+ per head.
-
-    g(ξ) = Σ_t a_t Π_j sin²(πv_tjξ_j)/(v_tj π²ξ_j²). Arguments are those of `BSplineSpectrum`
-    without the order, which is 2.
-    """
-
-    order = 2
-
-
-class BSplineSpectrum(BoxSpectrum):
+class BSplineSpectrum(TermSpectrum):
     r"""Local B-splines of order k: masks that vanish where any \|x_j\| ≥ v_j.
 
-    The k-fold convolution with itself of a box of half-width v/k is a piecewise polynomial of
-    degree k − 1 with k − 2 continuous derivatives and support \|x\| ≤ v, the cardinal B-spline
-    β_k(kx/2v). Per head, with T terms and a radius per term and dimension:
-    f(x) = Σ_t a_t Π_j β_k(kx_j/2v_tj)/β_k(0), of peak f(0) = Σ_t a_t;
+    The k-fold convolution with itself of a box of half-width v/k, the cardinal B-spline β_k(kx/2v):
+    k = 1 is a box, k = 2 a tent (1 − \|x\|/v)_+; large k tends to a Gaussian of width v/√(3k). Per
+    head, with radii per term and dimension, f(x) = Σ_t a_t Π_j β_k(kx_j/2v_tj)/β_k(0),
     g(ξ) = Σ_t a_t Π_j (2v_tj/k) [sin(2πv_tjξ_j/k)/(2πv_tjξ_j/k)]^k / β_k(0).
 
     It is the paper's "continuous local RPE" [1] put right: there the power is on the sine alone,
     which for even k is the spectrum of an odd, imaginary mask, for odd k ≥ 3 of one with jumps.
-    k = 1 is `BoxSpectrum`, k = 2 `TentSpectrum`; large k tends to a Gaussian of width v/√(3k).
-    \|g\| decays as \|ξ_j\|^{−k}: from k = 2 on, the variance of a sampled mask can be finite.
-    Support is a box, so these masks know the axes.
+    \|g\| decays as \|ξ_j\|^{−k}: a sampled box has infinite variance under every density of
+    frequencies, and its exact `mask` no gradient to the radii. Masks know the axes.
 
     Args:
         num_heads, num_terms, dim, generator: see `TermSpectrum`.
@@ -228,6 +167,9 @@ class BSplineSpectrum(BoxSpectrum):
         tensor([1.0000, 0.6667, 0.0017, 0.0000])
     """
 
+    _name = "radius"
+    _per_dimension = True
+
     def __init__(
         self,
         num_heads: int,
@@ -240,8 +182,16 @@ class BSplineSpectrum(BoxSpectrum):
     ) -> None:
         if order < 1:
             raise ValueError(f"order is {order}, expected k ≥ 1 (1 box, 2 tent, 3 smooth)")
-        self.order = order
         super().__init__(num_heads, num_terms, dim, radius_min, radius_max, generator)
+        self.order = order
+        self._peak = _cardinal_bspline(torch.zeros((), dtype=torch.float64), order).item()
+
+    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
+        width = 2 * length / self.order
+        return _product(width * torch.sinc(width * xi) ** self.order / self._peak)
+
+    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
+        return _product(_cardinal_bspline(0.5 * self.order * x / length, self.order) / self._peak)
 
 
 def _over_peak(n: int) -> float:
@@ -269,13 +219,6 @@ def _cardinal_bspline(x: Tensor, order: int) -> Tensor:
             for i in range(order - m + 1)
         ]
     return pieces[0]
-
-
-def _norm(x: Tensor) -> Tensor:
-    """‖x‖ over the last axis: (…, ℓ) → (…), with gradient 0, not NaN, at the origin."""
-    squared = x.square().sum(-1)
-    zero = squared.eq(0)
-    return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
 
 def _product(x: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ class TermSpectrum(Spectrum):
     r"""f(x) = Σ_t a_t K(x; s_t), g(ξ) = Σ_t a_t K̂(ξ; s_t) per head, with K of peak 1.
 
     A subclass defines K and K̂, `_unit_mask` and `_unit_spectrum`. Lengths s_t begin evenly spaced
-    in log s, amplitudes a_t normal with standard deviation 1/√T: f(0) = Σ_t a_t is about 1.
+    in log s, amplitudes a_t normal with standard deviation 1/√T. Parameters are `amplitude` (H, T)
+    and `log_length` (H, T), log s.
 
     Args:
         num_heads: H.
@@ -27,8 +28,6 @@ class TermSpectrum(Spectrum):
 
     Raises:
         ValueError: lengths that are not 0 < length_min ≤ length_max < ∞, or T < 1.
-
-    Parameters are the amplitudes `amplitude` (H, T) and `log_length` (H, T), log s.
     """
 
     # What lengths are called, in parameters and messages; one for all dimensions, or for each.
@@ -96,12 +95,9 @@ class TermSpectrum(Spectrum):
 class GaussianSpectrum(TermSpectrum):
     r"""A sum of T zero-centred Gaussians per head, in any dimension ℓ.
 
-    - ``form="amplitude"``: f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²),
-      g(ξ) = Σ_t a_t (√(2π) σ_t)^ℓ exp(−2π²σ_t²‖ξ‖²). Well conditioned: f(0) = Σ_t a_t.
-    - ``form="weight"``: f(x) = Σ_t w_t (√(2π) σ_t)^{-ℓ} exp(−‖x‖²/2σ_t²),
-      g(ξ) = Σ_t w_t exp(−2π²σ_t²‖ξ‖²): with ℓ = 3 the paper's RPE for OC20 [1].
-
-    Both forms begin as the same function.
+    f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²), g(ξ) = Σ_t a_t (√(2π) σ_t)^ℓ exp(−2π²σ_t²‖ξ‖²). With
+    ``form="weight"`` the parameters are w_t = a_t (√(2π) σ_t)^ℓ: with ℓ = 3 the paper's RPE for
+    OC20 [1]. Both forms begin as the same function.
 
     Args:
         num_heads, num_terms, dim, generator: see `TermSpectrum`.
@@ -109,7 +105,7 @@ class GaussianSpectrum(TermSpectrum):
         sigma_min, sigma_max: narrowest and widest σ_t at the start, Å, evenly spaced in log σ.
 
     Raises:
-        ValueError: unknown form, or widths that are not 0 < sigma_min ≤ sigma_max.
+        ValueError: unknown form, or what `TermSpectrum` raises.
 
     References:
         [1] Choromanski et al., AISTATS 2024, section 4.3.
@@ -161,10 +157,8 @@ class GaussianSpectrum(TermSpectrum):
 class GaussianMixtureSpectrum(GaussianSpectrum):
     r"""A mixture of T Gaussians per head at frequencies ±μ_t: wave packets in real space.
 
-    With G_t(ξ) = exp(−2π²σ_t²‖ξ‖²), a Gaussian of width 1/(2πσ_t) in frequency,
-    f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²) cos 2πμ_t·x,
-    g(ξ) = ½ Σ_t a_t (√(2π) σ_t)^ℓ [G_t(ξ − μ_t) + G_t(ξ + μ_t)]; ``form="weight"`` has w_t, the
-    weight of a component of g [1], in place of a_t (√(2π) σ_t)^ℓ. At μ_t = 0 the family is
+    f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²) cos 2πμ_t·x, and with G_t(ξ) = exp(−2π²σ_t²‖ξ‖²)
+    g(ξ) = ½ Σ_t a_t (√(2π) σ_t)^ℓ [G_t(ξ − μ_t) + G_t(ξ + μ_t)] [1]. At μ_t = 0 the family is
     `GaussianSpectrum`. Masks are symmetric, but not rotation-invariant.
 
     Args:
@@ -223,10 +217,10 @@ class GaussianMixtureSpectrum(GaussianSpectrum):
 class DirectionalSpectrum(GaussianMixtureSpectrum):
     r"""A mixture of Gaussians with phases: masks that tell x from −x, as in sequences.
 
-    f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²) cos(2πμ_t·x + α_t), of spectrum
-    g(ξ) = ½ Σ_t a_t (√(2π) σ_t)^ℓ [e^{iα_t} G_t(ξ − μ_t) + e^{−iα_t} G_t(ξ + μ_t)], complex, with
-    g(−ξ) the conjugate of g(ξ); G_t and `form` as in `GaussianMixtureSpectrum`, and its arguments.
-    The parameter `phase` is α (H, T), uniform on the circle at the start.
+    f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²) cos(2πμ_t·x + α_t), of complex spectrum
+    g(ξ) = ½ Σ_t a_t (√(2π) σ_t)^ℓ [e^{iα_t} G_t(ξ − μ_t) + e^{−iα_t} G_t(ξ + μ_t)]; G_t and the
+    arguments are those of `GaussianMixtureSpectrum`. The parameter `phase` is α (H, T), uniform on
+    the circle at the start.
     """
 
     _directional = True

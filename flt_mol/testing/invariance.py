@@ -1,0 +1,277 @@
+"""Checks of what must not matter: order, batch, padding, place, orientation, lattice vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flt_mol.structures import Structures
+from flt_mol.testing.layers import (
+    EnergyLayer,
+    Layer,
+    PaddedLayer,
+    agree,
+    evaluated,
+    evaluating,
+    fitted,
+    outputs,
+    same,
+    trainable,
+)
+from flt_mol.testing.rows import Rows, random_rows, seeded
+
+
+def check_permutation(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
+    """Rows of a system in another order have the same outputs, in that order."""
+    layer, rows = fitted(layer, rows)
+    keys = torch.rand(rows.num_rows, generator=seeded(), dtype=torch.float64)
+    order = (keys.to(rows.ptr.device) + rows.system).argsort()
+    first, second = evaluated(layer, rows), evaluated(layer, rows.taken(order))
+    return same(layer, first[order], second, tolerance, "when rows were reordered")
+
+
+def check_translation(
+    layer: Layer, rows: Any, *, tolerance: float = 1e-5, distance: int = 100
+) -> float:
+    """Each system may be shifted as a whole by up to `distance` Å (or tokens) per axis.
+
+    Positions are first rounded to 1/1024 and shifts are whole, so that the shift itself is exact
+    in float32 (below 8,000): what differs is the layer's doing.
+    """
+    layer, rows = fitted(layer, rows)
+    before = _rounded(rows)
+    shape = (len(rows), before.placed().shape[1])
+    shift = torch.randint(-distance, distance + 1, shape, generator=seeded())
+    after = before.moved(shift.to(rows.ptr.device)[rows.system])
+    return _compare(layer, before, after, tolerance, f"when shifted by up to {distance}")
+
+
+def check_rotation(layer: Layer, rows: Any, *, tolerance: float = 1e-4) -> float:
+    """Each system may be rotated, with its cell where there is one.
+
+    The default tolerance leaves room for the rounding of rotated float32 positions. For layers that
+    are invariant only nearly, pass the error that they state; what they have is returned.
+    """
+    layer, rows = fitted(layer, rows)
+    dim = rows.placed().shape[1]
+    q = torch.linalg.qr(torch.randn(len(rows), dim, dim, generator=seeded()).double()).Q
+    q[..., 0] *= torch.linalg.det(q).sign()[:, None]
+    after = rows.turned(q.to(rows.ptr.device))
+    return _compare(layer, rows, after, tolerance, "when each system was rotated")
+
+
+def check_periodic_images(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
+    """Each row may be moved by −1, 0 or 1 of each periodic vector of its system."""
+    layer, rows = fitted(layer, rows)
+    before = _rounded(rows)
+    cell, pbc = before.lattice()
+    counts = torch.randint(-1, 2, (rows.num_rows, 3), generator=seeded()).to(cell.device)
+    moves = ((counts * pbc[rows.system])[:, :, None] * cell[rows.system]).sum(1)
+    change = "when rows were moved by lattice vectors"
+    return _compare(layer, before, before.moved(moves), tolerance, change)
+
+
+def check_cell_basis(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
+    """A lattice may be given by other vectors: sheared, reversed and renumbered.
+
+    Only periodic vectors are added to others and reversed; all three change places with their pbc.
+    """
+    layer, rows = fitted(layer, rows)
+    generator = seeded()
+    before = _rounded(rows)
+    cell, pbc = before.lattice()
+    cells, repeats = [], []
+    for vectors, periodic in zip(cell.cpu().double().clone(), pbc.cpu(), strict=True):
+        order = torch.randperm(3, generator=generator)
+        axes = periodic.nonzero().flatten().tolist()
+        for i in axes:
+            for j in axes:
+                sign = 1 if bool(torch.rand((), generator=generator) < 0.5) else -1
+                vectors[i] = -vectors[i] if i == j else vectors[i] + sign * vectors[j]
+        cells.append(vectors[order])
+        repeats.append(periodic[order])
+    after = replace(before, cell=torch.stack(cells).to(cell), pbc=torch.stack(repeats).to(pbc))
+    return _compare(layer, before, after, tolerance, "when lattices were given by other vectors")
+
+
+def check_supercell(
+    layer: Layer,
+    rows: Any,
+    *,
+    extensive: bool = True,
+    repeats: Sequence[tuple[int, int, int]] = ((2, 2, 1), (2, 2, 2)),
+    tolerance: float = 1e-5,
+) -> float:
+    """Every copy of a row in a repeated cell has the outputs of the row in the single cell.
+
+    Vectors that are not periodic are not repeated. Energies are compared per cell: with
+    `extensive`, E(n cells) − E(no atoms) = n (E(one cell) − E(no atoms)); else they stay.
+    """
+    layer, rows = fitted(layer, rows)
+    before, errors = _rounded(rows), [0.0]
+    before.lattice()
+    first = evaluated(layer, before)
+    for counts in repeats:
+        after, source = _supercells(before, counts)
+        second = evaluated(layer, after)
+        if extensive and isinstance(layer, EnergyLayer):
+            nothing = Structures.single([], [], dtype=rows.placed().dtype).to(rows.ptr.device)
+            with evaluating(layer), torch.no_grad():
+                offset = layer.energies(nothing)
+            times = (after.sizes / before.sizes.clamp(min=1))[after.system]
+            second = offset + (second - offset) / times[:, None]
+        change = f"from one cell to {'×'.join(map(str, counts))} of them"
+        errors.append(same(layer, first[source], second, tolerance, change))
+    return max(errors)
+
+
+def check_batch_equals_alone(
+    layer: Layer, rows: Any, *, tolerance: float = 1e-5, larger: int = 50
+) -> float:
+    """A system's outputs do not depend on its batch, nor on the order of systems.
+
+    Each alone is compared with all in one batch, and with all in reverse between two partners
+    `larger` times the largest of them, whose features are as large, 50 times as large, or NaN.
+    """
+    layer, rows = fitted(layer, rows)
+    parts = list(rows)
+    outs = [evaluated(layer, part) for part in parts]
+    change = "from a system alone to a batch"
+    errors = [same(layer, torch.cat(outs), evaluated(layer, rows), tolerance, change)]
+    alone = torch.cat(outs[::-1])
+    partner = _partner(max(parts, key=lambda part: part.num_rows), larger)
+    for factor in (1.0,) if isinstance(layer, EnergyLayer) else (1.0, 50.0, float("nan")):
+        other = replace(partner, x=factor * partner.x)
+        beside = evaluated(layer, Rows.cat([other, *parts[::-1], other]))
+        kept = beside[partner.num_rows : partner.num_rows + rows.num_rows]
+        words = f"{change} with {partner.num_rows} rows, {factor:g} times the size"
+        errors.append(same(layer, alone, kept, tolerance, words))
+    return max(errors)
+
+
+def check_empty_and_single_atom(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
+    """Systems of one row and of none are finite, and leave the others' outputs as they are."""
+    layer, rows = fitted(layer, rows)
+    largest = max(rows, key=lambda part: part.num_rows)
+    if rows.cell is not None:
+        largest = replace(largest, cell=0 * largest.cell, pbc=largest.pbc & False)
+    single, empty = (
+        largest.taken(torch.arange(n, device=rows.ptr.device), rows.ptr.new_tensor([0, n]))
+        for n in (1, 0)
+    )
+    if evaluated(layer, empty).numel():
+        raise AssertionError("a system without rows has outputs")
+    expected = torch.cat([evaluated(layer, rows), evaluated(layer, single)])
+    mixed = evaluated(layer, Rows.cat([empty, rows, empty, single, empty]))
+    return same(layer, expected, mixed, tolerance, "when small systems joined the batch")
+
+
+def check_padding(layer: PaddedLayer, rows: Rows, *, tolerance: float = 0.0) -> None:
+    """What padding holds, 0, 10⁶ or NaN, does not show in values or gradients, bit for bit.
+
+    With padding behind and before the real rows: outputs of real rows, and the gradients of all
+    parameters and of real rows, are the same; outputs at padding are zero. Sizes should differ,
+    and an empty system be among them.
+    """
+    for before in (False, True):
+        first: dict[str, Tensor] = {}
+        for filler in (0.0, 1e6, float("nan")):
+            padded = PaddedLayer(layer.module, layer.call, filler=filler, extra=2, before=before)
+            found = _values_and_gradients(padded, rows)
+            first = first or found
+            for name, value in found.items():
+                agree(
+                    f"{name} changed where padding holds {filler:g}", first[name], value, tolerance
+                )
+
+
+def check_causality(layer: Layer, rows: Rows, *, tolerance: float = 1e-6) -> float:
+    """Rows of a system that come later leave no trace in the outputs of those before.
+
+    From one third and from two thirds of each system on, features and positions are multiplied by
+    50, and then removed: earlier outputs must stay, and their gradients by later features be 0.
+    """
+    errors = []
+    whole = evaluated(layer, rows)
+    place = torch.arange(rows.num_rows, device=rows.ptr.device) - rows.ptr[rows.system]
+    for share in (1 / 3, 2 / 3):
+        cut = (share * rows.sizes).ceil().to(torch.int64)
+        early = place < cut[rows.system]
+        scale = torch.where(early, 1.0, 50.0).to(rows.x)[:, None]
+        positions = None if rows.positions is None else scale * rows.positions
+        larger = replace(rows, x=scale * rows.x, positions=positions)
+        removed = rows.taken(early.nonzero()[:, 0], torch.cat([cut.new_zeros(1), cut.cumsum(0)]))
+        for change, after in (
+            ("when rows behind were 50 times as large", evaluated(layer, larger)[early]),
+            ("when rows behind were removed", evaluated(layer, removed)),
+        ):
+            errors.append(same(layer, whole[early], after, tolerance, change))
+        x = rows.x.detach().clone().requires_grad_()
+        with evaluating(layer):
+            out = outputs(layer, replace(rows, x=x))
+            (gradient,) = torch.autograd.grad(out[early].square().sum(), x)
+        expected = torch.where(early[:, None], gradient, 0)
+        words = "gradients of outputs by rows behind are not 0"
+        errors.append(agree(words, expected, gradient, tolerance))
+    return max(errors)
+
+
+def _compare(layer: Layer, before: Rows, after: Rows, tolerance: float, change: str) -> float:
+    return same(layer, evaluated(layer, before), evaluated(layer, after), tolerance, change)
+
+
+def _rounded(rows: Rows) -> Rows:
+    """Positions and cells rounded to 1/1024 Å: whole shifts are then exact in float32."""
+    names = [name for name in ("positions", "cell") if getattr(rows, name) is not None]
+    return replace(rows, **{name: (getattr(rows, name) * 1024).round() / 1024 for name in names})
+
+
+def _supercells(rows: Rows, counts: Sequence[int]) -> tuple[Rows, Tensor]:
+    """Systems repeated along their periodic vectors, and the row each is a copy of."""
+    cell, pbc = rows.lattice()
+    steps = torch.cartesian_prod(*(torch.arange(n) for n in counts)).reshape(-1, 3).to(cell)
+    parts, sources = [], []
+    for b, part in enumerate(rows):
+        times = torch.where(pbc[b], torch.tensor(counts).to(cell), 1)
+        moves = steps[(steps < times).all(1)] @ cell[b]
+        source = torch.arange(part.num_rows, device=cell.device).repeat(len(moves))
+        copies = part.taken(source, rows.ptr.new_tensor([0, len(source)]))
+        copies = copies.moved(moves.repeat_interleave(part.num_rows, 0))
+        parts.append(replace(copies, cell=(times[:, None] * cell[b])[None]))
+        sources.append(source + rows.ptr[b])
+    return Rows.cat(parts), torch.cat(sources)
+
+
+def _partner(part: Rows, times: int) -> Rows:
+    """One system of `times` the rows of another, in random places."""
+    source = torch.arange(part.num_rows, device=part.ptr.device).repeat(times)
+    partner = part.taken(source, times * part.ptr)
+    if part.positions is None:
+        return partner
+    pbc = False if part.pbc is None else part.pbc[0].tolist()
+    dim, dtype = part.positions.shape[1], part.positions.dtype
+    other = random_rows(seeded(), [len(source)], 0, dim=dim, periodic=pbc, dtype=dtype)
+    other = other.to(part.ptr.device)
+    cell = None if part.cell is None else other.cell
+    return replace(partner, positions=other.positions, cell=cell)
+
+
+def _values_and_gradients(layer: PaddedLayer, rows: Rows) -> dict[str, Tensor]:
+    """Outputs at real rows, gradients of their squares' sum; padding's outputs are checked."""
+    leaves = {"x": rows.x.detach().clone().requires_grad_()}
+    if rows.positions is not None:
+        leaves["positions"] = rows.positions.detach().clone().requires_grad_()
+    with evaluating(layer):
+        out, mask = layer.padded_output(replace(rows, **leaves))
+        if not bool((out[~mask] == 0).all()):
+            raise AssertionError(f"outputs at padding of {layer.filler:g} are not zero")
+        named = {**leaves, **trainable(layer)}
+        total = out[mask].square().sum()
+        gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    changes = zip(named, gradients, strict=True)
+    found = {f"the gradient of {name}": g for name, g in changes if g is not None}
+    return {"outputs": out[mask].detach(), **found}

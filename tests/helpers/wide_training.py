@@ -1,0 +1,20 @@
+"""`python -m helpers.wide_training` is `flt-mol`, but trains in float64."""
+
+import sys
+from dataclasses import replace
+
+from flt_mol.cli import main
+from flt_mol.training import run
+from flt_mol.training.task import EnergyTask
+
+build_model = run.build_model
+
+
+def widened(task, batch, device, dataloader_idx):
+    return replace(batch, positions=batch.positions.double(), cell=batch.cell.double())
+
+
+if __name__ == "__main__":
+    run.build_model = lambda *arguments: build_model(*arguments).double()
+    EnergyTask.transfer_batch_to_device = widened
+    sys.exit(main())
