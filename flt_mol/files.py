@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["VERSION", "natural_key", "readable", "shipped_folder", "temporary_path"]
-
 VERSION = "0.2.0"
 """Of the package; stored in the files that it writes."""
 

@@ -15,8 +15,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from flt_mol.functional import NeighborPairs
 
-__all__ = ["Structures", "relaxed_displacement"]
-
 _T = TypeVar("_T")
 # Field: whether its rows are atoms, systems, or their bounds; shape of a row; kind of its numbers.
 _FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {

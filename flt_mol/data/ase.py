@@ -21,16 +21,6 @@ from flt_mol.structures import Structures
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = [
-    "AseDataset",
-    "atoms_record",
-    "frames_of",
-    "from_ase",
-    "holds_structures",
-    "row_record",
-    "to_ase",
-]
-
 _ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}  # other names of targets
 _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under other names
 # Formats of structures that a folder may hold; of others ASE guesses by suffix alone, such as a

@@ -28,15 +28,6 @@ from flt_mol.data.opening import open_dataset
 from flt_mol.files import VERSION, temporary_path
 from flt_mol.structures import Structures
 
-__all__ = [
-    "SUFFIXES",
-    "ConvertResult",
-    "Progress",
-    "convert",
-    "readable_batches",
-    "remove_leftovers",
-]
-
 Progress = Callable[[int, int | None], None]
 """Called with how many records are done, and of how many."""
 

@@ -19,8 +19,6 @@ from flt_mol.data.decoding import decode
 from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, decoded, to_numpy
 from flt_mol.structures import Structures
 
-__all__ = ["JoinedDataset", "Notes", "StructuresDataset"]
-
 _AT_ONCE = 64  # systems read together when a whole file is read
 
 

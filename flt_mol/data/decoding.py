@@ -17,8 +17,6 @@ from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, heigh
 from flt_mol.data.tags import tags_are_layers
 from flt_mol.structures import Structures
 
-__all__ = ["decode"]
-
 _OWN_NAMES = ("y_relaxed", "y_init", "pos_relaxed")
 _NOT_INFO = GRAPH_FIELDS | {"pos", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms"}
 _NOT_INFO |= {"sid", "force", "forces", "x", "y", "normal", "face", "calculator", *_OWN_NAMES}

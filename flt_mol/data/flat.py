@@ -46,8 +46,6 @@ from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.files import readable, temporary_path
 from flt_mol.structures import Structures
 
-__all__ = ["FlatDataset", "write_flat"]
-
 _KEY, _VERSION = "flt_mol.flat", 1  # one key: safetensors writes several in any order
 # Name → type, what its rows are, shape of a row.
 _TENSORS: dict[str, tuple[str, str, tuple[int, ...]]] = {

@@ -15,8 +15,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.schema import Record
 from flt_mol.structures import Structures
 
-__all__ = ["inspect", "render"]
-
 _EXPECTED = ("sid", "natoms", "atomic_numbers", "pos", "cell", "tags", "fixed")
 _LARGEST_ENERGY = 10.0  # eV; OC20's makers dropped systems beyond it
 _KEPT = 1000  # messages, outliers and repeated sids that are given; all are counted

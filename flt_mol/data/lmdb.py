@@ -22,8 +22,6 @@ from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.data.unpickle import inflated, unpickle
 from flt_mol.files import readable, temporary_path
 
-__all__ = ["LmdbDataset", "data_file", "is_lmdb", "write_lmdb"]
-
 _MAGIC = b"\xde\xc0\xef\xbe"  # at byte 16 of a file
 _DIGITS = 18  # of a key that still is an int64
 _ABOUT = (b"length", b"metadata", b"nextid", b"deleted_ids", b"schema", b"format", b"index")

@@ -19,18 +19,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from flt_mol.structures import Structures
 
-__all__ = [
-    "BatchSampler",
-    "Loader",
-    "Moments",
-    "TargetStatistics",
-    "collate",
-    "make_loader",
-    "sizes_of",
-    "target_statistics",
-    "trained_on",
-]
-
 Systems = Dataset[Structures] | Sequence[Structures]
 Integers = NDArray[np.int64]
 

@@ -20,8 +20,6 @@ from flt_mol.data.unpickle import read_saved
 from flt_mol.files import natural_key, readable, shipped_folder
 from flt_mol.structures import Structures
 
-__all__ = ["MemoryDataset", "open_dataset"]
-
 _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
 _SAVED = (".pt", ".pth", ".pkl", ".pickle")
 _EXPECTED = "ASE Atoms, PyG Data or Batch, Structures, or mappings with OC20's names"

@@ -13,8 +13,6 @@ from flt_mol.data.decoding import decode
 from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Stored, to_numpy
 from flt_mol.structures import Structures
 
-__all__ = ["fields_of", "from_pyg", "is_pyg", "pyg_records"]
-
 _KNOWN_BY = ("pos", "atomic_numbers", "z", "edge_index")
 
 

@@ -20,16 +20,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.opening import open_dataset
 from flt_mol.files import shipped_folder
 
-__all__ = [
-    "Recipe",
-    "data_folders",
-    "find_recipe",
-    "names",
-    "open_source",
-    "recipe",
-    "skipped_message",
-]
-
 _FILE = "dataset.yaml"
 _VARIABLE = "FLT_MOL_DATA"
 _FLAT = "flat"  # folder of a data set's own folder, with converted splits

@@ -23,8 +23,6 @@ from flt_mol.data.opening import open_dataset
 from flt_mol.data.recipes import Recipe, data_folders, recipe
 from flt_mol.files import VERSION, temporary_path
 
-__all__ = ["DownloadResult", "Progress", "Verified", "download", "verify"]
-
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much of it is done, and of how much."""
 

@@ -13,19 +13,6 @@ from torch import Tensor
 
 from flt_mol.structures import Structures
 
-__all__ = [
-    "GRAPH_FIELDS",
-    "OnError",
-    "ReadOptions",
-    "Record",
-    "Stored",
-    "decoded",
-    "far_off",
-    "far_off_message",
-    "heights",
-    "to_numpy",
-]
-
 Record = Mapping[str, Any]
 OnError = Literal["raise", "skip"]
 

@@ -22,8 +22,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.recipes import recipe
 from flt_mol.files import temporary_path
 
-__all__ = ["Share", "SplitResult", "split"]
-
 Share = float | int | None
 """A fraction of all systems, a number of them, or None for the rest."""
 

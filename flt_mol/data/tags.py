@@ -18,16 +18,6 @@ from flt_mol.structures import Structures
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = [
-    "Adsorbate",
-    "Surface",
-    "layer_note",
-    "parse_rule",
-    "tag_slab",
-    "tag_structures",
-    "tags_are_layers",
-]
-
 Adsorbate = str | Iterable[int] | None
 Surface = int | str
 _Floats = NDArray[np.float64]

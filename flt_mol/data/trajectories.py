@@ -16,8 +16,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.schema import OnError, ReadOptions, Record
 from flt_mol.files import natural_key, readable
 
-__all__ = ["TrajectoryDataset", "from_trajectories"]
-
 _SAME_CELL = 1e-4  # Å: what text formats round off
 _SHOWN = 5
 

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from flt_mol.data.schema import Stored
 from flt_mol.files import readable
 
-__all__ = ["inflated", "read_saved", "unpickle"]
-
 _LARGEST = 1 << 26  # bytes of one decompressed record
 _CODE = 1 << 22  # bytes of opcodes, long strings apart: each may make an object of 200 bytes
 _NESTED = 50_000  # opcodes that make tuples: hashing 10⁵ levels would overflow the stack
@@ -208,7 +206,8 @@ class PygObject:
         pass
 
     def __call__(self, *classes: Any) -> PygObject:
-        return PygObject()  # a `DynamicInheritanceGetter` makes a batch
+        """What a `DynamicInheritanceGetter` makes: a batch."""
+        return PygObject()
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)

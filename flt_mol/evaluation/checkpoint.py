@@ -20,8 +20,6 @@ from flt_mol.evaluation.tables import some_sids
 from flt_mol.files import shipped_folder
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 
-__all__ = ["HELD_OUT", "evaluate_checkpoint", "evaluation_folder"]
-
 HELD_OUT = "held_out"
 """Name of the systems held out of training where that of the validation split is taken."""
 

@@ -15,8 +15,6 @@ from flt_mol.evaluation.splits import COLUMNS, SplitResult, split_messages
 from flt_mol.evaluation.summary import shown_splits
 from flt_mol.files import temporary_path
 
-__all__ = ["notes", "table", "write_csv", "write_html", "write_json"]
-
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
 

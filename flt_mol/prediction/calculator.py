@@ -22,8 +22,6 @@ from flt_mol.prediction.energies import (
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
-__all__ = ["FLTCalculator"]
-
 
 class FLTCalculator(Calculator):
     """Energies of a trained model for ASE: ``atoms.calc = FLTCalculator("emt_small")``.

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from flt_mol.structures import Structures, relaxed_displacement
 
-__all__ = ["move_atoms", "rotate", "shift_images"]
-
 
 def rotate(structures: Structures, kind: str) -> Structures:
     """Each system and its cell rotated at random, and mirrored half of the time.

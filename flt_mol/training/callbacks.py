@@ -19,8 +19,6 @@ from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.training.task import EnergyTask
 
-__all__ = ["BEST", "LAST", "History", "WeightAverage", "make_loggers", "say"]
-
 BEST, LAST = "best.ckpt", "last.ckpt"
 _CSV = Path("logs", "csv", "metrics.csv")
 _LINES = 10

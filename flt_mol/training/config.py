@@ -26,19 +26,6 @@ from flt_mol.models.config import (
 )
 from flt_mol.nn.feature_maps import FEATURE_MAPS
 
-__all__ = [
-    "DataConfig",
-    "FinetuneConfig",
-    "LossConfig",
-    "RunConfig",
-    "TrainingConfig",
-    "absolute_paths",
-    "find_run",
-    "load_run_config",
-    "run_name",
-    "run_yaml",
-]
-
 Count = Annotated[int, Field(ge=1)]
 Unsigned = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

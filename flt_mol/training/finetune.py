@@ -24,8 +24,6 @@ from flt_mol.prediction.energies import evaluating
 from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.folder import differences
 
-__all__ = ["freeze", "start_from"]
-
 _AT_ONCE = 64
 _AT_MOST = 1000  # systems by which energies are shifted
 _FAR = 10.0  # standard deviations of the targets that the checkpoint was trained on

@@ -18,8 +18,6 @@ from flt_mol.training.callbacks import BEST, LAST
 from flt_mol.training.processes import World
 from flt_mol.training.resume import RESUME
 
-__all__ = ["differences", "run_folder", "written_files"]
-
 _CONFIG = "config.yaml"
 _LOCK = ".training.lock"
 _WAIT = 6.0  # s; workers of a killed run end within 5

@@ -17,8 +17,6 @@ from flt_mol.files import temporary_path
 from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered
 
-__all__ = ["RESUME", "ResumePoint", "resume_step"]
-
 RESUME = "resume.ckpt"
 _KEY = "flt_mol"
 

@@ -43,8 +43,6 @@ from flt_mol.training.processes import World, world_of
 from flt_mol.training.resume import RESUME, ResumePoint, resume_step
 from flt_mol.training.task import EnergyTask
 
-__all__ = ["TrainingResult", "build_model", "closing_lines", "train"]
-
 _UNIMPORTANT = (
     ".*does not have many workers.*",
     ".*isinstance.treespec, LeafSpec.*",

@@ -164,7 +164,7 @@ def _half_lattice(period: float, largest: float, dim: int) -> tuple[Tensor, floa
     """
     # Vectors of A_ℓ of length L; neighbours in the chain meet at 120°.
     gram = np.eye(dim) - 0.5 * (np.eye(dim, k=1) + np.eye(dim, k=-1))
-    dual = period * np.linalg.cholesky(gram)
+    dual = np.asarray(period * np.linalg.cholesky(gram), np.float64)
     if (2 * largest * period + 1) ** dim > _MAX_CANDIDATES:
         raise ValueError(
             f"a lattice of period {period:g} Å up to {largest:g} cycles/Å in {dim} dimensions has "
