@@ -122,10 +122,10 @@ class RadialBasis(nn.Module):
             transformed = self.pair_types(r, receiver, sender)
         scaled = transformed * ((self.num_basis - 1) / self.cutoff)
         window = smooth_cutoff(r, self.cutoff)
-        if len(r) <= _CHUNK:
+        if r.shape[0] <= _CHUNK:
             return self._gaussians(scaled, window)
-        out = r.new_empty(len(r), self.num_basis)
-        for k in range(0, len(r), _CHUNK):
+        out = r.new_empty(r.shape[0], self.num_basis)
+        for k in range(0, r.shape[0], _CHUNK):
             some = slice(k, k + _CHUNK)
             out[some] = self._gaussians(scaled[some], window[some])
         return out
