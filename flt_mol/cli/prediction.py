@@ -24,7 +24,7 @@ app = typer.Typer()
 
 _SHOWN = 8  # kinds of tagged structures
 
-Files = Annotated[list[Path], typer.Argument(help="Of structures: LMDB, and all that ASE reads.")]
+Files = Annotated[list[Path], typer.Argument(help="Files of structures: LMDB, or a format of ASE.")]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -64,7 +64,7 @@ def predict(
     device: console.Device = "cpu",
     skip_bad: console.SkipBad = False,
 ) -> None:
-    """Energies (eV) of all structures in files."""
+    """Predict energies (eV) of all structures in files."""
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
@@ -73,7 +73,7 @@ def predict(
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
     if not tag_slab and (adsorbate is not None or surface is not None):
-        raise ValueError("--adsorbate and --surface say how to tag: give --tag-slab, too")
+        raise ValueError("--adsorbate and --surface need --tag-slab")
     several = [checkpoint, *(ensemble or ())]
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)

@@ -220,7 +220,7 @@ def _array(content: dict[str, Any]) -> Any:
 
 
 def write_lmdb(path: str | Path, items: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write keys and values into one LMDB file, which has its name only when it is whole.
+    """Write keys and values into one LMDB file, which gets its name when it is complete.
 
     The same bytes for the same records; memory stays small.
 

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and plain data in one file, written whole or not at all."""
+"""Checkpoints: tensors and plain data in one file, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def save_checkpoint(
 
 
 def header(model: EnergyModel) -> dict[str, Any]:
-    """What every file of a model says first: format, versions, units, what it was trained on."""
+    """Header of every model file: format, versions, units, what it was trained on."""
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -212,7 +212,7 @@ def _load(path: Path) -> Any:
     except Exception as error:  # anything that unpickling foreign bytes comes to
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"holds {named[1]}: only tensors and plain data load" if named else None
-        raise ValueError(f"{path}: {reason or 'checkpoint incomplete, or none'}") from error
+        raise ValueError(f"{path}: {reason or 'incomplete, or not a checkpoint'}") from error
 
 
 def _find_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -242,7 +242,7 @@ def _without_wrappers(weights: Mapping[str, Any], root: str) -> dict[str, Tensor
 
 
 def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """What keeps weights `found` from being those `expected`, a line for each name."""
+    """Differences between weights `found` and `expected`, a line for each name."""
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
     for key, want in expected.items():
