@@ -31,7 +31,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="FILE",
-        help=".csv, .json, or .extxyz with the structures; replaced (default: print energies).",
+        help=".csv, .json, or .extxyz with the structures; overwritten (default: print).",
     ),
 ]
 Ensemble = Annotated[
@@ -43,7 +43,7 @@ TagSlab = Annotated[
 ]
 Adsorbate = Annotated[
     str | None,
-    typer.Option(metavar="WHAT", help="A formula, atoms from 0 on (12,13), or none; else guessed."),
+    typer.Option(metavar="WHAT", help="Formula, indices from 0 (12,13), or none (default: guess)."),
 ]
 Surface = Annotated[
     str | None,
