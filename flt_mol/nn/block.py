@@ -118,7 +118,7 @@ class FLTBlock(nn.Module):
             out = out + self.spectral(h, waves)
         if self.local is not None:
             if local is None:
-                raise ValueError("this block needs local: pass the result of a LocalBasis")
+                raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
         fed: Tensor = self.ffn(self.ffn_norm(out))
         return out + fed
