@@ -268,8 +268,8 @@ class _Dtype(Stored):
 
     def __setstate__(self, state: Any) -> None:
         order = state[1]
-        if isinstance(self.code, str) and re.fullmatch("[biufcSU][0-9]{1,6}", self.code):
-            self.dtype = np.dtype(("" if order == "|" else order) + self.code)
+        if order in ("<", ">", "=", "|") and re.fullmatch("[biufcSU][0-9]{1,6}", str(self.code)):
+            self.dtype = np.dtype(f"{order}{self.code}")
 
 
 @dataclass

@@ -170,15 +170,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
     ours = content.get("format") == FORMAT
-    if ours and content["format_version"] > FORMAT_VERSION:
-        version = content["format_version"]
+    version = content.get("format_version")
+    if ours and version not in range(1, FORMAT_VERSION + 1):
         raise ValueError(f"{path}: format {version}, this flt_mol reads up to {FORMAT_VERSION}")
     found = dict(content) if ours else {}
-    for key in ("config", "metrics", "trained_on", "systems"):
-        found[key] = dict(found.get(key) or {})
     try:
+        for key in ("config", "metrics", "trained_on", "systems"):
+            found[key] = dict(found.get(key) or {})
         found["state_dict"] = _find_weights(content)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
     return found
 
