@@ -9,7 +9,7 @@ import heapq
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class BatchSampler(Sampler[list[int]]):
     """Batches whose sizes sum up to no more than `limit`, each epoch in another order.
 
     Every epoch holds each system once, over all ranks together, and has the same number of batches,
-    the same on every rank. Shuffled systems of different sizes are dealt, the largest first, each
+    the same on every rank. Shuffled systems of different sizes are assigned, largest first, each
     to the smallest batch so far (Graham, SIAM J. Appl. Math. 17, 416 (1969)); else batches are
     consecutive. Iterating again goes to the next epoch, whether or not the last was finished.
 
@@ -156,15 +156,28 @@ class BatchSampler(Sampler[list[int]]):
         raise ValueError(self._uneven())
 
     def _uneven(self) -> str:
-        share = f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks"
-        return f"{share} in batches up to {self.limit}, each as many: allow larger batches"
+        share = f"{len(self.sizes)} systems cannot be distributed over {self.world_size} ranks"
+        return f"{share} equally, in batches up to {self.limit}: allow larger batches"
 
 
-class Loader(DataLoader[Structures]):
-    """What :func:`make_loader` gives: torch's DataLoader, which knows where in which epoch it is.
+class Window(NamedTuple):
+    """What the batches of one optimiser step hold together: systems, and atoms that are free."""
+
+    systems: int
+    atoms: int
+
+    @classmethod
+    def of(cls, batches: Sequence[Structures]) -> Window:
+        """Of these batches."""
+        return cls(sum(map(len, batches)), sum(int((~x.fixed).sum()) for x in batches))
+
+
+class Loader(DataLoader[Any]):
+    """torch's DataLoader with a state within the epoch, as :func:`make_loader` returns it.
 
     Each iteration is an epoch: the next one after the last, finished or not, or the one that
-    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs.
+    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs. With `window`
+    batches are read in groups of so many, and come with what their group holds, (batch, Window).
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -174,17 +187,24 @@ class Loader(DataLoader[Structures]):
     """
 
     batch_sampler: BatchSampler
+    window: int | None = None
     _next: tuple[int, int] | None = None
 
-    def __iter__(self) -> Iterator[Structures]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Before workers are started: they ask for batches immediately.
         epoch, position = self.batch_sampler.epoch, self.batch_sampler.position
+        ahead: list[Structures] = []
         for batch in super().__iter__():
             if isinstance(batch, ValueError):
                 raise batch
-            position += 1
-            self._next = (epoch, position) if position < len(self) else (epoch + 1, 0)
-            yield batch
+            ahead.append(batch)
+            if len(ahead) < (self.window or 1) and position + len(ahead) < len(self):
+                continue
+            for one in ahead:
+                position += 1
+                self._next = (epoch, position) if position < len(self) else (epoch + 1, 0)
+                yield one if self.window is None else (one, Window.of(ahead))
+            ahead = []
 
     def set_epoch(self, epoch: int) -> None:
         """Iterate over this epoch next, from its first batch."""
@@ -208,7 +228,7 @@ class Loader(DataLoader[Structures]):
         """
         sampler = self.batch_sampler
         if state.get("batches") != sampler.digest() or not 0 <= state["position"] < len(sampler):
-            raise ValueError(f"the saved state {dict(state)} is of a loader with other batches")
+            raise ValueError(f"the saved state {dict(state)} is of a loader with different batches")
         sampler.epoch, sampler.position, self._next = state["epoch"], state["position"], None
 
 
@@ -397,7 +417,7 @@ def _refuse(systems: Iterable[Structures], field: str) -> None:
 def trained_on(
     statistics: TargetStatistics, before: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """What a model remembers of its training systems, and of those `before`: numbers by name."""
+    """Statistics of training systems, and of those `before`, that a model keeps, by name."""
     return {
         "systems": statistics.energies.count,
         "energy_median": statistics.median,

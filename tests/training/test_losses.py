@@ -191,10 +191,9 @@ def test_shares_of_two_processes_give_the_gradient_of_the_whole():
             "energy_initial": whole["energy_initial"].detach()[rank : rank + 1].requires_grad_(),
             "displacement": whole["displacement"].detach()[rows].requires_grad_(),
         }
-        shares = iter([counts["systems"], counts["systems"], counts["atoms"]])
 
-        def share(count, shares=shares, rank=rank):
-            every = next(shares)
+        def share(name, count, rank=rank):
+            every = counts["atoms" if name == "displacement" else "systems"]
             assert count == every[rank]
             return 2 * count / sum(every)
 
@@ -227,3 +226,6 @@ def test_energies_within_threshold():
     one = batch()
     found = {"energy": one.energy.float() + torch.tensor([0.019, 0.021])}
     assert error_sums(found, one)["ewt"] == (torch.tensor(1), 2)
+    at_rest = replace(one, energy=torch.zeros(2, dtype=torch.float64))
+    found = {"energy": torch.tensor([0.02, 0.0199])}  # strictly below counts
+    assert error_sums(found, at_rest)["ewt"] == (torch.tensor(1), 2)
