@@ -13,7 +13,13 @@ from flt_mol.functional.feature_maps import (
     stabilised_features,
 )
 from flt_mol.functional.fourier import PositionFeatures, fourier_basis, position_features
-from flt_mol.functional.groups import centred, offsets_of, sum_per_system, system_index
+from flt_mol.functional.groups import (
+    centred,
+    group_budget,
+    offsets_of,
+    sum_per_system,
+    system_index,
+)
 from flt_mol.functional.images import image_attention
 from flt_mol.functional.lattice import UnfitSystemError, minimum_image
 from flt_mol.functional.linear import linear_attention, linear_sums, normalised
@@ -37,6 +43,7 @@ __all__ = [
     "filtered_dots",
     "fourier_basis",
     "gaussian_projection",
+    "group_budget",
     "hyperbolic_log_features",
     "image_attention",
     "kernel_attention",
