@@ -56,37 +56,37 @@ class PaddedRows(NamedTuple):
     """The rows of G systems as a block (G, L), L being the largest number of rows.
 
     Attributes:
-        count: G.
+        number: G.
         length: L.
         start: first row of the block where its rows are consecutive and all real.
-        index: (G·L,) int64, the row in each slot, else None; slots beyond a system repeat its last.
+        slots: (G·L,) int64, the row in each slot, else None; slots beyond a system repeat its last.
         real: (G, L) bool, which slots are no such repetitions; None where all are real.
     """
 
-    count: int
+    number: int
     length: int
     start: int = 0
-    index: Tensor | None = None
+    slots: Tensor | None = None
     real: Tensor | None = None
 
     def take(self, x: Tensor) -> Tensor:
         """(N, …) → (G, L, …), a view where rows are consecutive."""
-        if self.index is None:
-            x = x[self.start : self.start + self.count * self.length]
+        if self.slots is None:
+            x = x[self.start : self.start + self.number * self.length]
         else:
-            x = x.index_select(0, self.index)
-        return x.unflatten(0, (self.count, self.length))
+            x = x.index_select(0, self.slots)
+        return x.reshape(self.number, self.length, *x.shape[1:])
 
     def by_head(self, x: Tensor) -> Tensor:
         """(H, N, F) → (H·G, L, F), a view where rows are those of one system."""
-        if self.index is None:
-            x = x[:, self.start : self.start + self.count * self.length]
-            if self.count == 1:
+        if self.slots is None:
+            x = x[:, self.start : self.start + self.number * self.length]
+            if self.number == 1:
                 return x
         elif x.stride(0) < x.stride(1):  # laid out by row: read so
-            x = x.transpose(0, 1).index_select(0, self.index).transpose(0, 1)
+            x = x.transpose(0, 1).index_select(0, self.slots).transpose(0, 1)
         else:
-            x = x.index_select(1, self.index)
+            x = x.index_select(1, self.slots)
         return x.reshape(-1, self.length, x.shape[-1])
 
 
@@ -150,7 +150,7 @@ def groups_of(
         rows = keys = tuple(_block(offsets, group, device) for group in groups)
         if key_offsets != offsets:
             keys = tuple(_block(key_offsets, group, device) for group in groups)
-        slots = [0, *accumulate(block.count * block.length for block in rows)]
+        slots = [0, *accumulate(block.number * block.length for block in rows)]
         first, step = [slots[-1]] * (len(costs) + 1), [0] * (len(costs) + 1)
         for group, block, slot in zip(groups, rows, slots, strict=False):
             for number, system in enumerate(group):

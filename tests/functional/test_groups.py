@@ -83,11 +83,11 @@ def test_groups_hold_each_system_once_within_the_budget(budget):
 def test_systems_of_one_size_are_views():
     x = torch.rand(3, 12, 2)
     (group,) = groups_of((4, 4, 4), (0, 4, 8, 12), (0, 4, 8, 12), 12, CPU, 2**40).rows
-    assert group.index is None
+    assert group.slots is None
     assert group.by_head(x).data_ptr() == x.data_ptr()
     groups = groups_of((5, 0, 4, 4), (0, 2, 2, 6, 10), (0, 2, 2, 6, 10), 10, CPU, 8)
     assert groups.systems == ((2, 3), (0,))
-    assert [(g.start, g.index) for g in groups.rows] == [(2, None), (0, None)]
+    assert [(g.start, g.slots) for g in groups.rows] == [(2, None), (0, None)]
     assert groups.complete
     assert groups.place.tolist() == [8, 9, *range(8)]
 
