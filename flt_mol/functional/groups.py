@@ -10,7 +10,7 @@ as many as `group_budget` allows. The number of operations depends on that of gr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -161,7 +161,8 @@ def groups_of(
         steps = torch.arange(num_rows, device="cpu")
         place = table[0] + (steps - table[1]) * table[2]
         complete = bool(table[2].numpy().all())
-        moved = None if complete and torch.equal(place, steps) else place.to(device)
+        same = slots[-1] == num_rows and complete and torch.equal(place, steps)
+        moved = None if same else place.to(device)
     return Groups(tuple(map(tuple, groups)), rows, keys, moved, complete)
 
 
@@ -206,9 +207,11 @@ def lowest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 4
 
 
-def without_autocast(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which products of `x` keep their own dtype, under autocast too."""
-    return torch.autocast(x.device.type, enabled=False)
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
 
 
 def outside(function: _F) -> _F:
@@ -246,16 +249,18 @@ def check_ptr(
             f"ptr describes {ptr.numel() - 1} systems, key_ptr {keys.numel() - 1}: both need the "
             "same systems in the same order, empty ones included"
         )
-    systems_of(ptr, num_rows, padding=False)
+    row_offsets(ptr, num_rows, padding=False)
     if key_ptr is not None:
-        systems_of(key_ptr, num_keys, "key_ptr", padding=False)
+        row_offsets(key_ptr, num_keys, "key_ptr", padding=False)
     return keys
 
 
-def systems_of(
+def row_offsets(
     ptr: Tensor, num_rows: int, name: str = "ptr", *, padding: bool = True
-) -> list[slice]:
-    """The rows of every system as slices; `name` is what errors call `ptr`. Not for compiled code.
+) -> tuple[int, ...]:
+    """`ptr` as B + 1 numbers; `name` is what errors call it. Not for compiled code.
+
+    Those of a tensor on another device are read once, and kept with it until it is changed.
 
     Raises:
         ValueError: offsets that do not describe the rows, to the last one unless `padding`.
@@ -264,19 +269,23 @@ def systems_of(
         raise ValueError(
             f"{name} must hold B + 1 integers, got shape {tuple(ptr.shape)} and {ptr.dtype}"
         )
-    offsets: list[int] = ptr.tolist()
+    version, offsets = getattr(ptr, "_flt_mol_offsets", (None, (0,)))
+    if version is None or version != ptr._version:
+        offsets = tuple(map(int, ptr.tolist()))
+        if not (ptr.is_cpu or ptr.is_inference()):
+            ptr._flt_mol_offsets = ptr._version, offsets  # type: ignore[attr-defined]
     beyond = num_rows - offsets[-1]
-    if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != offsets:
+    if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != [*offsets]:
         raise ValueError(
             f"{name} must start at 0, never decrease and end at the number of rows, {num_rows}; "
             f"found {str(offsets)[:80]}"
         )
-    return [slice(*ends) for ends in pairwise(offsets)]
+    return offsets
 
 
 def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
-    """Rows per system, as B plain integers; errors as those of `systems_of` without padding."""
-    return [rows.stop - rows.start for rows in systems_of(ptr, num_rows, padding=False)]
+    """Rows per system, as B plain integers; errors as those of `row_offsets` without padding."""
+    return [b - a for a, b in pairwise(row_offsets(ptr, num_rows, padding=False))]
 
 
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
@@ -365,6 +374,17 @@ def first_per_system(x: Tensor, ptr: Tensor) -> Tensor:
     # A row of zeros at the end, so that there is one to point at when N = 0.
     padded = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
     return padded[torch.where(ptr.diff() > 0, ptr[:-1], x.shape[0]).to(torch.int64)]
+
+
+def largest_per_system(x: Tensor, ptr: Tensor) -> Tensor:
+    """Largest of the rows of each system, detached: (N, …) → (B + 1, …), padding rows the last.
+
+    At least `lowest`, which systems without rows have, so that it can be taken off −∞.
+    """
+    x = x.detach()
+    system = system_index(ptr, x.shape[0]).view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    floor = x.new_full((ptr.shape[0], *x.shape[1:]), lowest(x.dtype))
+    return floor.scatter_reduce(0, system, x, "amax")
 
 
 def spread(per_system: Tensor, ptr: Tensor, num_rows: int) -> Tensor:

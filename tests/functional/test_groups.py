@@ -11,11 +11,11 @@ from flt_mol.functional.groups import (
     index_in_system,
     mean_per_system,
     offsets_of,
+    row_offsets,
     spread,
     sum_per_system,
     system_index,
     system_sizes,
-    systems_of,
 )
 
 PTR = torch.tensor([0, 2, 2, 5])
@@ -25,7 +25,7 @@ def test_sizes_index_and_slices_describe_the_same_rows():
     assert system_sizes(PTR, 5) == [2, 0, 3]
     assert system_index(PTR, 6).tolist() == [0, 0, 2, 2, 2, 3]
     assert index_in_system(PTR, 6).tolist() == [0, 1, 0, 1, 2, 0]
-    assert systems_of(PTR, 6) == [slice(0, 2), slice(2, 2), slice(2, 5)]
+    assert row_offsets(PTR, 6) == (0, 2, 2, 5)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_offsets_of_keys():
 @pytest.mark.parametrize("ptr", [[1, 5], [0, 7], [0, 3, 2]])
 def test_operators_refuse_what_no_rows_are_at(ptr):
     with pytest.raises(ValueError, match="ptr"):
-        systems_of(torch.tensor(ptr), 6)
+        row_offsets(torch.tensor(ptr), 6)
 
 
 CPU = torch.device("cpu")

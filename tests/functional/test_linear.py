@@ -5,10 +5,9 @@ from torch.autograd import forward_ad
 from flt_mol.functional.feature_maps import stabilised_features
 from flt_mol.functional.linear import (
     linear_attention,
+    linear_log_attention,
     linear_sums,
     normalised,
-    read_sums,
-    system_sums,
 )
 from flt_mol.functional.reference import kernel_attention
 
@@ -110,19 +109,18 @@ def test_other_systems_leave_no_trace(poison):
 @pytest.mark.parametrize("padding", [0.0, float("nan")])
 def test_rows_beyond_the_last_system_are_padding(padding):
     # As compiled graphs have them; public functions refuse such a ptr in eager mode.
-    x, y = (torch.randn(H, 5, n, requires_grad=True) for n in (M, V))
-    ptr = torch.tensor([0, 2, 3])
-    with torch.no_grad():
-        x[:, 3:], y[:, 3:] = padding, padding
-    sums = system_sums(x, y, ptr)
-    out = read_sums(x, sums, ptr)
-    torch.testing.assert_close(sums[1], x[:, 2:3].mT @ y[:, 2:3])
-    assert (out[:, 3:] == 0).all()
-    seed = torch.full_like(out, padding)
-    seed[:, :3] = 1.0
-    for gradient in torch.autograd.grad(out, (x, y), seed):
-        assert gradient[:, :3].isfinite().all()
-        assert (gradient[:, 3:] == 0).all()
+    q, v = (torch.rand(H, 5, n) for n in (M, V))
+    q[:, 3:], v[:, 3:] = padding, padding
+    inputs, ptr = [x.requires_grad_() for x in (q, q * 2, v)], torch.tensor([0, 2, 3])
+    for mode in ("features", "log", "sums"):
+        out = torch.ops.flt_mol.linear_attention(*inputs, ptr, ptr, mode)
+        assert out[:, :3].isfinite().all()
+        assert (out[:, 3:] == 0).all()
+        seed = torch.full_like(out, padding)
+        seed[:, :3] = 1.0
+        for gradient in torch.autograd.grad(out, inputs, seed):
+            assert gradient[:, :3].isfinite().all()
+            assert (gradient[:, 3:] == 0).all()
 
 
 def test_sums_are_numerator_and_denominator():
