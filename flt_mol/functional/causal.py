@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from flt_mol.functional.groups import PaddedRows, check_ptr, lowest
 from flt_mol.functional.linear import normalised, with_ones
-from flt_mol.functional.operators import operator, real_only
+from flt_mol.functional.operators import gradients_of, operator, real_only
 
 BLOCK = 64
 LARGEST_GROWTH = 36.0
@@ -165,15 +165,9 @@ def _carried(sums: Tensor, first: Tensor, level: Tensor) -> Tensor:
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor, ...]:
-    higher = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Aliases: where one input was computed from another, that way is not for this function.
-        given = (q, k, v)
-        q, k, v = (x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in given)
-        (out,) = _attend(q, k, v, rows, keys, mode)
-        return torch.autograd.grad(
-            out, (q, k, v), real_only(grad, rows), create_graph=higher, materialize_grads=True
-        )
+    return gradients_of(
+        lambda q, k, v: _attend(q, k, v, rows, keys, mode)[0], real_only(grad, rows), (q, k, v)
+    )
 
 
 _causal = operator(

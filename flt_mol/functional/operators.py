@@ -6,7 +6,7 @@ backward pass computes a group's features or weights again, while they are in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,9 +24,88 @@ from flt_mol.functional.groups import (
     without_autocast,
 )
 
-_ROWS = "Tensor q, Tensor k, Tensor v, Tensor ptr, Tensor key_ptr, str mode"
 Run = Callable[..., tuple[Tensor, ...]]
 Cost = Callable[[int, int, int], int]
+
+
+def single_step(
+    name: str,
+    schema: tuple[str, str],
+    forward: Callable[..., Tensor],
+    backward: Callable[..., Sequence[Tensor]],
+    shape: Callable[..., tuple[int, ...]],
+) -> Callable[..., Tensor]:
+    """`forward` as one step for autograd: in eager mode, and as ``torch.ops.flt_mol.NAME``.
+
+    Args:
+        name: of the operator; that of its gradients has `_gradients` at the end.
+        schema: names of the tensors it can be differentiated by, ``"Tensor q, Tensor k"``, and what
+            else it takes.
+        forward: (*tensors, *others) → result.
+        backward: (gradient, *tensors, *others) → gradients to the tensors; both of differentiable
+            steps, for derivatives of higher order.
+        shape: (*tensors, *others) → shape of the result.
+    """
+    count = schema[0].count("Tensor ")
+    arguments = ", ".join(schema)
+
+    def run(*given: Any) -> Tensor:
+        with torch.no_grad():
+            return forward(*given).contiguous()
+
+    def run_backward(*given: Any) -> tuple[Tensor, ...]:
+        # Operators run below autograd, which some gradients are made by.
+        include = torch._C._dispatch_tls_local_include_set()
+        nothing = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+        with torch._C._ForceDispatchKeyGuard(include, nothing), torch.no_grad():
+            return tuple(x.contiguous() for x in backward(*given))
+
+    compiled = custom_op(
+        f"flt_mol::{name}", run, mutates_args=(), schema=f"({arguments}) -> Tensor"
+    )
+    gradients = custom_op(
+        f"flt_mol::{name}_gradients",
+        run_backward,
+        mutates_args=(),
+        schema=f"(Tensor grad, {arguments}) -> ({', '.join(['Tensor'] * count)})",
+    )
+    compiled.register_fake(lambda *given: given[0].new_empty(shape(*given)))
+    gradients.register_fake(lambda grad, *given: tuple(x.new_empty(x.shape) for x in given[:count]))
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.save_for_backward(*tensors)
+
+    def given_to(ctx: Any) -> list[Any]:
+        saved = iter(ctx.saved_tensors)
+        return [next(saved) if x is None else x for x in ctx.others]
+
+    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        given = given_to(ctx)
+        return *gradients(grad, *given), *[None] * (len(given) - count)
+
+    compiled.register_autograd(differentiate, setup_context=save)
+
+    class Step(torch.autograd.Function):  # a third of the operator's cost in small systems
+        @staticmethod
+        def forward(*given: Any) -> Tensor:
+            return forward(*given)
+
+        setup_context = staticmethod(save)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            given = given_to(ctx)
+            return *backward(grad, *given), *[None] * (len(given) - count)
+
+    apply: Any = Step.apply
+
+    def call(*given: Any) -> Tensor:
+        out: Tensor = (compiled if torch.compiler.is_compiling() else apply)(*given)
+        return out
+
+    return call
 
 
 def operator(
@@ -35,8 +114,7 @@ def operator(
     """Attention as a function of (N, H, M), (K, H, M), (K, H, V), ptr, key_ptr and a mode.
 
     It returns (N, H, V), at least float32, and 0 for rows without a system or without keys; the
-    same is there as ``torch.ops.flt_mol.NAME``, of (H, N, ·), and with `_gradients` at its end.
-    All functions are of differentiable steps, for derivatives of higher order.
+    same is there as ``torch.ops.flt_mol.NAME``, of (H, N, ·).
 
     Args:
         name: of the operator.
@@ -47,63 +125,45 @@ def operator(
     """
 
     def forward(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str) -> Tensor:
-        with torch.no_grad():
-            return attended(_groups(q, k, ptr, key_ptr, cost), q, k, v, mode).contiguous()
+        groups, outputs = _groups(q, k, ptr, key_ptr, cost), [(0, width(v.shape[-1], mode))]
+        return _over_groups(attend, (q,), (k, v), groups, cost, outputs, mode)[0]
 
     def backward(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str
-    ) -> tuple[Tensor, ...]:
-        # Operators run below autograd, which some gradients are made by.
-        include = torch._C._dispatch_tls_local_include_set()
-        nothing = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
-        with torch._C._ForceDispatchKeyGuard(include, nothing), torch.no_grad():
-            found = differentiated(_groups(q, k, ptr, key_ptr, cost), grad, q, k, v, mode)
-        return tuple(x.contiguous() for x in found)
-
-    def attended(groups: _BothGroups, q: Tensor, k: Tensor, v: Tensor, mode: str) -> Tensor:
-        outputs = [(0, width(v.shape[-1], mode))]
-        return _over_groups(attend, (q,), (k, v), groups, cost, outputs, mode)[0]
-
-    def differentiated(
-        groups: _BothGroups, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mode: str
     ) -> list[Tensor]:
+        groups = _groups(q, k, ptr, key_ptr, cost)
         outputs = [(0, q.shape[-1]), (1, k.shape[-1]), (1, v.shape[-1])]
         return _over_groups(gradients, (grad, q), (k, v), groups, cost, outputs, mode)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.mode = inputs
-        ctx.save_for_backward(*tensors)
-
-    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *run_backward(grad, *ctx.saved_tensors, ctx.mode), None, None, None
-
-    schema = f"({_ROWS}) -> Tensor", f"(Tensor grad, {_ROWS}) -> (Tensor, Tensor, Tensor)"
-    run = custom_op(f"flt_mol::{name}", forward, mutates_args=(), schema=schema[0])
-    run_backward = custom_op(
-        f"flt_mol::{name}_gradients", backward, mutates_args=(), schema=schema[1]
+    step = single_step(
+        name,
+        ("Tensor q, Tensor k, Tensor v", "Tensor ptr, Tensor key_ptr, str mode"),
+        forward,
+        backward,
+        lambda q, k, v, ptr, key_ptr, mode: (*q.shape[:2], width(v.shape[-1], mode)),
     )
-    run.register_fake(
-        lambda q, k, v, ptr, key_ptr, mode: q.new_empty(*q.shape[:2], width(v.shape[-1], mode))
-    )
-    run_backward.register_fake(
-        lambda grad, q, k, v, *_: tuple(x.new_empty(x.shape) for x in (q, k, v))
-    )
-    run.register_autograd(differentiate, setup_context=save)
-
-    apply: Any = _Step.apply
 
     def call(
         query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str
     ) -> Tensor:
-        q, k, v = (x.transpose(0, 1) for x in settled(query, key, value))
-        if torch.compiler.is_compiling():
-            out: Tensor = run(q, k, v, ptr, key_ptr, mode)
-        else:
-            groups = _groups(q, k, ptr, key_ptr, cost)
-            out = apply(q, k, v, attended, differentiated, groups, mode)
-        return out.transpose(0, 1)
+        rows = (x.transpose(0, 1) for x in settled(query, key, value))
+        return step(*rows, ptr, key_ptr, mode).transpose(0, 1)
 
     return call
+
+
+def gradients_of(
+    run: Callable[..., Tensor], grad: Tensor, tensors: tuple[Tensor, ...], *others: Any
+) -> tuple[Tensor, ...]:
+    """Gradients of ``run(*tensors, *others)`` by autograd, differentiable where that is on."""
+    higher = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Aliases: where one input was computed from another, that way is not for this function.
+        tensors = tuple(
+            x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors
+        )
+        out = run(*tensors, *others)
+        return torch.autograd.grad(out, tensors, grad, create_graph=higher, materialize_grads=True)
 
 
 def real_only(x: Tensor, block: PaddedRows) -> Tensor:
@@ -111,27 +171,6 @@ def real_only(x: Tensor, block: PaddedRows) -> Tensor:
     if block.real is None:
         return x
     return (x.view(-1, *block.real.shape, x.shape[2]) * block.real[..., None]).view(x.shape)
-
-
-class _Step(torch.autograd.Function):
-    """What an operator of torch's does, at a third of its cost in small systems."""
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, run: Any, gradients: Any, groups: Any, mode: str
-    ) -> Tensor:
-        out: Tensor = run(groups, q, k, v, mode)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        q, k, v, _, ctx.gradients, ctx.groups, ctx.mode = inputs
-        ctx.save_for_backward(q, k, v)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.gradients(ctx.groups, grad, *ctx.saved_tensors, ctx.mode)
-        return *found, None, None, None, None
 
 
 _BothGroups = tuple[Groups, Groups]

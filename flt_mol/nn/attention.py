@@ -239,7 +239,7 @@ class Attention(nn.Module):
             return run(queries, keys, value, ptr, key_ptr)
         if log:
             queries, keys = stabilised_features(queries, keys, ptr)
-        i, j, weight = rows.pairs
+        i, j, weight, _ = rows.pairs
         sums = linear_sums(queries, keys, value, ptr)
         return normalised(sums + pair_sums(queries, keys, value, weight, i, j))
 
@@ -606,7 +606,7 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     if rows.pairs is None:
         return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)
     # All pairs (i, j) written out, by i then j: for small systems.
-    i, j, weight = rows.pairs
+    i, j, weight, _ = rows.pairs
     system = system_index(ptr, query.shape[0])
     partners, start = ptr.diff()[system], ptr[system]
     first = partners.cumsum(0) - partners  # of each i among all pairs
@@ -615,7 +615,7 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     correction = weight.to(query.dtype).log1p()
     log_weight = correction.new_zeros(len(index_i), correction.shape[1])
     log_weight = log_weight.index_add(0, first[i] + j - start[i], correction)
-    return image_attention(query, key, value, ptr, index_i, index_j, log_weight, scale=1.0)
+    return image_attention(query, key, value, ptr, index_i, index_j, log_weight, True, scale=1.0)
 
 
 def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
@@ -666,7 +666,7 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
 
 def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
     """Refuse pairs of other heads, of rows that there are not, or of two systems."""
-    index_i, index_j, weight = pairs
+    index_i, index_j, weight, _ = pairs
     ptr, num_heads = rows.ptr, rows.query.shape[1]
     if index_i.shape != index_j.shape or weight.shape != (*index_i.shape, num_heads):
         raise ValueError(
