@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -676,9 +675,9 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
         )
     # Blocks share pairs, and a look at them waits for the device: one for each batch.
     compiling = torch.compiler.is_compiling()
-    if not compiling and hasattr(index_i, "_flt_mol_pairs"):
-        if all(map(operator.is_, index_i._flt_mol_pairs, (index_j, ptr))):
-            return
+    seen = None if compiling else getattr(index_i, "_flt_mol_pairs", None)
+    if seen is not None and seen[0] is index_j and seen[1] is ptr:
+        return
     both = torch.stack([index_i, index_j]).to(torch.int64)
     inside = ((both >= 0) & (both < ptr[-1])).all()
     system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)
