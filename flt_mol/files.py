@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, found beside the package or in the wheel, in order."""
+"""Files: written completely or not at all; shipped folders; natural order of names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-__all__ = ["VERSION", "natural_key", "readable", "shipped_folder", "temporary_path"]
 
 VERSION = "0.2.0"
 """Of the package; stored in the files that it writes."""

@@ -15,8 +15,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from flt_mol.functional import NeighborPairs
 
-__all__ = ["Structures", "relaxed_displacement"]
-
 _T = TypeVar("_T")
 # Field: whether its rows are atoms, systems, or their bounds; shape of a row; kind of its numbers.
 _FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
@@ -259,7 +257,7 @@ class Structures:
 
 
 def relaxed_displacement(structures: Structures) -> Tensor:
-    """How far each atom moves, r_relaxed − r by its shortest periodic image; 0 for fixed atoms.
+    """Displacement of each atom, r_relaxed − r by its shortest periodic image; 0 for fixed atoms.
 
     Returns (N, 3), Å. `positions_relaxed` may be wrapped into another cell.
 

@@ -14,21 +14,7 @@ from flt_mol.data.tags import tag_slab
 from flt_mol.data.trajectories import from_trajectories
 
 __all__ = [
-    "BatchSampler",
-    "FlatDataset",
-    "LmdbDataset",
-    "Loader",
-    "ReadOptions",
-    "StructuresDataset",
-    "collate",
-    "convert",
-    "from_ase",
-    "from_pyg",
-    "from_trajectories",
-    "make_loader",
-    "open_dataset",
-    "split",
-    "tag_slab",
-    "target_statistics",
-    "to_ase",
-]
+    "BatchSampler", "FlatDataset", "LmdbDataset", "Loader", "ReadOptions", "StructuresDataset",
+    "collate", "convert", "from_ase", "from_pyg", "from_trajectories", "make_loader",
+    "open_dataset", "split", "tag_slab", "target_statistics", "to_ase",
+]  # fmt: skip

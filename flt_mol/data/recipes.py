@@ -20,16 +20,6 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.opening import open_dataset
 from flt_mol.files import shipped_folder
 
-__all__ = [
-    "Recipe",
-    "data_folders",
-    "find_recipe",
-    "names",
-    "open_source",
-    "recipe",
-    "skipped_message",
-]
-
 _FILE = "dataset.yaml"
 _VARIABLE = "FLT_MOL_DATA"
 _FLAT = "flat"  # folder of a data set's own folder, with converted splits
@@ -156,7 +146,7 @@ def names() -> list[str]:
 
 
 def recipe(name_or_folder: Recipe | str | Path) -> Recipe:
-    """The data set of that name, or the one described in a folder (or `dataset.yaml`) of one's own.
+    """The data set of that name, or the one described in your own folder (or `dataset.yaml`).
 
     A known name wins over a folder of the same name in the working directory. In names, dashes
     and underscores are the same. A recipe is returned as it is.

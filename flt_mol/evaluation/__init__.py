@@ -10,22 +10,8 @@ from flt_mol.evaluation.summary import summarise
 from flt_mol.evaluation.tables import read_energies, score_files
 
 __all__ = [
-    "EnergyMetrics",
-    "SplitResult",
-    "bootstrap_intervals",
-    "check_submission",
-    "evaluate_checkpoint",
-    "evaluate_model",
-    "evaluate_splits",
-    "learning_curve",
-    "metrics_of",
-    "parity",
-    "read_energies",
-    "score_files",
-    "summarise",
-    "table",
-    "write_csv",
-    "write_html",
-    "write_json",
-    "write_submission",
-]
+    "EnergyMetrics", "SplitResult", "bootstrap_intervals", "check_submission",
+    "evaluate_checkpoint", "evaluate_model", "evaluate_splits", "learning_curve", "metrics_of",
+    "parity", "read_energies", "score_files", "summarise", "table", "write_csv", "write_html",
+    "write_json", "write_submission",
+]  # fmt: skip

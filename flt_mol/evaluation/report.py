@@ -15,15 +15,13 @@ from flt_mol.evaluation.splits import COLUMNS, SplitResult, split_messages
 from flt_mol.evaluation.summary import shown_splits
 from flt_mol.files import temporary_path
 
-__all__ = ["notes", "table", "write_csv", "write_html", "write_json"]
-
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
 
 _NOTES = {
     "held_out": "{split}: the {count:,} systems of {value} that training held out",
     "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "
-    "trained on; their errors say nothing of new ones",
+    "trained on; their errors do not apply to new systems",
     "skipped": "{split}: {value:,} invalid records were skipped",
 }
 

@@ -28,8 +28,6 @@ from flt_mol.prediction.energies import (
 )
 from flt_mol.structures import Structures, relaxed_displacement
 
-__all__ = ["COLUMNS", "SplitResult", "evaluate_model", "evaluate_splits", "split_messages"]
-
 COLUMNS = ("natoms", "adsorbate", "elements", "facet", "trained_on", "held_out")
 """What may be known of a system beside its energies, in this order in files.
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from flt_mol.evaluation.tables import EnergyTable, some_sids
 from flt_mol.files import temporary_path
 
-__all__ = ["SPLITS", "TEST_COUNTS", "check_submission", "energy_lines", "write_submission"]
-
 SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 """Of the leaderboard; each has the arrays ``{split}_ids`` and ``{split}_energy``."""
 

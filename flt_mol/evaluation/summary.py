@@ -12,8 +12,6 @@ from flt_mol.evaluation.metrics import DRAWS, LEVEL, bootstrap_intervals, metric
 from flt_mol.evaluation.splits import SplitResult
 from flt_mol.files import VERSION
 
-__all__ = ["ALL", "WORST", "breakdowns", "constant_maes", "shown_splits", "summarise"]
-
 ALL = "all"
 """The name of all splits together."""
 

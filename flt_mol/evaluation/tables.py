@@ -20,8 +20,6 @@ import numpy as np
 
 from flt_mol.evaluation.splits import SplitResult
 
-__all__ = ["EnergyTable", "read_energies", "read_ids", "score_files", "some_sids"]
-
 _PREDICTION = ("energy", "prediction", "pred", "y_relaxed")
 _TARGET = ("target", "y_relaxed", "energy")
 

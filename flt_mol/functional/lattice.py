@@ -147,11 +147,11 @@ def virtual_cells(
         raise ValueError(f"padding is {padding}, expected a positive length in Å")
     points, kept = host_array(positions), (pbc & (ptr.diff() > 0)[:, None]).cpu().numpy()
     change, basis = short_basis(host_array(cell), kept)
-    shift = np.zeros(points.shape, np.int64)
+    inverse, shift = np.linalg.pinv(basis), np.zeros(points.shape, np.int64)
     for b, (start, stop) in enumerate(pairwise(ptr.tolist())):
         local = points[start:stop] - points[start : start + 1]
         if shrink and kept[b].any():
-            shift[start:stop], vacuum = _behind_gaps(local, basis[b], padding)
+            shift[start:stop], vacuum = _behind_gaps(local, inverse[b], padding)
             local = local - shift[start:stop] @ basis[b]
             kept[b] &= ~vacuum
         if not kept[b].all():
@@ -200,10 +200,9 @@ def short_basis(cell: Floats, periodic: NDArray[np.bool_]) -> tuple[Integers, Fl
 
 
 def _behind_gaps(
-    local: Floats, basis: Floats, padding: float
+    local: Floats, inverse: Floats, padding: float
 ) -> tuple[Integers, NDArray[np.bool_]]:
     """Which directions have a gap wider than `padding`, and shifts that put all atoms behind it."""
-    inverse = np.linalg.pinv(basis)
     fraction = local @ inverse
     # What lies below each atom: the next one, and below the lowest the image of the highest.
     ascending = np.sort(fraction - np.floor(fraction), axis=0)
@@ -213,14 +212,15 @@ def _behind_gaps(
     # Cut in the middle of the widest, so that rounding takes no atom to the other side.
     cut = np.take_along_axis((ascending + below) / 2, gap.argmax(0)[None], 0)
     height = np.linalg.norm(inverse, axis=0)  # one over the distance of lattice planes
-    vacuum = basis.any(1) & (gap.max(0) > padding * height)
+    vacuum = inverse.any(0) & (gap.max(0) > padding * height)
     return np.floor(fraction - cut).astype(np.int64) * vacuum, vacuum
 
 
 def _completed(basis: Floats, kept: NDArray[np.bool_], local: Floats, padding: float) -> Floats:
     """Rows not `kept` replaced by vectors along the atoms' principal axes across the others."""
     basis = np.where(kept[:, None], basis, 0.0)
-    plane = np.linalg.pinv(basis) @ basis
+    span = np.linalg.qr(basis[kept].T)[0]
+    plane = span @ span.T
     across = local - local @ plane
     across = across - across.sum(0) / max(1, len(across))
     moments = across.T @ across

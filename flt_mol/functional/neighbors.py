@@ -63,7 +63,7 @@ class NeighborPairs(NamedTuple):
         Raises:
             ValueError: vectors of other pairs.
         """
-        if vectors.shape != (expected := (len(self.index_i), 3)):
+        if vectors.shape != (expected := (self.index_i.shape[0], 3)):
             raise ValueError(f"vectors have shape {tuple(vectors.shape)}, expected {expected}")
         return pair_lengths(vectors)
 

@@ -172,13 +172,12 @@ def half_lattice(cell: Floats, radius: float, max_vectors: int | None = None) ->
     k = n @ (cell⁻¹)ᵀ for a cell (ℓ, ℓ), Å. With `max_vectors` the shortest alone, in whole shells.
     """
     most = np.floor(radius * np.linalg.norm(cell, axis=1) * (1 + 1e-9)).astype(np.int64)
-    axes = [np.arange(-m, m + 1) for m in most]
-    axes[0] = axes[0][most[0] :]
-    found = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(cell))
-    found = found[(2 * most[1:] + 1).prod() // 2 :]  # −n comes before the origin, n after it
+    found = np.indices(2 * most + 1).reshape(len(cell), -1)
+    found = found[:, found.shape[1] // 2 :].T - most  # −n comes before the origin, n after it
     length = np.linalg.norm(found @ np.linalg.inv(cell).T, axis=1)
+    found = found[inside := length <= radius * (1 + 1e-9)]
+    length = length[inside]
     order = np.argsort(length, kind="stable")
-    order = order[length[order] <= radius * (1 + 1e-9)]
     if max_vectors is not None and len(order) > max_vectors:
         ascending = length[order]
         shells = np.flatnonzero(np.diff(ascending) > _SAME_SHELL * ascending[1:]) + 1

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-_BUDGET = {"cpu": 2**18}  # numbers of a group's largest tensor: about a core's cache
+_BUDGET = {"cpu": 2**17}  # numbers of a group's largest tensor: about a core's cache
 _BUDGET_ELSEWHERE = 2**30
 _ROWS = 4096  # atoms whose phases are computed together
 

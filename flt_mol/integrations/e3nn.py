@@ -34,15 +34,6 @@ from flt_mol.nn.layout import check_rows, layout_of
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
 
-__all__ = [
-    "IrrepsAttention",
-    "IrrepsBlock",
-    "IrrepsFeedForward",
-    "IrrepsLinear",
-    "IrrepsNorm",
-    "IrrepsPairFilter",
-]
-
 
 class IrrepsAttention(Attention):
     r"""Attention among the atoms of each system, y_i = O(⊕_h Σ_j A^h_ij v^h_j), v of any irreps.

@@ -1,4 +1,4 @@
-"""Multi-head attention with learned relative positions at linear cost, and its quadratic twin."""
+"""Multi-head attention with learned relative positions: linear cost, or the exact form."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_FEATURES = 2**23
 
 
 class AttentionInputs(TypedDict, total=False):
-    """What `FLTAttention` takes by name; all of it is optional, and may be None.
+    """Keyword arguments of `FLTAttention`; all are optional and may be None.
 
     Attributes:
         ptr: (B + 1,), first row of each system, for packed rows. **Without `ptr` and `system`,
@@ -115,7 +115,7 @@ class AttentionRows(NamedTuple):
 
 
 class Fidelity(NamedTuple):
-    """How far linear attention is from the softmax it estimates, on one batch.
+    """Error of linear attention relative to the softmax it estimates, on one batch.
 
     Attributes:
         output_error: (H,), ‖out_linear − out_exact‖ / ‖out_exact‖ over all rows of the batch, of
@@ -208,7 +208,7 @@ class Attention(nn.Module):
             if pairs is not None:
                 if self.causal or rows.key_ptr is not None or mode == "auto":
                     raise ValueError(
-                        f"{name} are among rows of one set: no causal, context or 'auto'"
+                        f"{name} are among rows of one set: they exclude causal, context and 'auto'"
                     )
                 _check_pairs(pairs, rows, name)
         if rows.images is not None:
@@ -555,7 +555,7 @@ class FLTAttention(Streaming, Attention):
     def fidelity(
         self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
     ) -> Fidelity:
-        """How far the linear mode is from the exact one on this batch, per head; see `Fidelity`.
+        """Error of the linear mode relative to the exact one on this batch, per head: `Fidelity`.
 
         Takes what `forward` takes. Quadratic in the size of systems.
         """

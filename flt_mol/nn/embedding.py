@@ -1,4 +1,4 @@
-"""From what an atom is to its first features."""
+"""Initial features of atoms from element and tag."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def check_tags(tags: Tensor, num_atoms: int) -> None:
 
 
 def _check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
-    _check_index("atomic_numbers", atomic_numbers, len(atomic_numbers))
-    _check_index("tags", tags, len(atomic_numbers))
+    _check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[0])
+    _check_index("tags", tags, atomic_numbers.shape[0])
     no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
     wrong = no_element | (tags < 0) | (tags >= NUM_TAGS)
     if torch.compiler.is_compiling() or not bool(wrong.any()):

@@ -55,10 +55,13 @@ def drawn_linear(
     weight = torch.empty(outputs, inputs, dtype=torch.float32, device="cpu")
     nn.init.xavier_uniform_(weight, gain, generator=generator)
     # Built without storage, so that torch's own initialisation draws nothing from the global RNG.
-    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
-    layer.weight = nn.Parameter(placed(weight))
-    if bias:
-        layer.bias = nn.Parameter(torch.zeros_like(layer.weight[:, 0]))
+    layer = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(
+        device=torch.get_default_device()
+    )
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias:
+            layer.bias.zero_()
     return layer
 
 

@@ -71,7 +71,7 @@ class PairTypes(nn.Module):
     def forward(self, distances: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """Distances r (P,) and the atomic numbers (P,) of both atoms, 1 to 118, to r' (P,)."""
         for elements in (receiver, sender):
-            check_elements(elements, len(distances))
+            check_elements(elements, distances.shape[0])
         scale = 1 + (self.scale_receiver[receiver] * self.scale_sender[sender]).sum(-1)
         shift = (self.shift_receiver[receiver] * self.shift_sender[sender]).sum(-1)
         return scale.to(distances.dtype) * distances + shift.to(distances.dtype)

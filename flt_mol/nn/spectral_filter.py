@@ -42,7 +42,7 @@ class SpectralGroup(NamedTuple):
 
 
 class SpectralGeometry(NamedTuple):
-    """What filters of one radial basis need to know of a batch: made once, shared by layers.
+    """Geometry of a batch for filters of one radial basis: computed once, shared by layers.
 
     `place` (N,) int64 is each atom's row among those of all groups; `settings` as of the layer.
     """

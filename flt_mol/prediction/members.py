@@ -17,8 +17,6 @@ from flt_mol.data.tags import Surface, parse_rule
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.structures import Structures
 
-__all__ = ["Members", "load_members", "surface_rule", "tag_rules"]
-
 
 @dataclass(frozen=True, eq=False)
 class Members:

@@ -42,24 +42,9 @@ from flt_mol.testing.numerics import (
 from flt_mol.testing.rows import Rows, random_rows, random_structures
 
 __all__ = [
-    "PackedLayer",
-    "PaddedLayer",
-    "Rows",
-    "check_autocast",
-    "check_batch_equals_alone",
-    "check_causality",
-    "check_cell_basis",
-    "check_coincident",
-    "check_dtype",
-    "check_empty_and_single_atom",
-    "check_gradients",
-    "check_padding",
-    "check_periodic_images",
-    "check_permutation",
-    "check_rotation",
-    "check_save_load",
-    "check_supercell",
-    "check_translation",
-    "random_rows",
-    "random_structures",
-]
+    "PackedLayer", "PaddedLayer", "Rows", "check_autocast", "check_batch_equals_alone",
+    "check_causality", "check_cell_basis", "check_coincident", "check_dtype",
+    "check_empty_and_single_atom", "check_gradients", "check_padding", "check_periodic_images",
+    "check_permutation", "check_rotation", "check_save_load", "check_supercell",
+    "check_translation", "random_rows", "random_structures",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What happens beside the training loop: best weights, metrics of every epoch, loggers."""
+"""Callbacks of training: best weights, metrics of every epoch, loggers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from flt_mol.files import temporary_path
 from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.training.task import EnergyTask
-
-__all__ = ["BEST", "LAST", "History", "WeightAverage", "make_loggers", "say"]
 
 BEST, LAST = "best.ckpt", "last.ckpt"
 _CSV = Path("logs", "csv", "metrics.csv")

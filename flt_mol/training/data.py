@@ -20,16 +20,6 @@ from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.processes import World
 
-__all__ = [
-    "Splits",
-    "data_digest",
-    "load_splits",
-    "open_split",
-    "sids_of",
-    "split_loader",
-    "without_idle_outputs",
-]
-
 _TARGETS: dict[str, str] = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
 # Output of a model → field of `Structures` that is its target, and key of `data` that names it.
 _IN_MEMORY = 20_000  # systems of a split

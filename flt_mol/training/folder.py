@@ -1,4 +1,4 @@
-"""The folder of a run: new, or of the same run interrupted; removed if nothing came of it."""
+"""The folder of a run: new, or of the same run interrupted; removed if it wrote no weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from flt_mol.files import temporary_path
 from flt_mol.training.callbacks import BEST, LAST
 from flt_mol.training.processes import World
 from flt_mol.training.resume import RESUME
-
-__all__ = ["differences", "run_folder", "written_files"]
 
 _CONFIG = "config.yaml"
 _LOCK = ".training.lock"

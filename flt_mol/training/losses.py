@@ -14,8 +14,6 @@ from flt_mol.models.energy import Normalizer
 from flt_mol.structures import Structures, relaxed_displacement
 from flt_mol.training.config import LossConfig
 
-__all__ = ["Loss", "displacement_weight", "error_sums", "recycle_weights", "training_loss"]
-
 _EARLIER_RECYCLE = 0.5
 
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import distributed
 
-__all__ = ["World", "gathered", "world_of"]
-
 T = TypeVar("T")
 
 

@@ -1,4 +1,4 @@
-"""What a run needs to resume after it was killed, written from time to time."""
+"""What a run needs to resume after it was killed, written regularly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from flt_mol.files import temporary_path
 from flt_mol.models.checkpoint import refuse_damaged
 from flt_mol.training.processes import gathered
-
-__all__ = ["RESUME", "ResumePoint", "resume_step"]
 
 RESUME = "resume.ckpt"
 _KEY = "flt_mol"

@@ -20,8 +20,6 @@ from flt_mol.training.config import LossConfig, TrainingConfig
 from flt_mol.training.losses import error_sums, training_loss
 from flt_mol.training.processes import gathered
 
-__all__ = ["EnergyTask", "learning_rate_factor"]
-
 
 class EnergyTask(LightningModule):
     """Minimises :func:`~flt_mol.training.losses.training_loss` by Adam or AdamW.

@@ -1,4 +1,4 @@
-"""Sets without noise: a lattice, and spherical shells with Lebedev rules."""
+"""Deterministic sets: a lattice, and spherical shells with Lebedev rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class QuadratureFrequencies(Frequencies):
 
 
 class LatticeFrequencies(QuadratureFrequencies):
-    r"""All |ξ| ≤ ξ_max of a lattice whose dual has its points at least L apart: the half of them.
+    r"""Half of all |ξ| ≤ ξ_max of a lattice whose dual has points at least L apart.
 
     Summing over a lattice repeats f with the periods of the dual lattice (Poisson):
     N̂(x) = V Σ_ξ g(ξ) cos 2πξ·x = Σ_T f(x + T), V the volume of a cell in frequency space. For
@@ -164,7 +164,7 @@ def _half_lattice(period: float, largest: float, dim: int) -> tuple[Tensor, floa
     """
     # Vectors of A_ℓ of length L; neighbours in the chain meet at 120°.
     gram = np.eye(dim) - 0.5 * (np.eye(dim, k=1) + np.eye(dim, k=-1))
-    dual = period * np.linalg.cholesky(gram)
+    dual = np.asarray(period * np.linalg.cholesky(gram), np.float64)
     if (2 * largest * period + 1) ** dim > _MAX_CANDIDATES:
         raise ValueError(
             f"a lattice of period {period:g} Å up to {largest:g} cycles/Å in {dim} dimensions has "
@@ -195,6 +195,6 @@ def _degree(turns: float, tolerance: float) -> int:
         if (2 * degree + 3) * float(np.abs(spherical_jn(degree + 1, phases)).max()) <= tolerance:
             return degree
     raise ValueError(
-        f"no Lebedev rule resolves waves of {turns:.3g} periods within {tolerance:.1g}: take a "
+        f"no Lebedev rule resolves {turns:.3g} periods of a plane wave to {tolerance:.1g}: take a "
         "smaller radius, wider Gaussians (sigma), or LatticeFrequencies"
     )

@@ -58,15 +58,7 @@ SPECTRA: dict[str, Callable[..., Spectrum]] = {
 }
 
 __all__ = [
-    "SPECTRA",
-    "BSplineSpectrum",
-    "CauchySpectrum",
-    "DirectionalSpectrum",
-    "GaussianMixtureSpectrum",
-    "GaussianSpectrum",
-    "MaternSpectrum",
-    "ProductSpectrum",
-    "ShellSpectrum",
-    "Spectrum",
-    "SumSpectrum",
-]
+    "SPECTRA", "BSplineSpectrum", "CauchySpectrum", "DirectionalSpectrum",
+    "GaussianMixtureSpectrum", "GaussianSpectrum", "MaternSpectrum", "ProductSpectrum",
+    "ShellSpectrum", "Spectrum", "SumSpectrum",
+]  # fmt: skip

@@ -1,11 +1,11 @@
-"""What a spectrum is, and sums and products of spectra."""
+"""Base of spectra, and sums and products of spectra."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -46,13 +46,14 @@ class Spectrum(nn.Module):
 
 
 class _Combined(Spectrum):
-    _combine: ClassVar[Callable[[Any, Any], Any]]
-
-    def __init__(self, dim: int, spectra: tuple[Spectrum, ...]) -> None:
+    def __init__(
+        self, dim: int, spectra: tuple[Spectrum, ...], combine: Callable[[Any, Any], Any]
+    ) -> None:
         if len(heads := {spectrum.num_heads for spectrum in spectra}) != 1:
             raise ValueError(f"expected spectra of the same heads, got {sorted(heads)}")
         super().__init__(heads.pop(), dim)
         self.spectra = nn.ModuleList(spectra)
+        self._combine = combine
 
     def _columns(self, coordinates: Tensor) -> Sequence[Tensor]:
         return [coordinates] * len(self.spectra)
@@ -80,12 +81,10 @@ class SumSpectrum(_Combined):
         ValueError: none at all, or spectra of different H or ℓ.
     """
 
-    _combine = staticmethod(operator.add)
-
     def __init__(self, *spectra: Spectrum) -> None:
         if len(dims := {spectrum.dim for spectrum in spectra}) != 1:
             raise ValueError(f"expected spectra of the same dim, got {sorted(dims)}")
-        super().__init__(dims.pop(), spectra)
+        super().__init__(dims.pop(), spectra, operator.add)
 
 
 class ProductSpectrum(_Combined):
@@ -101,11 +100,9 @@ class ProductSpectrum(_Combined):
         ValueError: none at all, or spectra of different H.
     """
 
-    _combine = staticmethod(operator.mul)
-
     def __init__(self, *spectra: Spectrum) -> None:
-        super().__init__(sum(spectrum.dim for spectrum in spectra), spectra)
+        super().__init__(sum(spectrum.dim for spectrum in spectra), spectra, operator.mul)
         self._dims = [spectrum.dim for spectrum in spectra]
 
     def _columns(self, coordinates: Tensor) -> Sequence[Tensor]:
-        return coordinates.split(self._dims, dim=-1)
+        return list(coordinates.split(self._dims, dim=-1))
