@@ -32,6 +32,7 @@ from flt_mol.training.config import RunConfig, absolute_paths
 from flt_mol.training.data import (
     Splits,
     data_digest,
+    files_line,
     load_splits,
     sids_of,
     split_loader,
@@ -104,6 +105,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
                 say(console, line)
             return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
         splits = load_splits(config)
+        say(console, files_line(config))
         if idle:
             say(console, f"trained without {', '.join(idle)}: no targets in the first record")
         torch.manual_seed(config.training.seed)
@@ -209,7 +211,7 @@ def _fit(
     moves = settings.noise > 0 or settings.interpolation > 0  # pairs are searched afterwards
     cutoff = None if moves else model.cutoff
     loaders = (
-        split_loader(splits.training, settings, world, cutoff, shuffle=True),
+        split_loader(splits.training, settings, world, cutoff, training=True),
         split_loader(splits.validation, settings, world, model.cutoff),
     )
     each = math.ceil(len(loaders[0]) / settings.accumulate)
