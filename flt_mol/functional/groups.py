@@ -2,13 +2,19 @@
 
 Row n is of system b if ``ptr[b] <= n < ptr[b + 1]``. Systems may be empty. Rows beyond ``ptr[B]``,
 which compiled and exported graphs have, are padding: they belong to no system and get zeros.
+
+What is done system by system is done in **groups**: systems of similar size, padded to the longest,
+as many as `group_budget` allows. The number of operations depends on that of groups only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +22,161 @@ from torch.autograd import forward_ad
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _OUTSIDE: dict[Callable[..., object], Any] = {}
+_BUDGETS = {"cpu": 2**17}  # about a core's cache
+_BUDGET_ELSEWHERE = 2**30
+_budget: ContextVar[int | None] = ContextVar("flt_mol_group_budget", default=None)
+
+
+@contextmanager
+def group_budget(numbers: int) -> Iterator[None]:
+    """In this context the largest tensor of a group of systems has at most so many numbers.
+
+    Chunks of pairs hold as many. A group has one system at least. The default fits a core's cache
+    on CPUs, and is 2³⁰ on other devices. Results depend on it by rounding only.
+
+    Example:
+        >>> with group_budget(2**40):  # a batch is one group
+        ...     budget_of(torch.device("cpu")) == 2**40
+        True
+    """
+    token = _budget.set(numbers)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def budget_of(device: torch.device) -> int:
+    """How many numbers the largest tensor of a group may have on a device."""
+    chosen = _budget.get()
+    return _BUDGETS.get(device.type, _BUDGET_ELSEWHERE) if chosen is None else chosen
+
+
+class PaddedRows(NamedTuple):
+    """The rows of G systems as a block (G, L), L being the largest number of rows.
+
+    Attributes:
+        number: G.
+        length: L.
+        start: first row of the block where its rows are consecutive and all real.
+        slots: (G·L,) int64, the row in each slot, else None; slots beyond a system repeat its last.
+        real: (G, L) bool, which slots are no such repetitions; None where all are real.
+    """
+
+    number: int
+    length: int
+    start: int = 0
+    slots: Tensor | None = None
+    real: Tensor | None = None
+
+    def take(self, x: Tensor) -> Tensor:
+        """(N, …) → (G, L, …), a view where rows are consecutive."""
+        if self.slots is None:
+            x = x[self.start : self.start + self.number * self.length]
+        else:
+            x = x.index_select(0, self.slots)
+        return x.reshape(self.number, self.length, *x.shape[1:])
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """(H, N, F) → (H·G, L, F), a view where rows are those of one system."""
+        if self.slots is None:
+            x = x[:, self.start : self.start + self.number * self.length]
+            if self.number == 1:
+                return x
+        elif x.stride(0) < x.stride(1):  # laid out by row: read so
+            x = x.transpose(0, 1).index_select(0, self.slots).transpose(0, 1)
+        else:
+            x = x.index_select(1, self.slots)
+        return x.reshape(-1, self.length, x.shape[-1])
+
+
+class Groups(NamedTuple):
+    """Systems of a batch in groups of similar size; those that cost nothing are in none.
+
+    Attributes:
+        systems: which systems each group has.
+        rows: the rows of each group.
+        keys: those of other offsets, such as keys or reciprocal vectors; `rows` where none are.
+        place: (N,) int64, the slot of every row among those of all groups, one after the other, for
+            rows without a group that behind all others. None where slots are the rows, in order.
+        complete: whether all rows have a group.
+    """
+
+    systems: tuple[tuple[int, ...], ...]
+    rows: tuple[PaddedRows, ...]
+    keys: tuple[PaddedRows, ...]
+    place: Tensor | None
+    complete: bool
+
+    def put_back(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+        """Slots of all groups, G·L of each along `dim`, to rows; zeros for rows without a group."""
+        if not self.complete:
+            shape = list(parts[0].shape)
+            shape[dim] = 1
+            parts = [*parts, parts[0].new_zeros(shape)]
+        slots = parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)
+        return slots if self.place is None else slots.index_select(dim, self.place)
+
+
+@lru_cache(maxsize=16)
+def groups_of(
+    costs: tuple[int, ...],
+    offsets: tuple[int, ...],
+    key_offsets: tuple[int, ...],
+    num_rows: int,
+    device: torch.device,
+    budget: int,
+) -> Groups:
+    """The groups of B systems, of count × largest cost ≤ `budget` each, or of one system.
+
+    Args:
+        costs: of each system, the numbers of its largest tensor, per slot; 0 leaves it out, as
+            systems without rows or keys have to be.
+        offsets: `ptr` as B + 1 numbers.
+        key_offsets: the same of keys; `offsets` where there are no others.
+        num_rows: N.
+        device: of the rows.
+        budget: from `budget_of`.
+    """
+    groups: list[list[int]] = []
+    for system in sorted((b for b, cost in enumerate(costs) if cost), key=costs.__getitem__):
+        if groups and (len(groups[-1]) + 1) * costs[system] <= budget:
+            groups[-1].append(system)
+        else:
+            groups.append([system])
+    for group in groups:
+        group.sort()  # consecutive rows need no index
+    with torch.inference_mode(False):  # kept for later calls, with gradients too
+        rows = keys = tuple(_block(offsets, group, device) for group in groups)
+        if key_offsets != offsets:
+            keys = tuple(_block(key_offsets, group, device) for group in groups)
+        slots = [0, *accumulate(block.number * block.length for block in rows)]
+        first, step = [slots[-1]] * (len(costs) + 1), [0] * (len(costs) + 1)
+        for group, block, slot in zip(groups, rows, slots, strict=False):
+            for number, system in enumerate(group):
+                first[system], step[system] = slot + number * block.length, 1
+        ends = [*offsets, num_rows]
+        sizes = torch.tensor([b - a for a, b in pairwise(ends)], device="cpu")
+        table = torch.tensor([first, offsets, step], device="cpu").repeat_interleave(sizes, 1)
+        steps = torch.arange(num_rows, device="cpu")
+        place = table[0] + (steps - table[1]) * table[2]
+        complete = bool(table[2].numpy().all())
+        same = slots[-1] == num_rows and complete and torch.equal(place, steps)
+        moved = None if same else place.to(device)
+    return Groups(tuple(map(tuple, groups)), rows, keys, moved, complete)
+
+
+def _block(offsets: Sequence[int], systems: Sequence[int], device: torch.device) -> PaddedRows:
+    starts = [offsets[b] for b in systems]
+    sizes = [offsets[b + 1] - offsets[b] for b in systems]
+    count, length = len(starts), max(sizes)
+    even = min(sizes) == length
+    if even and starts[-1] - starts[0] == (count - 1) * length:
+        return PaddedRows(count, length, starts[0])
+    first, size = torch.tensor([starts, sizes], device="cpu")[..., None]
+    step = torch.arange(length, device="cpu")
+    index = (first + step.minimum(size - 1)).flatten().to(device)
+    return PaddedRows(count, length, 0, index, None if even else (step < size).to(device))
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -46,9 +207,11 @@ def lowest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 4
 
 
-def without_autocast(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which products of `x` keep their own dtype, under autocast too."""
-    return torch.autocast(x.device.type, enabled=False)
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
 
 
 def outside(function: _F) -> _F:
@@ -86,16 +249,18 @@ def check_ptr(
             f"ptr describes {ptr.numel() - 1} systems, key_ptr {keys.numel() - 1}: both need the "
             "same systems in the same order, empty ones included"
         )
-    systems_of(ptr, num_rows, padding=False)
+    row_offsets(ptr, num_rows, padding=False)
     if key_ptr is not None:
-        systems_of(key_ptr, num_keys, "key_ptr", padding=False)
+        row_offsets(key_ptr, num_keys, "key_ptr", padding=False)
     return keys
 
 
-def systems_of(
+def row_offsets(
     ptr: Tensor, num_rows: int, name: str = "ptr", *, padding: bool = True
-) -> list[slice]:
-    """The rows of every system as slices; `name` is what errors call `ptr`. Not for compiled code.
+) -> tuple[int, ...]:
+    """`ptr` as B + 1 numbers; `name` is what errors call it. Not for compiled code.
+
+    Those of a tensor on another device are read once, and kept with it until it is changed.
 
     Raises:
         ValueError: offsets that do not describe the rows, to the last one unless `padding`.
@@ -104,19 +269,23 @@ def systems_of(
         raise ValueError(
             f"{name} must hold B + 1 integers, got shape {tuple(ptr.shape)} and {ptr.dtype}"
         )
-    offsets: list[int] = ptr.tolist()
+    version, offsets = getattr(ptr, "_flt_mol_offsets", (None, (0,)))
+    if version is None or version != ptr._version:
+        offsets = tuple(map(int, ptr.tolist()))
+        if not (ptr.is_cpu or ptr.is_inference()):
+            ptr._flt_mol_offsets = ptr._version, offsets  # type: ignore[attr-defined]
     beyond = num_rows - offsets[-1]
-    if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != offsets:
+    if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != [*offsets]:
         raise ValueError(
             f"{name} must start at 0, never decrease and end at the number of rows, {num_rows}; "
             f"found {str(offsets)[:80]}"
         )
-    return [slice(*ends) for ends in pairwise(offsets)]
+    return offsets
 
 
 def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
-    """Rows per system, as B plain integers; errors as those of `systems_of` without padding."""
-    return [rows.stop - rows.start for rows in systems_of(ptr, num_rows, padding=False)]
+    """Rows per system, as B plain integers; errors as those of `row_offsets` without padding."""
+    return [b - a for a, b in pairwise(row_offsets(ptr, num_rows, padding=False))]
 
 
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
@@ -205,6 +374,17 @@ def first_per_system(x: Tensor, ptr: Tensor) -> Tensor:
     # A row of zeros at the end, so that there is one to point at when N = 0.
     padded = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
     return padded[torch.where(ptr.diff() > 0, ptr[:-1], x.shape[0]).to(torch.int64)]
+
+
+def largest_per_system(x: Tensor, ptr: Tensor) -> Tensor:
+    """Largest of the rows of each system, detached: (N, …) → (B + 1, …), padding rows the last.
+
+    At least `lowest`, which systems without rows have, so that it can be taken off −∞.
+    """
+    x = x.detach()
+    system = system_index(ptr, x.shape[0]).view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    floor = x.new_full((ptr.shape[0], *x.shape[1:]), lowest(x.dtype))
+    return floor.scatter_reduce(0, system, x, "amax")
 
 
 def spread(per_system: Tensor, ptr: Tensor, num_rows: int) -> Tensor:

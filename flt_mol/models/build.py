@@ -207,7 +207,7 @@ class Geometry(nn.Module):
             summed = log_sum_over_images(mask, groups.group, len(groups.index_i))
             if self.images.density_out is not None:
                 x = x + self.images.density(features, distances, pairs, len(x)).to(x.dtype)
-        return x, PairWeights(groups.index_i, groups.index_j, summed)
+        return x, PairWeights(groups.index_i, groups.index_j, summed, once=True)
 
 
 def _check_finite(structures: Structures) -> None:
