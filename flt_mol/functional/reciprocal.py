@@ -65,6 +65,7 @@ def reciprocal_vectors(
     k_max: float,
     padding: float,
     max_vectors: int | None = None,
+    max_products: float = math.inf,
 ) -> ReciprocalVectors:
     r"""All k ∈ Λ\* with \|k\| ≤ k_max of every system, one of each pair ±k.
 
@@ -87,6 +88,7 @@ def reciprocal_vectors(
         padding: Å.
         max_vectors: of a system, the shortest in whole shells of equal \|k\|. Sums are then
             neither the same in a supercell nor continuous in the cell.
+        max_products: of atoms and vectors; systems with more get none, they are for `mesh`.
 
     Returns:
         ReciprocalVectors in the dtype of `positions`, at least float32; none of empty systems.
@@ -105,14 +107,20 @@ def reciprocal_vectors(
     if torch.compiler.is_compiling():
         run = outside(reciprocal_vectors)
         where = cell, pbc, positions, ptr
-        return run(*where, k_max=k_max, padding=padding, max_vectors=max_vectors)
+        limits: dict[str, Any] = {"max_vectors": max_vectors, "max_products": max_products}
+        return run(*where, k_max=k_max, padding=padding, **limits)
+    if not 0 < k_max < math.inf:
+        raise ValueError(f"k_max is {k_max}, expected a positive number, in 1/Å")
+    if max_vectors is not None and max_vectors < 1:
+        raise ValueError(f"max_vectors is {max_vectors}, expected a number ≥ 1")
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
     virtual = virtual_cells(cell, pbc, positions, ptr, padding=padding)
-    radius = _radius(virtual.cell, k_max, max_vectors)
-    parts = [
-        half_lattice(virtual.cell[b], radius[b], max_vectors) if n else np.zeros((0, 3), np.int64)
-        for b, n in enumerate(ptr.diff().tolist())
-    ]
+    parts, most = [], max_products if max_vectors is None else math.inf
+    for b, n in enumerate(ptr.diff().tolist()):
+        parts.append(np.zeros((0, 3), np.int64))
+        if n and n * ball_vectors(virtual.cell[b], k_max) <= most:
+            radius = _radius(b, virtual.cell[b], k_max, max_vectors)
+            parts[b] = half_lattice(virtual.cell[b], radius, max_vectors)
     dtype, device = at_least_float32(positions).dtype, positions.device
 
     def tensor(x: Any) -> Tensor:
@@ -151,19 +159,9 @@ def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVect
     return fraction - fraction.detach().round()
 
 
-def check_vectors(
-    cell: Tensor,
-    pbc: Tensor,
-    positions: Tensor,
-    ptr: Tensor,
-    *,
-    k_max: float,
-    padding: float,
-    max_vectors: int | None = None,
-) -> None:
-    """Raise what `reciprocal_vectors` would, without making vectors."""
-    cell, pbc = checked_cells(cell, pbc, positions, ptr)
-    _radius(virtual_cells(cell, pbc, positions, ptr, padding=padding).cell, k_max, max_vectors)
+def ball_vectors(cell: Floats, k_max: float) -> float:
+    """About how many vectors a cell (3, 3) has, one of each pair ±k, from its volume."""
+    return float(abs(np.linalg.det(cell))) * 2 / 3 * math.pi * k_max**3
 
 
 def half_lattice(cell: Floats, radius: float, max_vectors: int | None = None) -> Integers:
@@ -185,28 +183,21 @@ def half_lattice(cell: Floats, radius: float, max_vectors: int | None = None) ->
     return np.asarray(found[order])
 
 
-def _radius(cells: Floats, k_max: float, max_vectors: int | None) -> list[float]:
-    """For each cell the radius of a ball that holds all vectors wanted: k_max, or less."""
-    if not 0 < k_max < math.inf:
-        raise ValueError(f"k_max is {k_max}, expected a positive number, in 1/Å")
-    if max_vectors is not None and max_vectors < 1:
-        raise ValueError(f"max_vectors is {max_vectors}, expected a number ≥ 1")
-    found = []
-    for b, cell in enumerate(cells):
-        radius, lengths = k_max, np.linalg.norm(cell, axis=1)
-        if max_vectors is not None:
-            # The ball q + d, d a diagonal of the reciprocal cell, holds at least V·4πq³/3 vectors:
-            # two per entry of the half space, and a few more, so that the last shell is whole.
-            volume = abs(np.linalg.det(cell))
-            ball = np.cbrt(3 * (2 * max_vectors + 4) / (4 * math.pi * volume))
-            radius = min(k_max, float(ball + np.linalg.norm(np.linalg.inv(cell))))
-        count = np.prod(2 * np.floor(radius * lengths) + 1) / 2
-        if count > _MOST_VECTORS:
-            size = " x ".join(f"{length:.0f}" for length in lengths)
-            raise UnfitSystemError(
-                b,
-                f"too large: {count:.1e} reciprocal vectors to look at for {size} Å without "
-                f"vacuum, at most {_MOST_VECTORS:.1e}; set max_vectors, or a smaller k_max",
-            )
-        found.append(radius)
-    return found
+def _radius(b: int, cell: Floats, k_max: float, max_vectors: int | None) -> float:
+    """Radius of a ball that holds all vectors wanted of system b: k_max, or less."""
+    radius, lengths = k_max, np.linalg.norm(cell, axis=1)
+    if max_vectors is not None:
+        # The ball q + d, d a diagonal of the reciprocal cell, holds at least V·4πq³/3 vectors:
+        # two per entry of the half space, and a few more, so that the last shell is whole.
+        volume = abs(np.linalg.det(cell))
+        ball = np.cbrt(3 * (2 * max_vectors + 4) / (4 * math.pi * volume))
+        radius = min(k_max, float(ball + np.linalg.norm(np.linalg.inv(cell))))
+    count = np.prod(2 * np.floor(radius * lengths) + 1) / 2
+    if count > _MOST_VECTORS:
+        size = " x ".join(f"{length:.0f}" for length in lengths)
+        raise UnfitSystemError(
+            b,
+            f"too large: {count:.1e} reciprocal vectors to look at for {size} Å without "
+            f"vacuum, at most {_MOST_VECTORS:.1e}; set max_vectors, or a smaller k_max",
+        )
+    return radius

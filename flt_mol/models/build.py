@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import without_autocast
 from flt_mol.functional.images import log_sum_over_images
-from flt_mol.functional.lattice import UnfitSystemError
+from flt_mol.functional.lattice import Floats, UnfitSystemError, checked_cells, virtual_cells
+from flt_mol.functional.mesh import mesh_numbers
 from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
-from flt_mol.functional.reciprocal import check_vectors
 from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
 from flt_mol.nn import (
     FREQUENCIES,
@@ -171,7 +174,7 @@ class Geometry(nn.Module):
         pairs = self.pairs(structures)
         vectors = pairs.vectors(structures.positions, structures.cell, ptr)
         if self.local is not None:
-            found["local"] = self.local(pairs, vectors, len(numbers), numbers)
+            found["local"] = self.local(pairs, vectors, numbers)
             if self.density is not None:
                 x = x + self.density(x, found["local"])
         if self.correction is not None:
@@ -230,16 +233,52 @@ def naming_sid(structures: Structures) -> Iterator[None]:
         raise ValueError(f"sid {structures.sid[b]}: {atom} has {error.reason}") from None
 
 
-def check_systems(config: EnergyConfig, structures: Structures) -> None:
-    """Refuse systems that are too large for a model's spectral filters, without building it.
+def check_systems(
+    config: EnergyConfig, structures: Structures, device: torch.device | str = "cpu"
+) -> None:
+    """Refuse systems whose energy does not fit the memory of a device, without building a model.
 
     Raises:
-        ValueError: the first system that is too large, by its sid.
+        ValueError: the first system that is too large, by its sid, with the need and the limit; or
+            one that has a singular cell.
     """
+    padding = config.spectral.padding if config.spectral else config.cutoff
+    if config.spectral and padding is None:
+        padding = 4 * config.spectral.sigma_max
+    if padding is None:
+        return
+    where = structures.positions, structures.ptr
+    with naming_sid(structures):
+        lattice = checked_cells(structures.cell, structures.pbc, *where)
+        cells = virtual_cells(*lattice, *where, padding=padding).cell
+        limit = memory_at_hand(torch.device(device))
+        for b, atoms in enumerate(structures.natoms.tolist()):
+            if (need := memory_needed(config, atoms, cells[b])) > limit:
+                raise UnfitSystemError(
+                    b,
+                    f"too large: {atoms} atoms in {abs(np.linalg.det(cells[b])):.3g} Å³ need "
+                    f"about {need / 1e9:.1f} GB of memory, and {limit / 1e9:.1f} GB are there",
+                )
+
+
+def memory_at_hand(device: torch.device) -> float:
+    """Bytes: a GPU's free memory, and all of a computer's."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def memory_needed(config: EnergyConfig, atoms: int, cell: Floats) -> float:
+    """About how many bytes the energy of one system takes, without gradients. Measured on bulk."""
+    numbers = atoms * (16.0 * config.embed_dim + 4 * config.ffn_dim)
+    if config.cutoff is not None:
+        density = atoms / abs(np.linalg.det(cell))
+        basis = (
+            0 if config.pairs is None else config.pairs.num_basis + 2 * config.pairs.vector_basis
+        )
+        numbers += atoms * density * 4 / 3 * math.pi * config.cutoff**3 * (14 + max(46, basis))
     spectral = config.spectral
-    if spectral is not None:
-        where = structures.cell, structures.pbc, structures.positions, structures.ptr
-        padding = 4 * spectral.sigma_max if spectral.padding is None else spectral.padding
-        most, k_max = spectral.max_vectors, spectral.k_max
-        with naming_sid(structures):
-            check_vectors(*where, k_max=k_max, padding=padding, max_vectors=most)
+    if spectral is not None and spectral.max_vectors is None:
+        lengths = np.linalg.norm(cell, axis=1).tolist()
+        numbers += mesh_numbers(lengths, spectral.k_max, config.embed_dim, spectral.num_basis)
+    return 4 * numbers

@@ -19,6 +19,7 @@ from flt_mol.nn import BlockGeometry, DisplacementHead, EnergyHead
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
 from flt_mol.structures import Structures
 
+_LARGE = 10_000  # atoms, from which on a look at the memory at hand costs nothing
 CONFIG_KEY = "config_json"
 """Of the configuration in a state dict: JSON as a tensor of bytes, so that weights are enough."""
 
@@ -182,12 +183,14 @@ class EnergyModel(nn.Module):
         Raises:
             ValueError: something that is not `Structures`; an atom whose number is not 1 to 118 or
                 whose tag not 0 to 2; cells that are singular along periodic axes, positions that
-                are not finite, or a system too large for the spectral filters (`check` tells
-                before); by its sid.
+                are not finite, or a system too large for the memory at hand (`check` tells before;
+                here systems of 10,000 atoms on are checked); by its sid.
         """
         if not isinstance(structures, Structures):
             kind = type(structures).__name__
             raise ValueError(f"expected Structures, got a {kind}: see flt_mol.data.from_ase")
+        if not torch.compiler.is_compiling() and structures.num_atoms > _LARGE:
+            self.check(structures)
         found: dict[str, list[Tensor]] = {name: [] for name in self.config.outputs}
         with naming_sid(structures):
             start = self.embedding(structures.atomic_numbers, structures.tags)
@@ -209,8 +212,8 @@ class EnergyModel(nn.Module):
         return out
 
     def check(self, structures: Structures) -> None:
-        """ValueError, with its sid, for a system that is too large for the spectral filters."""
-        check_systems(self.config, structures)
+        """ValueError, with its sid, for a system that is too large for the memory at hand."""
+        check_systems(self.config, structures, self.elements_seen.device)
 
     def prepare(self, structures: Structures) -> None:
         """Take mean and standard deviation of the targets, which must be there, and elements."""

@@ -20,6 +20,7 @@ from flt_mol.nn.radial import check_sizes
 
 READOUTS = ("tags", "sum", "mean")
 
+_CHUNK = 2**20  # pairs, so that intermediate results of large systems stay small
 _CORE = 0.1  # Å, far below any distance between atoms
 
 
@@ -159,8 +160,11 @@ class DisplacementHead(nn.Module):
         i, j = local.pairs.index_i, local.pairs.index_j
         with without_autocast(x):
             h = self.norm(x.to(self.weight.dtype))
-            along = filtered_dots(self.strength(h), self.value(h), self.weight, i, j)
-            size = (local.basis.to(along.dtype) * along).sum(-1)
+            strength, value, parts = self.strength(h), self.value(h), []
+            for basis, *ends in zip(*(y.split(_CHUNK) for y in (local.basis, i, j)), strict=True):
+                along = filtered_dots(strength, value, self.weight, *ends)
+                parts.append((basis.to(along.dtype) * along).sum(-1))
+            size = torch.cat(parts)
             directions = _directions(local.vectors, local.distances).to(size.dtype)
             moved = segment_sum(size[:, None] * directions, i, x.shape[0])
         return moved if fixed is None else moved.masked_fill(fixed[:, None], 0.0)

@@ -25,21 +25,18 @@ class LocalGeometry(NamedTuple):
         vectors: (P, 3), Å, r_i − r_j − T·cell.
         distances: (P,), Å.
         basis: B (P, T), radial functions under the smooth cutoff.
-        directed: (3P, T'), B'_t(r) r̂_a, all pairs for a = x, then y, then z; None without vectors.
-        receivers, senders: (3P,) int64, i + a·N and j, in that order.
+        vector_basis: B' (P, T'), those of vectors; None without.
     """
 
     pairs: NeighborPairs
     vectors: Tensor
     distances: Tensor
     basis: Tensor
-    directed: Tensor | None = None
-    receivers: Tensor | None = None
-    senders: Tensor | None = None
+    vector_basis: Tensor | None = None
 
 
 class LocalBasis(nn.Module):
-    """Radial functions of all pairs, and their products with directions: `LocalGeometry`.
+    """Radial functions of all pairs, for sums and for vectors: `LocalGeometry`.
 
     Args and errors are those of `RadialBasis`, and `vector_basis`, T' Gaussians of the vectors, 0
     for none. Few do: forces are smooth.
@@ -60,25 +57,15 @@ class LocalBasis(nn.Module):
         self.vector_radial = RadialBasis(cutoff, vector_basis) if vector_basis else None
 
     def forward(
-        self,
-        pairs: NeighborPairs,
-        vectors: Tensor,
-        num_rows: int,
-        atomic_numbers: Tensor | None = None,
+        self, pairs: NeighborPairs, vectors: Tensor, atomic_numbers: Tensor | None = None
     ) -> LocalGeometry:
         """Geometry of pairs without self pairs, vectors (P, 3), Å, and elements (N,) of N atoms."""
         vectors = at_least_float32(vectors)
         distances = pairs.lengths(vectors)
         with without_autocast(vectors):
             basis = self.radial(distances, *_elements(pairs, atomic_numbers))
-            if self.vector_radial is None:
-                return LocalGeometry(pairs, vectors, distances, basis)
-            # An atom at the place of another has no direction: its vector is 0.
-            unit = vectors / distances.masked_fill(distances == 0, 1.0)[:, None]
-            directed = (unit.T[:, :, None] * self.vector_radial(distances)).flatten(0, 1)
-        receivers = torch.cat([pairs.index_i + axis * num_rows for axis in range(3)])
-        senders = pairs.index_j.repeat(3)
-        return LocalGeometry(pairs, vectors, distances, basis, directed, receivers, senders)
+            directed = None if self.vector_radial is None else self.vector_radial(distances)
+        return LocalGeometry(pairs, vectors, distances, basis, directed)
 
 
 class LocalFilter(nn.Module):
@@ -160,14 +147,17 @@ class LocalFilter(nn.Module):
 
     def invariants(self, x: Tensor, local: LocalGeometry) -> tuple[Tensor, Tensor]:
         r"""\|V_i\|²/n_i and V_i·(M V_i)/n_i, (N, D) each, at least float32."""
-        if local.directed is None or local.receivers is None or local.senders is None:
+        if local.vector_basis is None:
             raise ValueError("this geometry has no vectors: LocalBasis(..., vector_basis=...)")
-        value, rows = self.vector_value(x), len(x)
-        summed = pair_filter(
-            local.directed, self.vector_weight, value, local.receivers, local.senders, 3 * rows
-        )
-        with without_autocast(summed):
-            vectors = summed.view(3, rows, self.vectors)
+        value, where = self.vector_value(x), (local.pairs.index_i, local.pairs.index_j, len(x))
+        # An atom at the place of another has no direction: its vector is 0.
+        inverse = 1 / local.distances.masked_fill(local.distances == 0, 1.0)
+        summed = [
+            pair_filter(local.vector_basis * a[:, None], self.vector_weight, value, *where)
+            for a in (local.vectors * inverse[:, None]).unbind(1)
+        ]
+        with without_autocast(value):
+            vectors = torch.stack(summed)
             mixed = applied(self.vector_mix, vectors)
             square = vectors.square().sum(0)
             size = 1 + square

@@ -12,7 +12,7 @@ from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, check_elements
 from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 
 SMALLEST_EXPONENT = -60.0  # e⁻⁶⁰ = 9e-27, beside values of up to 1; denormal numbers are slow
-_CHUNK = 2**17  # pairs, so that intermediate results of large systems stay small
+_CHUNK = 2**20  # pairs, so that intermediate results of large systems stay small
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -120,11 +120,17 @@ class RadialBasis(nn.Module):
             if receiver is None or sender is None:
                 raise ValueError("pair_types=True needs atomic_numbers (N,): pass them to forward")
             transformed = self.pair_types(r, receiver, sender)
-        steps = torch.arange(self.num_basis, dtype=r.dtype, device=r.device)
         scaled = transformed * ((self.num_basis - 1) / self.cutoff)
         window = smooth_cutoff(r, self.cutoff)
-        parts = [
-            (-0.5 * (x[:, None] - steps).square()).clamp(min=SMALLEST_EXPONENT).exp() * w[:, None]
-            for x, w in zip(scaled.split(_CHUNK), window.split(_CHUNK), strict=True)
-        ]
-        return torch.cat(parts)
+        if r.shape[0] <= _CHUNK:
+            return self._gaussians(scaled, window)
+        out = r.new_empty(r.shape[0], self.num_basis)
+        for k in range(0, r.shape[0], _CHUNK):
+            some = slice(k, k + _CHUNK)
+            out[some] = self._gaussians(scaled[some], window[some])
+        return out
+
+    def _gaussians(self, scaled: Tensor, window: Tensor) -> Tensor:
+        steps = torch.arange(self.num_basis, dtype=scaled.dtype, device=scaled.device)
+        exponent = -0.5 * (scaled[:, None] - steps).square()
+        return exponent.clamp(min=SMALLEST_EXPONENT).exp() * window[:, None]

@@ -11,8 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
+from flt_mol.functional.mesh import Mesh, make_mesh, mesh_filter, mesh_modes, mode_integers
 from flt_mol.functional.neighbors import pair_lengths
-from flt_mol.functional.reciprocal import fractional_positions, reciprocal_vectors
+from flt_mol.functional.reciprocal import (
+    ReciprocalVectors,
+    fractional_positions,
+    reciprocal_vectors,
+)
 from flt_mol.functional.spectral import (
     kernel_filter,
     kernel_matrices,
@@ -24,6 +29,8 @@ from flt_mol.functional.spectral import (
 from flt_mol.nn.layers import draw_normal, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import check_sizes
 
+# Of a system's atoms and plane waves; beyond, a mesh is faster and takes less memory.
+MAX_PRODUCTS = 5e6
 _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale only
 
 
@@ -41,13 +48,24 @@ class SpectralGroup(NamedTuple):
     table: Tensor
 
 
+class SpectralMesh(NamedTuple):
+    """A large system, rows `start` to `stop` of the batch, on a mesh; spectra (modes, T)."""
+
+    start: int
+    stop: int
+    spectra: Tensor
+    mesh: Mesh
+
+
 class SpectralGeometry(NamedTuple):
     """What filters of one radial basis need to know of a batch: made once, shared by layers.
 
-    `place` (N,) int64 is each atom's row among those of all groups; `settings` as of the layer.
+    `place` (N,) int64 is each atom's row among those of all groups, then of all meshes; `settings`
+    as of the layer.
     """
 
     groups: tuple[SpectralGroup, ...]
+    meshes: tuple[SpectralMesh, ...]
     place: Tensor
     settings: tuple[float, float, int]
 
@@ -75,7 +93,7 @@ class SpectralFilter(nn.Module):
             beyond 3σ_max, 6e-4 beyond 4σ_max and 2e-5 beyond 5σ_max.
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
-        max_vectors: per system, for very large cells only, see `reciprocal_vectors`.
+        max_vectors: per system, in place of a mesh for large ones, see `reciprocal_vectors`.
         kernels_below: systems of up to so many atoms go by kernel matrices; None chooses by C.
         generator: on CPU, for the initial weights; None takes a seed from torch's global one.
 
@@ -137,9 +155,15 @@ class SpectralFilter(nn.Module):
 
         Arguments and errors are those of `reciprocal_vectors`. Not for compiled regions.
         """
-        k_max, padding, most = self.k_max, self.padding, self.max_vectors
         lattice = reciprocal_vectors(
-            cell, pbc, positions, ptr, k_max=k_max, padding=padding, max_vectors=most
+            cell,
+            pbc,
+            positions,
+            ptr,
+            k_max=self.k_max,
+            padding=self.padding,
+            max_vectors=self.max_vectors,
+            max_products=MAX_PRODUCTS,
         )
         ptr = ptr.to(torch.int64)
         # Padded atoms and vectors are a last row of zeros.
@@ -152,7 +176,7 @@ class SpectralFilter(nn.Module):
         small = [n <= min(self.kernels_below, 2 * k) for n, k in zip(sizes, counts, strict=True)]
         dtype, groups = at_least_float32(self.amplitudes).dtype, []
         for kernels in (True, False):
-            chosen = [b for b, n in enumerate(sizes) if n and small[b] == kernels]
+            chosen = [b for b, k in enumerate(counts) if k and small[b] == kernels]
             for systems in padded_groups(costs, chosen, positions.device):
                 atoms = padded_rows(ptr, systems, len(positions))
                 vectors = padded_rows(lattice.ptr, systems, len(integers) - 1)
@@ -160,10 +184,28 @@ class SpectralFilter(nn.Module):
                 own = spectra[vectors].to(dtype)
                 table = kernel_matrices(waves, own) if kernels else waves
                 groups.append(SpectralGroup(atoms, own, table))
-        rows = torch.cat([group.atoms.flatten() for group in groups] or [ptr[:0]])
+        large = [b for b, (n, k) in enumerate(zip(sizes, counts, strict=True)) if n and not k]
+        meshes = tuple(self._mesh(b, positions, ptr, lattice, dtype) for b in large)
+        parts = [group.atoms.flatten() for group in groups]
+        parts += [torch.arange(m.start, m.stop, device=ptr.device) for m in meshes]
+        rows = torch.cat(parts or [ptr[:0]])
         place = torch.empty(len(positions) + 1, dtype=torch.int64, device=positions.device)
         place[rows] = torch.arange(len(rows), device=rows.device)
-        return SpectralGeometry(tuple(groups), place[:-1], self.settings)
+        return SpectralGeometry(tuple(groups), meshes, place[:-1], self.settings)
+
+    def _mesh(
+        self, b: int, positions: Tensor, ptr: Tensor, lattice: ReciprocalVectors, dtype: torch.dtype
+    ) -> SpectralMesh:
+        start, stop = ptr[b : b + 2].tolist()
+        cell = lattice.cell[b].double()
+        local = positions[start:stop].double() - lattice.offset[start:stop]
+        modes = mesh_modes(cell.detach().norm(dim=1).tolist(), self.k_max)
+        integers = mode_integers(modes, cell.device).to(lattice.inverse.dtype)
+        magnitude = pair_lengths((integers.flatten(0, 2)[:, None] * lattice.inverse[b]).sum(-1))
+        spectra = self._radial(magnitude) / cell.det().abs()
+        spectra = spectra.unflatten(0, integers.shape[:-1]).to(dtype)
+        mesh = make_mesh(local @ torch.linalg.inv(cell), modes, dtype)
+        return SpectralMesh(start, stop, spectra, mesh)
 
     def forward(self, x: Tensor, geometry: SpectralGeometry) -> Tensor:
         """Filter projected features: x (N, C) → (N, C).
@@ -196,6 +238,10 @@ class SpectralFilter(nn.Module):
                     spectrum = group.spectra.to(value.dtype) @ amplitudes.T
                     out = structure_factor_filter(rows, spectrum, table)
                 parts.append(out.flatten(0, 1))
+            for start, stop, spectra, mesh in geometry.meshes:
+                spectrum = (spectra.to(value.dtype) @ amplitudes.T).movedim(-1, 0)
+                mesh = mesh._replace(weights=mesh.weights.to(value.dtype))
+                parts.append(mesh_filter(value[start:stop], spectrum, mesh))
             return torch.cat(parts).index_select(0, geometry.place)
 
     def spectrum(self, magnitude: Tensor) -> Tensor:

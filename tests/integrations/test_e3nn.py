@@ -298,7 +298,7 @@ def test_filter_is_a_sum_of_tensor_products():
 def one_pair(vector, basis, **given):
     index = torch.tensor([0]), torch.tensor([1])
     pairs = NeighborPairs(*index, torch.zeros(1, 3, dtype=torch.int64))
-    return basis(pairs, torch.as_tensor([vector], **given), 2)
+    return basis(pairs, torch.as_tensor([vector], **given))
 
 
 def test_vectors_are_x_y_z():

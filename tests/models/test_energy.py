@@ -466,17 +466,22 @@ def test_elements_that_are_none_are_not_marked():
             build().mark_seen(numbers)
 
 
-def test_a_giant_is_refused_before_and_by_the_model():
-    chain = [[x, x, x] for x in range(0, 400, 5)]
-    cell = 400 * torch.eye(3)
-    giant = Structures.single([29] * 80, chain, cell=cell, pbc=True, sid="giant")
+def test_a_giant_is_refused_before_and_by_the_model(monkeypatch):
+    chain = [[x, x, x] for x in range(0, 4000, 5)]
+    cell = 4000 * torch.eye(3)
+    giant = Structures.single([29] * 800, chain, cell=cell, pbc=True, sid="giant")
     model = build(**KINDS["spectral"])
+    monkeypatch.setattr("flt_mol.models.energy._LARGE", 100)
     for refuse in (model.check, model):
-        with pytest.raises(ValueError, match="sid giant"):
+        with pytest.raises(ValueError, match=r"sid giant: too large: 800 atoms .* GB"):
             refuse(giant)
     build(**KINDS["pairs"]).check(giant)
     capped = SpectralConfig(num_heads=2, num_basis=4, max_vectors=50)
     build(rpe=None, spectral=capped).check(giant)
+    crowd = Structures.single([29] * 80, torch.rand(80, 3), cell=cell, pbc=True, sid="crowd")
+    monkeypatch.setattr("flt_mol.models.build.memory_at_hand", lambda device: 1e5)
+    with pytest.raises(ValueError, match="sid crowd"):
+        build(**KINDS["pairs"]).check(crowd)
 
 
 def test_normaliser():

@@ -52,7 +52,7 @@ def geometry_of(parts, positions, cell, pbc, ptr, block=None):
     if "local" in parts:
         pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
         vectors = pairs.vectors(positions, cell, ptr)
-        given["local"] = LocalBasis(CUTOFF, 6, 4)(pairs, vectors, len(positions))
+        given["local"] = LocalBasis(CUTOFF, 6, 4)(pairs, vectors)
     return given
 
 

@@ -115,7 +115,7 @@ def head_of():
 
 def displacements(head, x, positions, cell, pbc, ptr, fixed=None):
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
-    local = LocalBasis(CUTOFF, T)(pairs, pairs.vectors(positions, cell, ptr), len(x))
+    local = LocalBasis(CUTOFF, T)(pairs, pairs.vectors(positions, cell, ptr))
     return head(x, local, fixed)
 
 
@@ -179,7 +179,7 @@ def test_initial_displacements_are_small():
     pbc = torch.ones(1, 3, dtype=torch.bool)
     where = positions, 8 * torch.eye(3)[None], pbc, torch.tensor([0, 40])
     pairs = neighbor_pairs(*where, 6.0)
-    local = LocalBasis(6.0, 32)(pairs, pairs.vectors(positions, where[1], where[3]), 40)
+    local = LocalBasis(6.0, 32)(pairs, pairs.vectors(positions, where[1], where[3]))
     assert 1e-4 < head(x, local).norm(dim=-1).mean() < 0.2
 
 

@@ -28,7 +28,7 @@ class Local(torch.nn.Module):
         self.filter = LocalFilter(C, T, vectors, functions, seeded(3), num_filters=C + 1)
 
     def forward(self, x, pairs, vectors, z):
-        return self.filter(x, self.basis(pairs, vectors, len(x), z))
+        return self.filter(x, self.basis(pairs, vectors, z))
 
 
 def make(kind, dtype=F64):
@@ -173,7 +173,7 @@ def test_no_number_per_pair_and_channel_is_kept():
     module = LocalFilter(64, T, generator=seeded())
     positions, cell, pbc, ptr = batch((30,))
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
-    local = LocalBasis(CUTOFF, T)(pairs, pairs.vectors(positions, cell, ptr), 30)
+    local = LocalBasis(CUTOFF, T)(pairs, pairs.vectors(positions, cell, ptr))
     x = torch.randn(30, 64, requires_grad=True)
     assert max(kept_sizes(lambda: module(x, local))) < len(pairs.index_i) * 64 / 4
 
@@ -182,7 +182,7 @@ def test_dropout_of_invariants_in_training_only():
     module = LocalFilter(C, T, D, TV, seeded(), vector_dropout=0.9).double()
     positions, cell, pbc, ptr = batch((5,))
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
-    local = LocalBasis(CUTOFF, T, TV)(pairs, pairs.vectors(positions, cell, ptr), 5)
+    local = LocalBasis(CUTOFF, T, TV)(pairs, pairs.vectors(positions, cell, ptr))
     x, _ = draw(5)
     assert not torch.equal(module(x, local), module(x, local))
     module.eval()
@@ -235,8 +235,8 @@ def test_what_does_not_fit():
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
     vectors = pairs.vectors(positions, cell, ptr)
     with pytest.raises(ValueError, match="vectors"):
-        LocalBasis(CUTOFF, T)(pairs, vectors[:-1], 5)
-    local = LocalBasis(CUTOFF, T)(pairs, vectors, 5)
+        LocalBasis(CUTOFF, T)(pairs, vectors[:-1])
+    local = LocalBasis(CUTOFF, T)(pairs, vectors)
     with pytest.raises(ValueError, match="vectors"):
         LocalFilter(C, T, D, TV).double()(draw(5)[0], local)
     with pytest.raises(ValueError, match="x has shape"):

@@ -120,6 +120,24 @@ def test_routes_agree_in_gradients_of_forces():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(F64, 1e-6), (torch.float32, 5e-6)])
+def test_a_mesh_gives_the_same_with_gradients(monkeypatch, dtype, limit):
+    positions, cell, pbc, ptr = (x.to(dtype) if x.is_floating_point() else x for x in batch())
+    module, x = layer().to(dtype), torch.randn(12, C, generator=seeded(), dtype=dtype)
+    results = []
+    for most in (float("inf"), 300.0, 0.0):  # waves, some of each, meshes
+        monkeypatch.setattr("flt_mol.nn.spectral_filter.MAX_PRODUCTS", most)
+        wanted = positions.clone().requires_grad_(), cell.clone().requires_grad_()
+        geometry = module.geometry(*wanted, pbc, ptr)
+        out = module(x, geometry)
+        gradients = torch.autograd.grad(out.sin().sum(), (module.amplitudes, *wanted))
+        results.append((len(geometry.meshes), out, *gradients))
+    assert [count for count, *_ in results] == [0, 1, 3]
+    for _, *found in results[1:]:
+        for one, other, scale in zip(found, results[0][1:], (1, 1, 20, 20), strict=True):
+            assert (one - other).norm() < scale * limit * other.norm()
+
+
 def test_the_spectrum_is_the_transform_of_the_filter():
     module = layer().requires_grad_(False)
     r = torch.linspace(0, 30, 6001, dtype=F64)
