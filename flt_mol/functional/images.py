@@ -131,8 +131,8 @@ def _groups(q: Tensor, i: Tensor, j: Tensor, ptr: Tensor) -> tuple[Groups, Tenso
     groups = groups_of(costs, offsets, offsets, rows, q.device, budget_of(q.device))
     firsts, widths, total = [0] * len(offsets), [0] * len(offsets), 0
     for systems, block in zip(groups.systems, groups.rows, strict=True):
-        for system in systems:
-            firsts[system], widths[system] = total, block.length
+        for b in systems:
+            firsts[b], widths[b] = total, block.length
             total += block.length**2
     system = system_index(ptr, rows)
     column = torch.arange(rows, device=q.device) - ptr[system]

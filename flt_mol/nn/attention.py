@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -673,6 +674,11 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
             f"{name} have indices {tuple(index_i.shape)} and {tuple(index_j.shape)} and weights "
             f"{tuple(weight.shape)}, expected (P,), (P,) and (P, {num_heads})"
         )
+    # Blocks share pairs, and a look at them waits for the device: one for each batch.
+    compiling = torch.compiler.is_compiling()
+    if not compiling and hasattr(index_i, "_flt_mol_pairs"):
+        if all(map(operator.is_, index_i._flt_mol_pairs, (index_j, ptr))):
+            return
     both = torch.stack([index_i, index_j]).to(torch.int64)
     inside = ((both >= 0) & (both < ptr[-1])).all()
     system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)
@@ -680,3 +686,5 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
         inside & (system[0] == system[1]).all(),
         f"{name} join rows that are not of one system: were they made with the ptr of this batch?",
     )
+    if not compiling:
+        index_i._flt_mol_pairs = index_j, ptr  # type: ignore[attr-defined]
