@@ -338,7 +338,7 @@ def _naming_sid(function: Callable[[Structures], _T], structures: Structures) ->
     except ValueError as error:
         for system in structures if len(structures) > 1 else ():
             _naming_sid(function, system)
-        raise ValueError(f"sid {structures.sid[0]}: {error}") from None
+        raise ValueError(f"sid {structures.sid[0]}: {getattr(error, 'reason', error)}") from None
 
 
 def _check(batch: Structures) -> None:

@@ -125,6 +125,8 @@ class TrainingConfig(Settings):
     """Of the optimiser."""
     gradient_clip: Positive | None = 5.0
     """Largest norm of the gradient; null does not clip."""
+    compile: bool = False
+    """Whether the model is compiled (`torch.compile`), about a minute before the first step."""
     accumulate: Count = 1
     """Batches whose gradients are averaged for one step."""
     ema_decay: Inside | None = None
