@@ -157,7 +157,7 @@ def gradients_of(
 ) -> tuple[Tensor, ...]:
     """Gradients of ``run(*tensors, *others)`` by autograd, differentiable where that is on."""
     higher = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with torch.enable_grad(), without_autocast(grad):
         # Aliases: where one input was computed from another, that way is not for this function.
         tensors = tuple(
             x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors
