@@ -42,6 +42,13 @@ class AtomEmbedding(nn.Module):
         return out
 
 
+def check_elements(atomic_numbers: Tensor) -> None:
+    """Refuse atomic numbers that are not 1 to 118; graphs do not look."""
+    wrong = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
+    if not torch.compiler.is_compiling() and bool(wrong.any()):
+        raise ValueError(f"atomic_numbers hold {int(atomic_numbers[wrong][0])}, expected 1 to 118")
+
+
 def _check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
     check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[0])
     check_index("tags", tags, atomic_numbers.shape[0])
