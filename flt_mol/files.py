@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, found beside the package or in the wheel, in order."""
+"""Files: written completely or not at all; shipped folders; natural order of names."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class Structures:
 
 
 def relaxed_displacement(structures: Structures) -> Tensor:
-    """How far each atom moves, r_relaxed − r by its shortest periodic image; 0 for fixed atoms.
+    """Displacement of each atom, r_relaxed − r by its shortest periodic image; 0 for fixed atoms.
 
     Returns (N, 3), Å. `positions_relaxed` may be wrapped into another cell.
 

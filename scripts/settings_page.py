@@ -1,4 +1,4 @@
-"""The page of all settings of a run, out of their classes: docs/settings.md."""
+"""The page of all settings of a run, from their classes: docs/settings.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = """\
 
 Every key of `flt-mol train`, with its default: in a run's yaml file, nested by its dots, or on the
 command line as `KEY=VALUE`. Runs in `configs/` and models in `models/` set some of them;
-`flt-mol train NAME --print-config` shows what a run ends up with. [How to use them](train.md).
+`flt-mol train NAME --print-config` prints all settings of a run. [How to use them](train.md).
 
 This page is generated: `python scripts/settings_page.py > docs/settings.md`.
 """
@@ -37,8 +37,8 @@ def table(prefix: str, schema: type[Settings]) -> str:
     for name, field in schema.model_fields.items():
         default = getattr(defaults, name)
         shown = f"`{json.dumps(default)}`" if not isinstance(default, Settings) else "below"
-        told = " ".join((field.description or "").split()).replace("|", r"\|")
-        lines.append(f"| `{prefix}{name}` | {shown} | {told} |")
+        text = " ".join((field.description or "").split()).replace("|", r"\|")
+        lines.append(f"| `{prefix}{name}` | {shown} | {text} |")
     return "\n".join(lines)
 
 

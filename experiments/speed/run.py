@@ -226,7 +226,7 @@ def _steps_table(records: list[dict[str, Any]]) -> str:
                 f"{last['bytes'][name] / 1e6:,.0f}",
             ]
         )
-    return markdown_table(["model", "s a step", "atoms/s", "MB at once"], rows)
+    return markdown_table(["model", "s / step", "atoms/s", "peak MB"], rows)
 
 
 def _system_table(records: list[dict[str, Any]]) -> str:

@@ -31,7 +31,7 @@ for group in (training, evaluation, prediction):
 app.add_typer(
     submission.app, name="submission", help="Make or check a file for OC20's leaderboard."
 )
-app.add_typer(data.app, name="data", help="Inspect, convert, split, get and verify data sets.")
+app.add_typer(data.app, name="data", help="Inspect, convert, split, download and verify data sets.")
 
 
 def _show_version(wanted: bool) -> None:
@@ -105,7 +105,7 @@ def _explained(error: BaseException) -> tuple[str, int] | None:
         where = f" (see {context.command_path} --help)" if context else ""
         return f"error: {error.format_message()}{where}", 2  # type: ignore[attr-defined]
     if isinstance(error, ModuleNotFoundError) and not (error.name or "flt_mol").startswith("flt_"):
-        return f"error: {error.name} is not installed: pip install '.[train]' brings it", 2
+        return f"error: {error.name} is not installed: pip install '.[train]'", 2
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "error: not enough memory; try a smaller batch size", 2
     if isinstance(error, ValueError | OSError):

@@ -13,10 +13,10 @@ import typer
 
 CHECKPOINT = "A .ckpt or .safetensors file, the folder of a run or an export, or a shipped model."
 Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT)]
-BatchSize = Annotated[int, typer.Option(min=1, help="Systems per step.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Systems per batch.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Skip invalid records instead of refusing them.")
+    bool, typer.Option("--skip-bad", help="Skip and count invalid records instead of stopping.")
 ]
 _STDOUT: Any = object()
 

@@ -20,7 +20,7 @@ _SHOWN = 20  # skipped records
 
 Source = Annotated[str, typer.Argument(help="File or folder of records, or a data set's name.")]
 Split = Annotated[str | None, typer.Option("--split", help="Split, when SOURCE is a data set.")]
-Splits = Annotated[list[str] | None, typer.Option("--split", help="May be repeated; else all.")]
+Splits = Annotated[list[str] | None, typer.Option("--split", help="Repeatable (default: all).")]
 Energy = Annotated[
     str, typer.Option(metavar="KEY", help="Name of the target, eV; 'calculator' for ASE's own.")
 ]
@@ -34,11 +34,11 @@ References = Annotated[
 ]
 Shares = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=SHARE...", help="Fractions, or numbers; one may be 'rest'."),
+    typer.Option(metavar="NAME=SHARE...", help="Fractions, or counts; one may be 'rest'."),
 ]
 GroupBy = Annotated[
     str | None,
-    typer.Option(metavar="FIELD", help="Keep together what has the same FIELD, or slab, …."),
+    typer.Option(metavar="FIELD", help="Keep systems of the same FIELD (or slab, …) together."),
 ]
 
 
@@ -46,13 +46,13 @@ GroupBy = Annotated[
 def inspect(
     source: Source,
     split: Split = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON, with a count.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Look at N records, spread evenly.")
+        int | None, typer.Option(min=1, metavar="N", help="Read only N records, evenly spaced.")
     ] = None,
     energy: Energy = "y_relaxed",
 ) -> None:
-    """What a file or folder of records holds."""
+    """Show what a file or folder of records holds."""
     from flt_mol.data import inspection
     from flt_mol.data.recipes import open_source
 
@@ -73,7 +73,7 @@ def inspect(
 @app.command()
 def convert(
     source: Source,
-    output: Annotated[Path, typer.Argument(help="File; its suffix says what is written.")],
+    output: Annotated[Path, typer.Argument(help="File to write; its suffix sets the format.")],
     split: Split = None,
     forces: Forces = False,
     overwrite: Annotated[
@@ -83,9 +83,9 @@ def convert(
     energy: Energy = "y_relaxed",
     skip_bad: SkipBad = False,
 ) -> None:
-    """Records to a flat file (.safetensors), .aselmdb or .extxyz.
+    """Convert records to a flat file (.safetensors), .aselmdb or .extxyz.
 
-    What was written is compared with its source. Stored graphs are not kept.
+    The written file is compared with its source. Stored graphs are not kept.
     """
     from flt_mol.data import convert as convert_data
     from flt_mol.data import from_trajectories
@@ -114,16 +114,16 @@ def convert(
 @app.command(cls=Variadic)
 def split(
     source: Source,
-    output: Annotated[Path, typer.Argument(help="Folder, new or empty.")],
+    output: Annotated[Path, typer.Argument(help="New or empty folder.")],
     part: Split = None,
     shares: Shares = None,
-    seed: Annotated[int, typer.Option(help="Of the random draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random split.")] = 0,
     group_by: GroupBy = None,
     forces: Forces = False,
     energy: Energy = "y_relaxed",
     skip_bad: SkipBad = False,
 ) -> None:
-    """Divide records at random into files in a new folder, which `flt-mol train` takes."""
+    """Split records at random into files in a new folder, for `flt-mol train data.name=FOLDER`."""
     from flt_mol.data import split as split_data
 
     wanted = [_share(text) for text in shares or ("train=0.8", "val_id=0.1", "test=0.1")]
@@ -144,29 +144,29 @@ def split(
 
 @app.command()
 def download(
-    name: Annotated[str, typer.Argument(help="Of a data set, e.g. oc20-is2re.")],
+    name: Annotated[str, typer.Argument(help="Name of a data set, e.g. oc20-is2re.")],
     splits: Splits = None,
-    to: Annotated[Path | None, typer.Option(help="Default: $FLT_MOL_DATA/NAME.")] = None,
-    mirror: Annotated[str | None, typer.Option(metavar="URL", help="Another server.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Folder (default: $FLT_MOL_DATA/NAME).")] = None,
+    mirror: Annotated[str | None, typer.Option(metavar="URL", help="Other server.")] = None,
     remove_archive: Annotated[
-        bool, typer.Option("--remove-archive", help="Once all is unpacked.")
+        bool, typer.Option("--remove-archive", help="Delete the archive after unpacking.")
     ] = False,
 ) -> None:
-    """Get a published data set: fetch, check and unpack the splits; resumes where it stopped."""
+    """Download, check and unpack a published data set; an interrupted download resumes."""
     from flt_mol.data.remote import download as fetch
 
     with progress_bars(lines=True) as progress:
         options: Any = {"keep_archive": not remove_archive, "base_url": mirror}
         result = fetch(name, splits, to=to, progress=progress, **options)
     for split, file in result.files.items():
-        say(f"{split}: {'unpacked' if split in result.unpacked else 'was there'}, {file}")
+        say(f"{split}: {'unpacked' if split in result.unpacked else 'was present'}, {file}")
     if to is not None:
         say(f"to use it by its name: export FLT_MOL_DATA={result.folder}")
 
 
 @app.command()
 def verify(
-    name: Annotated[str, typer.Argument(help="Of a data set, or a folder with dataset.yaml.")],
+    name: Annotated[str, typer.Argument(help="Name of a data set, or a folder with dataset.yaml.")],
     splits: Splits = None,
 ) -> None:
     """Compare a data set's files with its recipe: bytes, hash, count."""
@@ -180,7 +180,7 @@ def verify(
     for row in rows:
         say(f"{row.split:<{width}}  {row.status}{f': {row.message}' if row.message else ''}")
     if wrong := [row for row in rows if not row.ok]:
-        text = f"{len(wrong)} of {len(rows)} splits are not as they should be"
+        text = f"{len(wrong)} of {len(rows)} splits do not agree with the recipe"
         missing = [row.split for row in wrong if row.status == "missing"]
         raise ValueError(f"{text}; {found.how_to_get(missing)}" if missing else text)
 
@@ -188,7 +188,7 @@ def verify(
 def _share(text: str) -> tuple[str, float | int | None]:
     name, _, share = text.partition("=")
     if not name or not re.fullmatch(r"rest|\d+|\d*\.\d+(e-?\d+)?", share):
-        raise ValueError(f"--shares: '{text}' is not NAME=SHARE, as train=0.8, 1000 or rest")
+        raise ValueError(f"--shares: '{text}' is not NAME=SHARE, such as train=0.8, 1000 or rest")
     return name, None if share == "rest" else int(share) if share.isdigit() else float(share)
 
 

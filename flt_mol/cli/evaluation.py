@@ -19,18 +19,18 @@ Predictions = Annotated[
     typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv or .json of sid, energy."),
 ]
 Targets = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Of --predictions, if not their column target.")
+    Path | None, typer.Option(metavar="FILE", help="Targets (default: column of --predictions).")
 ]
 Data = Annotated[
     str | None, typer.Option(help="Data set, file or folder of records (default: as in training).")
 ]
-Split = Annotated[list[str] | None, typer.Option(help="May be repeated (default: all val).")]
-HeldOut = Annotated[bool, typer.Option("--held-out", help="Only what training held out, by sid.")]
+Split = Annotated[list[str] | None, typer.Option(help="Repeatable (default: validation).")]
+HeldOut = Annotated[bool, typer.Option("--held-out", help="Only systems held out of training.")]
 Energy = Annotated[
     str | None, typer.Option(metavar="KEY", help="Name of the target (default: as in training).")
 ]
 Output = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Of results (default: the run's evaluation).")
+    Path | None, typer.Option(metavar="FOLDER", help="Default: evaluation/ in the run's folder.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
@@ -52,7 +52,7 @@ def evaluate(
     device: console.Device = "cpu",
     skip_bad: console.SkipBad = False,
 ) -> None:
-    """Errors of a checkpoint, or of predictions in a file, on each split.
+    """Evaluate a checkpoint, or predictions in a file, on each split.
 
     Energy MAE, EwT (error below 0.02 eV), RMSE and median error with bootstrap intervals. Writes
     results.json, predictions.csv, parity.png and report.html.

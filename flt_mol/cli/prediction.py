@@ -24,14 +24,14 @@ app = typer.Typer()
 
 _SHOWN = 8  # kinds of tagged structures
 
-Files = Annotated[list[Path], typer.Argument(help="Of structures: LMDB, and all that ASE reads.")]
+Files = Annotated[list[Path], typer.Argument(help="Files of structures: LMDB, or a format of ASE.")]
 Output = Annotated[
     Path | None,
     typer.Option(
         "--output",
         "-o",
         metavar="FILE",
-        help=".csv, .json, or .extxyz with the structures; replaced (default: print energies).",
+        help=".csv, .json, or .extxyz with the structures; overwritten (default: print).",
     ),
 ]
 Ensemble = Annotated[
@@ -43,7 +43,7 @@ TagSlab = Annotated[
 ]
 Adsorbate = Annotated[
     str | None,
-    typer.Option(metavar="WHAT", help="A formula, atoms from 0 on (12,13), or none; else guessed."),
+    typer.Option(metavar="WHAT", help="Formula, indices from 0 (12,13), or none (default: guess)."),
 ]
 Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the model first: for many structures.")
@@ -68,7 +68,7 @@ def predict(
     skip_bad: console.SkipBad = False,
     compiled: Compile = False,
 ) -> None:
-    """Energies (eV) of all structures in files."""
+    """Predict energies (eV) of all structures in files."""
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
@@ -77,7 +77,7 @@ def predict(
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
     if not tag_slab and (adsorbate is not None or surface is not None):
-        raise ValueError("--adsorbate and --surface say how to tag: give --tag-slab, too")
+        raise ValueError("--adsorbate and --surface need --tag-slab")
     several = [checkpoint, *(ensemble or ())]
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)

@@ -33,7 +33,7 @@ def make(
     data: Data = None,
     ids: Ids = None,
 ) -> None:
-    """Four splits' energies in the .npz that the leaderboard takes."""
+    """Write the .npz for the leaderboard from the energies of four splits."""
     from flt_mol.evaluation.submission import check_submission, energy_lines, write_submission
     from flt_mol.evaluation.tables import read_energies
 
@@ -49,7 +49,7 @@ def make(
 def check(
     file: Annotated[Path, typer.Argument(help="The .npz.")], data: Data = None, ids: Ids = None
 ) -> None:
-    """Whether a .npz is complete and valid."""
+    """Check whether a .npz is complete and valid."""
     from flt_mol.evaluation.submission import check_submission, energy_lines
 
     say("\n".join(energy_lines(check_submission(file, _expected(data, ids)))))

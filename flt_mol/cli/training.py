@@ -23,15 +23,15 @@ def train(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. training.epochs=5.")
     ] = None,
     finetune: Annotated[
-        str | None, typer.Option(metavar="CHECKPOINT", help="Start from its weights.")
+        str | None, typer.Option(metavar="CHECKPOINT", help="Start from these weights.")
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings as yaml, and train nothing.")
+        bool, typer.Option("--print-config", help="Print all settings as yaml, without training.")
     ] = False,
 ) -> None:
     """Train the model of a run; writes checkpoints, logs and plots.
 
-    docs/settings.md says what each setting is.
+    docs/settings.md describes each setting.
     """
     with _terminable():
         from rich.console import Console
@@ -55,7 +55,7 @@ def train(
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM raises SystemExit, with the status that it has by custom."""
+    """SIGTERM raises SystemExit, with the conventional exit status."""
     owner = os.getpid()
 
     def stop(number: int, frame: Any) -> None:
@@ -76,9 +76,9 @@ def _terminable() -> Iterator[None]:
 @app.command()
 def export(
     checkpoint: Checkpoint,
-    folder: Annotated[Path, typer.Argument(help="Made if missing; a README.md in it is kept.")],
+    folder: Annotated[Path, typer.Argument(help="Folder; an existing README.md is kept.")],
 ) -> None:
-    """A checkpoint as a folder in Hugging Face's layout, which evaluate and predict read."""
+    """Export a checkpoint as a folder in Hugging Face's layout, for evaluate and predict."""
     from flt_mol.models.export import export_checkpoint
 
     check_output(folder, "FOLDER")

@@ -143,7 +143,7 @@ def _fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
 
 
 class AseDataset(StructuresDataset):
-    """All frames of a file that ASE reads, kept in memory; invalid ones are found at once.
+    """All frames of a file that ASE reads, kept in memory; invalid frames are found immediately.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
     several. Further fields are those of :func:`atoms_record`.
@@ -215,7 +215,7 @@ def _rows(path: Path, kind: str) -> Iterator[Any]:
         with closing(sqlite3.connect(where, uri=True)) as connection:
             tables = "SELECT name FROM sqlite_master WHERE name = 'systems'"
             if not connection.execute(tables).fetchall():
-                raise ValueError("it is an SQLite database, but none of ASE (no table systems)")
+                raise ValueError("it is an SQLite database, but none of ASE's (no table systems)")
     with ase.db.connect(str(path), type=kind, serial=True, use_lock_file=False) as database:
         for row in database.select():
             yield row.toatoms(add_additional_information=True)
@@ -244,7 +244,7 @@ def _format_of(path: Path) -> str:
         kind = str(filetype(str(path)))
     if kind not in ioformats:
         raise ValueError(
-            f"{path} is of unknown format (it begins with {head[:8]!r}); read are LMDB files, and "
+            f"{path}: unknown format (it begins with {head[:8]!r}); supported are LMDB files, and "
             "what ASE reads (traj, extxyz, cif, POSCAR, …) under its usual suffix"
         )
     return kind

@@ -39,7 +39,7 @@ _SCHEMA = ("sid", "natoms", "atomic_numbers", "pos", "cell", "pbc", "tags", "fix
 
 @dataclass(frozen=True)
 class ConvertResult:
-    """What a conversion did.
+    """Result of a conversion.
 
     Args:
         output: the file.
@@ -47,7 +47,7 @@ class ConvertResult:
         bytes: its size.
         skipped: those of the source.
         left_out: names of stored fields of the first record that the file does not hold.
-        seconds: that it took.
+        seconds: duration.
     """
 
     output: Path
@@ -77,12 +77,12 @@ def convert(
     `open_dataset(output)` gives the same `Structures` in the same order: bit for bit, but for
     positions in .extxyz, which have eight decimals. Targets that `source` reads under other names
     are stored under OC20's; further plain values are kept; graphs, large further arrays, and forces
-    unless asked for, are not. The file has its name only when it is whole and was compared.
+    unless asked for, are not. The file gets its name when it is complete and compared.
 
     Args:
         source: the records.
         output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
-            says of which kind.
+            sets the format.
         indices: which systems, in which order; None for all.
         forces: keep forces (not in .extxyz).
         overwrite: replace an output that exists.
@@ -90,8 +90,8 @@ def convert(
             when it is compared.
 
     Raises:
-        ValueError: an invalid record, or one that this kind of file cannot hold, naming it and the
-            field; an output that exists or is of no such kind.
+        ValueError: an invalid record, or one that this format cannot hold, naming it and the
+            field; an output that exists or has another suffix.
         OSError: a full disk.
     """
     begun, output = time.perf_counter(), Path(output)
@@ -153,7 +153,7 @@ def _check_output(output: Path, *, forces: bool, overwrite: bool) -> None:
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
     if forces and output.suffix.lower() == ".extxyz":
-        raise ValueError(f"{output}: .extxyz does not hold forces; choose another kind of file")
+        raise ValueError(f"{output}: .extxyz does not hold forces; choose another format")
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
         raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
 
@@ -263,7 +263,7 @@ def _compare(
         warnings.simplefilter("ignore")  # of defaults that the source took, too
         back, first = open_dataset(written), 0
         if len(back) != len(indices):
-            raise ValueError(f"{len(indices)} systems were written, and {len(back)} are read")
+            raise ValueError(f"{len(indices)} systems were written, but {len(back)} are read")
         for rows, expected in readable_batches(source, indices):
             batches = readable_batches(back, range(first, first + len(rows)))
             found = Structures.cat([batch for _, batch in batches])
@@ -271,7 +271,7 @@ def _compare(
                 a, b = getattr(expected, field), getattr(found, field)
                 if not _same(a, b, near if field.startswith("positions") else 0.0):
                     raise ValueError(
-                        f"{source.where(rows[0])} and following: {field} does not come back from "
+                        f"{source.where(rows[0])} and following: {field} is not preserved by "
                         f"{written.suffix}; choose another kind of file"
                     )
             first += len(rows)

@@ -137,7 +137,7 @@ class StructuresDataset(Dataset[Structures]):
         return np.array(counts, dtype=np.int64)
 
     def read_through(self) -> None:
-        """Read every system once, so that work does not begin where ValueError would end it."""
+        """Read every system once, so that invalid records raise ValueError before work begins."""
         if self.options.on_error == "raise":
             for rows in self._chunks():
                 self._batch(rows)
@@ -157,7 +157,7 @@ class StructuresDataset(Dataset[Structures]):
             f"evaluate need them, predict does not; stored are: {', '.join(numbers) or 'none'}"
         )
         if "calculator" in numbers:
-            text += '; energy="calculator" takes total energies, which are no adsorption energies'
+            text += '; energy="calculator" takes total energies, which are not adsorption energies'
         return text if found else None
 
     def _rows_of(self, indices: Sequence[int]) -> list[int]:

@@ -37,7 +37,7 @@ def decode(
     default_sid: Callable[[int], int | str] = lambda i: i,
     notes: dict[str, str] | None = None,
 ) -> Structures:
-    """Records as one batch, all at once; one by one only to name the one that cannot be read.
+    """Records as one batch; one by one only to name the record that is invalid.
 
     Numbers may come as tensors, arrays or lists of any dtype, and in shapes that differ by axes of
     length one. Used fields: pos and pos_relaxed (N, 3) Å, atomic_numbers, tags, fixed (N,), cell
@@ -99,7 +99,7 @@ def _decode(
     names = () if options.ignore_energy else _targets(records, options)
     for name in names:
         if 0 < sum(record.get(name) is not None for record in records) < len(records):
-            raise ValueError(f"{name} is missing of some")
+            raise ValueError(f"{name} is missing in some records")
     ptr = np.concatenate([[0], np.cumsum(natoms)])
     positions = _vectors(records, "pos", natoms)
     if positions is None:
@@ -167,7 +167,7 @@ def _array(value: Any, field: str) -> NDArray[Any]:
 def _count(record: Record, notes: dict[str, str]) -> int:
     """Atoms of a record; a stored natoms must agree, and batch of PyG be of one graph."""
     if not all(isinstance(name, str) for name in record):
-        raise ValueError("names of fields are not all text (of several records give a list)")
+        raise ValueError("names of fields are not all text (pass several records as a list)")
     numbers, natoms = record.get("atomic_numbers"), record.get("natoms")
     if numbers is None:
         fields = ", ".join(record) or "none"
@@ -312,7 +312,7 @@ def _targets(records: Sequence[Record], options: ReadOptions) -> tuple[str, ...]
             stored = [n for n in record if record[n] is not None and n not in GRAPH_FIELDS]
             near = get_close_matches(missing[0], stored, n=20, cutoff=0)
             raise ValueError(
-                f"{missing[0]} is missing, the target that was asked for; stored are: "
+                f"{missing[0]} is missing, the target that was requested; stored are: "
                 f"{', '.join(near) or 'none'} (options energy, energy_initial, positions_relaxed)"
             )
     return names

@@ -76,7 +76,7 @@ def write_flat(
     path: str | Path,
     metadata: Mapping[str, str] | None = None,
 ) -> int:
-    """Write systems to a flat file, which has its name only when it is whole.
+    """Write systems to a flat file, which gets its name when it is complete.
 
     Args:
         batches: of any sizes, alone or with their forces (N, 3), eV/Å, NaN where unknown.
@@ -249,7 +249,7 @@ class FlatDataset(StructuresDataset):
             if "sid" not in self._tensors and not isinstance(info.get("sid"), int | str):
                 raise ValueError("no sid")
         except (ValueError, RecursionError) as error:
-            text = f"info is not the JSON that it should be: damaged ({error})"
+            text = f"info is not valid JSON: damaged ({error})"
             raise ValueError(f"{self._where(row)}: {text}") from None
         return info
 

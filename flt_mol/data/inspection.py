@@ -28,7 +28,7 @@ def inspect(
     limit: int | None = None,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> dict[str, Any]:
-    """Everything worth knowing about a data set, as plain values that JSON can hold.
+    """A summary of a data set, as plain values for JSON.
 
     Invalid records are listed, not raised.
 
@@ -154,7 +154,7 @@ def render(summary: Mapping[str, Any]) -> str:
     for name, count in summary["missing"].items():
         lines.append(f"  field {name:<18} missing in {count} records")
     far = [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]]
-    far_title = f"energies beyond {_LARGEST_ENERGY:g} eV, total energies perhaps"
+    far_title = f"energies beyond {_LARGEST_ENERGY:g} eV, perhaps total energies"
     for title, name, items in (
         ("repeated sids", "repeated_sids", summary["repeated_sids"]),
         (far_title, "outliers", far),

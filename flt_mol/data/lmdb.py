@@ -18,7 +18,7 @@ import numpy as np
 from flt_mol.data.ase import row_record
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.pyg import fields_of
-from flt_mol.data.schema import ReadOptions, Record
+from flt_mol.data.schema import ReadOptions, Record, decoded
 from flt_mol.data.unpickle import inflated, unpickle
 from flt_mol.files import readable, temporary_path
 
@@ -186,9 +186,9 @@ class LmdbDataset(StructuresDataset):
                 f"no records in {self.path}: keys are whole numbers; found: {every[:3]}"
             )
         try:
-            announced = len(keys) if length is None else int(_value(length))
-        except (ValueError, TypeError):
-            announced = -1
+            announced: Any = len(keys) if length is None else int(decoded(_value(length)))
+        except (ValueError, TypeError, OverflowError):
+            announced = "not a number"
         if announced != len(keys):
             text = f"its length is {announced}, but {len(keys)} records are stored and read"
             self.notes.add({f"length {self.file}": f"{self.file.name}: {text}"})
@@ -220,7 +220,7 @@ def _array(content: dict[str, Any]) -> Any:
 
 
 def write_lmdb(path: str | Path, items: Iterable[tuple[bytes, bytes]]) -> None:
-    """Write keys and values into one LMDB file, which has its name only when it is whole.
+    """Write keys and values into one LMDB file, which gets its name when it is complete.
 
     The same bytes for the same records; memory stays small.
 

@@ -42,7 +42,7 @@ class BatchSampler(Sampler[list[int]]):
     """Batches whose sizes sum up to no more than `limit`, each epoch in another order.
 
     Every epoch holds each system once, over all ranks together, and has the same number of batches,
-    the same on every rank. Shuffled systems of different sizes are dealt, the largest first, each
+    the same on every rank. Shuffled systems of different sizes are assigned, largest first, each
     to the smallest batch so far (Graham, SIAM J. Appl. Math. 17, 416 (1969)); else batches are
     consecutive. Iterating again goes to the next epoch, whether or not the last was finished.
 
@@ -156,12 +156,12 @@ class BatchSampler(Sampler[list[int]]):
         raise ValueError(self._uneven())
 
     def _uneven(self) -> str:
-        share = f"{len(self.sizes)} systems cannot be dealt to {self.world_size} ranks"
-        return f"{share} in batches up to {self.limit}, each as many: allow larger batches"
+        share = f"{len(self.sizes)} systems cannot be distributed over {self.world_size} ranks"
+        return f"{share} equally, in batches up to {self.limit}: allow larger batches"
 
 
 class Loader(DataLoader[Structures]):
-    """What :func:`make_loader` gives: torch's DataLoader, which knows where in which epoch it is.
+    """torch's DataLoader with a state within the epoch, as :func:`make_loader` returns it.
 
     Each iteration is an epoch: the next one after the last, finished or not, or the one that
     :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs.
@@ -208,7 +208,7 @@ class Loader(DataLoader[Structures]):
         """
         sampler = self.batch_sampler
         if state.get("batches") != sampler.digest() or not 0 <= state["position"] < len(sampler):
-            raise ValueError(f"the saved state {dict(state)} is of a loader with other batches")
+            raise ValueError(f"the saved state {dict(state)} is of a loader with different batches")
         sampler.epoch, sampler.position, self._next = state["epoch"], state["position"], None
 
 
@@ -399,7 +399,7 @@ def _refuse(systems: Iterable[Structures], field: str) -> None:
 def trained_on(
     statistics: TargetStatistics, before: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """What a model remembers of its training systems, and of those `before`: numbers by name."""
+    """Statistics of training systems, and of those `before`, that a model keeps, by name."""
     return {
         "systems": statistics.energies.count,
         "energy_median": statistics.median,

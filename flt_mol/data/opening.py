@@ -40,7 +40,7 @@ def open_dataset(
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
-    Read are: an LMDB file of OC20 records (pickles) or of ASE's rows (`.aselmdb`), known by its
+    Supported: an LMDB file of OC20 records (pickles) or of ASE's rows (`.aselmdb`), known by its
     contents under any name; LMDB's folder form (`data.mdb` inside); flat files
     (`.safetensors`); files of `torch.save` or `pickle.dump` with PyG objects; any file that ASE
     reads, with all its frames; a folder of LMDB or flat files, else of files that ASE reads, in
@@ -50,7 +50,7 @@ def open_dataset(
     Args:
         source: path of a file or folder (text or any `os.PathLike`), or objects in memory.
         require_energy: systems without the target are errors.
-        ignore_energy: targets and relaxed positions are not read, so that invalid ones do no harm.
+        ignore_energy: targets and relaxed positions are not read, so invalid ones do not matter.
         on_error: "raise": an invalid record raises ValueError when it is read. "skip": all records
             are read once now, the invalid ones skipped and listed in `dataset.skipped`.
         energy: name under which the target is stored, eV: a field, a name in ASE's `info`,
@@ -60,14 +60,14 @@ def open_dataset(
         check: called with the systems that are read, one or many; what it raises ValueError for is
             an invalid record. Picklable, where other processes read.
         layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
-            :func:`flt_mol.data.tag_slab` to set them, in place of being refused or warned of.
+            :func:`flt_mol.data.tag_slab` to set them, instead of an error or a warning.
 
     Raises:
         ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
             data set of several splits; no records; with require_energy, no targets.
 
     Warns:
-        UserWarning: defaults taken for missing fields, files passed over; each kind once.
+        UserWarning: defaults taken for missing fields, files ignored; each kind once.
     """
     options = ReadOptions(
         require_energy,
@@ -139,7 +139,7 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
         raise ValueError(f"no *.lmdb was found in {path}, which holds {shown or 'nothing: empty'}")
     notes = Notes(str(path))
     if others:
-        notes.add({"others": f"passed over, as they are not {kind}: {shown}"})
+        notes.add({"others": f"ignored, as they are not {kind}: {shown}"})
 
     return JoinedDataset(path, files, _open_file, options, notes=notes)
 
@@ -151,7 +151,7 @@ def _is_shard(entry: Path) -> bool:
 
 
 class MemoryDataset(StructuresDataset):
-    """Systems out of objects in memory: of one, or of several; kinds as in :func:`open_dataset`.
+    """Systems from one or several objects in memory; kinds as in :func:`open_dataset`.
 
     Args:
         source: the objects.

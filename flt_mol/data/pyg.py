@@ -54,7 +54,7 @@ def fields_of(data: Any) -> Mapping[str, Any] | None:
     if not isinstance(state, dict):
         return None
     if "_node_store_dict" in state:
-        raise ValueError("it has several kinds of nodes; give Data with one node an atom")
+        raise ValueError("it has several kinds of nodes; give Data with one node per atom")
     store = state.get("_store")
     if store is not None:
         mapping = getattr(store, "__dict__", {}).get("_mapping")
@@ -75,7 +75,7 @@ def pyg_records(data: Any, notes: dict[str, str] | None = None) -> list[Mapping[
     if kept.get("atomic_numbers") is None and kept.get("z") is not None:
         kept["atomic_numbers"] = kept.pop("z")
         if notes is not None:
-            notes["z"] = "no atomic_numbers (z is taken for them)"
+            notes["z"] = "no atomic_numbers (z is used)"
     # What batching noted down; 2.x keeps it beside the fields.
     about = {**vars(data), **getattr(vars(data).get("_store"), "__dict__", {})}
     ptr = _ptr(fields, about)

@@ -146,7 +146,7 @@ def names() -> list[str]:
 
 
 def recipe(name_or_folder: Recipe | str | Path) -> Recipe:
-    """The data set of that name, or the one described in a folder (or `dataset.yaml`) of one's own.
+    """The data set of that name, or the one described in your own folder (or `dataset.yaml`).
 
     A known name wins over a folder of the same name in the working directory. In names, dashes
     and underscores are the same. A recipe is returned as it is.

@@ -34,7 +34,7 @@ _TIMEOUT = 60.0  # seconds without a byte
 
 @dataclass(frozen=True)
 class DownloadResult:
-    """What a download has done.
+    """Result of a download.
 
     Args:
         folder: where the data set is.
@@ -58,10 +58,10 @@ def download(
     attempts: int = 6,
     progress: Progress | None = None,
 ) -> DownloadResult:
-    """Get splits of a published data set; what is there and right stays as it is.
+    """Download splits of a published data set; files that are present and correct are kept.
 
-    Stopped or killed at any moment and started again, it resumes. An archive that was fetched by
-    hand is used if it is in the folder. A split's file in the folder that is not right is replaced.
+    A download that was stopped or killed resumes when started again. An archive that was fetched by
+    hand is used if it is in the folder. A damaged file of a split is replaced.
 
     Args:
         name_or_folder: a data set whose `dataset.yaml` names an `archive`.
@@ -71,11 +71,11 @@ def download(
         keep_archive: whether the archive stays in the folder when all is done.
         base_url: of a mirror: the folder that has the archive.
         wait: seconds until a lost connection is tried again, doubled each time.
-        attempts: without a new byte, until it is given up.
+        attempts: without a new byte, before giving up.
         progress: called with a label, bytes done and bytes in all.
 
     Raises:
-        ValueError: a data set without archive, unknown splits; too little room; a folder in which
+        ValueError: a data set without archive, unknown splits; too little space; a folder in which
             another download runs; an archive that cannot be fetched or is damaged.
         OSError: a folder that cannot be written.
     """
@@ -130,7 +130,7 @@ def _archive(found: Recipe, folder: Path, base_url: str | None) -> tuple[str, _E
 def _member(found: Recipe, split: str, folder: Path) -> _Expected:
     name, expected = PurePosixPath(found.relative(split).as_posix()), found.expected(split)
     if name.is_absolute() or ".." in name.parts:
-        raise ValueError(f"split {split}: {name} is outside of the data set's folder")
+        raise ValueError(f"split {split}: {name} is outside the data set's folder")
     if "bytes" not in expected or "md5" not in expected:
         raise ValueError(f"split {split}: {found.folder / 'dataset.yaml'} lacks bytes or md5")
     return _Expected(str(name), folder / name, expected["bytes"], expected["md5"])
@@ -237,7 +237,7 @@ def _write(source: IO[bytes] | None, to: _Expected, report: Progress) -> None:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found of one split.
+    """Result of verifying one split.
 
     Args:
         split: its name.
@@ -253,7 +253,7 @@ class Verified:
 
     @property
     def ok(self) -> bool:
-        """Whether all is as it should be."""
+        """Whether everything agrees with the recipe."""
         return self.status == "ok"
 
 

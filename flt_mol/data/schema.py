@@ -1,4 +1,4 @@
-"""Records of the OC20 schema by stored names: values, options of reading, energies far off."""
+"""Records of the OC20 schema by stored names: values, options of reading, outlying energies."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
         else:
             array = np.asarray(value)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"is ragged, or no array of numbers ({error})") from None
+        raise ValueError(f"is ragged, or not an array of numbers ({error})") from None
     if array.dtype.kind not in "biuf":
         raise ValueError(f"holds {array.dtype}, expected numbers")
     return array
@@ -105,7 +105,7 @@ def _refuse_endless(value: Sequence[Any]) -> None:
         item = rest.pop()
         count += len(item)
         if count > _LIST_SIZE:
-            raise ValueError("holds lists without end; store an array")
+            raise ValueError("holds lists that contain themselves; store an array")
         rest += [inner for inner in item if isinstance(inner, list | tuple)]
 
 
@@ -152,7 +152,7 @@ def far_off_message(
         return None
     named = ", ".join(f"sid {sid[i]}: {energies[i]:.6g} eV" for i in far[:3])
     return (
-        f"split '{split}': {len(far)} of {len(energies)} energies are far off the others "
-        f"({named}; median {np.median(energies):.6g} eV), as total energies among adsorption "
-        f"energies are. They set the scale of {what}: correct or remove them"
+        f"split '{split}': {len(far)} of {len(energies)} energies are far from the others "
+        f"({named}; median {np.median(energies):.6g} eV), like total energies among adsorption "
+        f"energies. They set the scale of {what}: correct or remove them"
     )

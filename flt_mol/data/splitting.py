@@ -33,7 +33,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class SplitResult:
-    """What splitting did.
+    """Result of a split.
 
     Args:
         folder: with the files and `dataset.yaml`.
@@ -59,8 +59,8 @@ def split(
     """Put every system of `source` into one of several flat files, at random.
 
     The files and a `dataset.yaml` come into a new folder, which is a data set that
-    :func:`flt_mol.data.recipes.recipe` opens and `flt-mol train` takes. The folder is there when
-    all is complete. Which system goes where depends on the number of systems, the groups, the
+    :func:`flt_mol.data.recipes.recipe` opens and `flt-mol train` takes. The folder appears
+    when it is complete. Which system goes where depends on the number of systems, the groups, the
     shares and the seed, and on nothing else; inside a file they keep their order.
 
     Args:
@@ -76,7 +76,7 @@ def split(
         progress: called with records done and all.
 
     Raises:
-        ValueError: shares that are not shares or do not sum up, a split that would be empty, a
+        ValueError: invalid shares, a split that would be empty, a
             record without the field `group_by`, a folder that is not empty; and all that
             :func:`flt_mol.data.conversion.convert` raises.
     """
@@ -156,7 +156,7 @@ def _assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict
         if not indices:
             raise ValueError(
                 f"split {name} gets none of {len(groups)} systems in {len(members)} groups: take "
-                "other shares, another seed, or group by what has more values"
+                "other shares, another seed, or group by a field of more values"
             )
     return {name: sorted(indices) for name, indices in result.items()}
 

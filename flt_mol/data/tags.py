@@ -45,25 +45,25 @@ def tag_slab(
     the slab may wrap through the boundary of the cell. Give the `surface` that the model was
     trained with:
 
-    - ``"oc20"``: as OC20's makers did it, atoms within 2 Å of the slab's highest atom, and atoms
+    - ``"oc20"``: as in OC20, atoms within 2 Å of the slab's highest atom, and atoms
       of the upper half with fewer neighbours (by Voronoi cells) than in the middle of the slab. Of
       20 systems of OC20's val_id all tags as stored in 16.
     - ``"half"``: the upper half of the layers (gaps of 0.6 Å in height), rounded up, as in
       `emt_adsorption`. Of its 4,851 systems all tags as stored in 4,844.
-    - a number: so many layers from the top.
+    - a number: that many layers from the top.
 
     Args:
-        atoms: the slab with its adsorbate; left as it is.
+        atoms: the slab with its adsorbate; not changed.
         adsorbate: rows of the adsorbate's atoms, or a mask; its formula, such as "CO", where the
             slab has none of its elements; "none" for a clean slab; or None to guess: all H, C, N
             and O, where they lie on one surface only.
         surface: "oc20", "half" or a number of layers.
-        fix: whether `FixAtoms` holds the atoms of tag 0, as in OC20, in place of the constraints
-            there are.
+        fix: whether `FixAtoms` holds the atoms of tag 0, as in OC20, instead of existing
+            constraints.
 
     Raises:
         ValueError: not a slab (no cell, no vacuum, or vacuum along several directions), an
-            adsorbate that is not there or could be several, too few layers.
+            adsorbate that is missing or ambiguous, too few layers.
 
     Example:
         >>> from ase.build import add_adsorbate, fcc111
@@ -125,7 +125,7 @@ def tag_structures(
 
 
 def parse_rule(value: Any, name: str) -> Surface:
-    """A `surface` out of a file or command: oc20, half, or a number of layers.
+    """A `surface` from a file or command: oc20, half, or a number of layers.
 
     Raises:
         ValueError: something else, by its `name`.
@@ -200,8 +200,8 @@ def _slab_frame(atoms: Atoms) -> _Frame:
     if periodic.sum() < 2 or len(empty) != 1:
         found = ", ".join(f"{name} {gap:.1f} Å" for name, gap in zip("abc", width, strict=True))
         raise ValueError(
-            f"is not a slab: a slab has cell and pbc along its surface, and vacuum, {_VACUUM:g} Å "
-            f"at least, along one lattice vector; gaps found: {found}; or use atoms.set_tags"
+            f"is not a slab: a slab has cell and pbc along its surface, and at least {_VACUUM:g} Å "
+            f"of vacuum along one lattice vector; gaps found: {found}; or use atoms.set_tags"
         )
     axis = int(empty[0])
     # Every atom in one cell that begins where the vacuum ends; open directions as they are.
@@ -221,7 +221,7 @@ def _adsorbate_atoms(atoms: Atoms, adsorbate: Adsorbate, frame: _Frame) -> tuple
     if adsorbate is not None and not len(rows):
         return rows, frame
     if adsorbate is not None and len(rows) == len(atoms):
-        raise ValueError("is to be all adsorbate: no slab is left")
+        raise ValueError("would be all adsorbate: no slab remains")
     sides = []
     for side in (frame, replace(frame, height=-frame.height)) if 0 < len(rows) < len(atoms) else ():
         slab = np.delete(side.height, rows)
@@ -248,7 +248,7 @@ def _rows(atoms: Atoms, adsorbate: Adsorbate) -> _Rows:
         return np.unique(np.arange(len(atoms))[given])
     except IndexError as error:
         raise ValueError(
-            f"has atoms 0 to {len(atoms) - 1}; the adsorbate is to have {given.tolist()}: {error}"
+            f"has atoms 0 to {len(atoms) - 1}; the adsorbate is given as {given.tolist()}: {error}"
         ) from None
 
 
@@ -258,7 +258,7 @@ def _of_formula(atoms: Atoms, formula: str) -> _Rows:
     try:
         wanted = Formula(formula).count()
     except (ValueError, KeyError) as error:
-        raise ValueError(f"is to have the adsorbate {formula!r}, not a formula") from error
+        raise ValueError(f"has no adsorbate {formula!r}: not a formula") from error
     symbols = np.array(atoms.get_chemical_symbols())
     there = Counter(symbols.tolist())
     found = ", ".join(f"{there[s]} of {n} {s}" for s, n in wanted.items() if there[s] != n)

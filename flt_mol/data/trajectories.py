@@ -27,7 +27,7 @@ def from_trajectories(
     fmax: float = 0.05,
     on_error: OnError = "raise",
 ) -> TrajectoryDataset:
-    """IS2RE records out of relaxations: the first frame is the input, the last gives the target.
+    """IS2RE records from relaxations: the first frame is the input, the last gives the target.
 
     The target is E(last) − reference, y_init is E(first) − reference where the first frame holds
     an energy, all as the frames' calculators found them. Positions, cell, tags and fixed atoms are
@@ -75,7 +75,7 @@ def from_trajectories(
     dataset.skipped[:0] = skipped
     notes = {
         f"not relaxed, with a force beyond {fmax:g} eV/Å on a free atom": loose,
-        "passed over, no trajectories": others,
+        "ignored, not trajectories": others,
     }
     dataset.notes.add({text: f"{text}: {_shown(names)}" for text, names in notes.items() if names})
     return dataset

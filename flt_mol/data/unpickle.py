@@ -1,4 +1,4 @@
-"""Reading pickled records without running anything that a pickle asks for.
+"""Reading pickled records without executing anything that a pickle names.
 
 Names of functions and classes are looked up in a table of stand-ins, others are refused. Tensors
 and arrays stay bytes until they are used: 97 % of an OC20 record is its 6 Å graph.
@@ -94,7 +94,7 @@ def read_saved(path: Path) -> Any:
             names = {e.filename for e in archive.infolist() if e.compress_type == 0}
             root = next((name[:-8] for name in names if name.endswith("/data.pkl")), None)
             if root is None:
-                raise ValueError("it is a zip archive, and none of torch.save; unpack it first")
+                raise ValueError("it is a zip archive, but not one of torch.save; unpack it first")
 
             def storage(pid: Any) -> _Storage:
                 _, kind, key, *_ = pid
@@ -268,8 +268,8 @@ class _Dtype(Stored):
 
     def __setstate__(self, state: Any) -> None:
         order = state[1]
-        if isinstance(self.code, str) and re.fullmatch("[biufcSU][0-9]{1,6}", self.code):
-            self.dtype = np.dtype(("" if order == "|" else order) + self.code)
+        if order in ("<", ">", "=", "|") and re.fullmatch("[biufcSU][0-9]{1,6}", str(self.code)):
+            self.dtype = np.dtype(f"{order}{self.code}")
 
 
 @dataclass

@@ -145,7 +145,7 @@ class _Run:
             name = file.parent.name if file.name == "data.lmdb" else file.stem
             known[name] = partial(open_dataset, data)
         if not known:
-            raise ValueError(f"{path} does not say what it was trained on: give --data")
+            raise ValueError(f"{path} does not state what it was trained on: give --data")
         self.listed = [x for x in (own and config.get("evaluation")) or () if x in known]
         self.part = ""  # the name of what was held out of the training split
         if data is None and config.get("validation_fraction"):
@@ -182,7 +182,7 @@ class _Run:
     def _held_out_of(self, source: Any) -> Subset[Any]:
         """The systems of `source` that training held out."""
         if not self.held_out:
-            raise ValueError(f"{self.path} knows no systems that its training held out")
+            raise ValueError(f"{self.path} lists no systems held out of training")
         found: dict[int, str] = {}
         for start in range(0, len(source), _READ):
             batch = source.batch(range(start, min(start + _READ, len(source))))

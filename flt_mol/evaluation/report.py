@@ -21,7 +21,7 @@ Summary = Mapping[str, Any]
 _NOTES = {
     "held_out": "{split}: the {count:,} systems of {value} that training held out",
     "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "
-    "trained on; their errors say nothing of new ones",
+    "trained on; their errors do not apply to new systems",
     "skipped": "{split}: {value:,} invalid records were skipped",
 }
 

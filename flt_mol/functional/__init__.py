@@ -1,4 +1,4 @@
-"""Pure functions: the quadratic truth, feature maps, linear attention, lattices, pairs."""
+"""Pure functions: reference attention, feature maps, linear attention, lattices, pairs."""
 
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention

@@ -61,6 +61,7 @@ class PaddedRows(NamedTuple):
         start: first row of the block where its rows are consecutive and all real.
         slots: (G·L,) int64, the row in each slot, else None; slots beyond a system repeat its last.
         real: (G, L) bool, which slots are no such repetitions; None where all are real.
+        spans: first row and number of rows of each system.
     """
 
     number: int
@@ -68,6 +69,7 @@ class PaddedRows(NamedTuple):
     start: int = 0
     slots: Tensor | None = None
     real: Tensor | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
     def take(self, x: Tensor) -> Tensor:
         """(N, …) → (G, L, …), a view where rows are consecutive."""
@@ -88,6 +90,16 @@ class PaddedRows(NamedTuple):
         else:
             x = x.index_select(1, self.slots)
         return x.reshape(-1, self.length, x.shape[-1])
+
+    def write(self, block: Tensor, out: Tensor) -> None:
+        """A block (H·G, L, F) to its rows of (H, N, F), which takes a step for each system."""
+        if self.slots is None:
+            size = self.number * self.length
+            out[:, self.start : self.start + size] = block.view(len(out), size, -1)
+            return
+        parts = block.view(len(out), self.number, self.length, -1)
+        for part, (start, size) in zip(parts.unbind(1), self.spans, strict=True):
+            out[:, start : start + size] = part[:, :size]
 
 
 class Groups(NamedTuple):
@@ -176,7 +188,8 @@ def _block(offsets: Sequence[int], systems: Sequence[int], device: torch.device)
     first, size = torch.tensor([starts, sizes], device="cpu")[..., None]
     step = torch.arange(length, device="cpu")
     index = (first + step.minimum(size - 1)).flatten().to(device)
-    return PaddedRows(count, length, 0, index, None if even else (step < size).to(device))
+    real, spans = None if even else (step < size).to(device), zip(starts, sizes, strict=True)
+    return PaddedRows(count, length, 0, index, real, tuple(spans))
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -208,25 +208,37 @@ def _over_groups(
     """
     first = of_rows[-1]
     heads, budget = first.shape[0], budget_of(first.device)
+    lengths = of_rows[0].shape[1], of_keys[0].shape[1]
     parts: list[list[Tensor]] = [[] for _ in outputs]
+    # On a CPU a block goes to its rows while it is in the cache, in a step for each system.
+    number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
+    direct = number == 0 or (number > 1 and plain)
+    whole = [
+        first.new_empty(heads, lengths[kind], width)
+        if groups[kind].complete
+        else first.new_zeros(heads, lengths[kind], width)
+        for kind, width in (outputs if direct else ())
+    ]
     with without_autocast(first):
-        for rows, keys in zip(groups[0].rows, groups[0].keys, strict=True):
+        for both in zip(groups[0].rows, groups[0].keys, strict=True):
+            rows, keys = both
             size = rows.number * cost(rows.length, keys.length, first.shape[2])
             found = []
             for some in _some_heads(heads, max(1, budget // size)):
                 own = (rows.by_head(x if some is None else x[some]) for x in of_rows)
                 others = (keys.by_head(x if some is None else x[some]) for x in of_keys)
-                found.append(run(*own, *others, rows, keys, mode))
-            for all_groups, all_heads in zip(parts, zip(*found, strict=True), strict=True):
+                blocks = run(*own, *others, rows, keys, mode)
+                if direct:
+                    for block, out, (kind, _) in zip(blocks, whole, outputs, strict=True):
+                        both[kind].write(block, out if some is None else out[some])
+                else:
+                    found.append(blocks)
+            for all_groups, all_heads in zip(parts, zip(*found, strict=True), strict=False):
                 block = all_heads[0] if len(all_heads) == 1 else torch.cat(all_heads)
                 all_groups.append(block.reshape(heads, -1, block.shape[-1]))
-    lengths = of_rows[0].shape[1], of_keys[0].shape[1]
-    return [
-        groups[kind].put_back(blocks, 1)
-        if blocks
-        else first.new_zeros(heads, lengths[kind], channels)
-        for blocks, (kind, channels) in zip(parts, outputs, strict=True)
-    ]
+    if direct:
+        return whole
+    return [groups[kind].put_back(x, 1) for x, (kind, _) in zip(parts, outputs, strict=True)]
 
 
 def _some_heads(heads: int, step: int) -> list[slice | None]:

@@ -1,4 +1,4 @@
-"""The quadratic truth: attention with every weight A_ij written out, system by system.
+"""Reference attention: every weight A_ij is formed explicitly, system by system.
 
 Slow on purpose and short enough to be checked by eye; every fast form is tested against it.
 """

@@ -40,7 +40,7 @@ class CausalState(NamedTuple):
         return CausalState._make(None if x is None else x[index] for x in self)
 
     def detach(self) -> CausalState:
-        """The same numbers without the history that gradients follow."""
+        """The same state, detached from autograd."""
         return CausalState._make(None if x is None else x.detach() for x in self)
 
 

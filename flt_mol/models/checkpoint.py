@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and plain data in one file, written whole or not at all."""
+"""Checkpoints: tensors and plain data in one file, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def save_checkpoint(
 
 
 def header(model: EnergyModel) -> dict[str, Any]:
-    """What every file of a model says first: format, versions, units, what it was trained on."""
+    """Header of every model file: format, versions, units, what it was trained on."""
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -170,15 +170,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
     ours = content.get("format") == FORMAT
-    if ours and content["format_version"] > FORMAT_VERSION:
-        version = content["format_version"]
+    version = content.get("format_version")
+    if ours and version not in range(1, FORMAT_VERSION + 1):
         raise ValueError(f"{path}: format {version}, this flt_mol reads up to {FORMAT_VERSION}")
     found = dict(content) if ours else {}
-    for key in ("config", "metrics", "trained_on", "systems"):
-        found[key] = dict(found.get(key) or {})
     try:
+        for key in ("config", "metrics", "trained_on", "systems"):
+            found[key] = dict(found.get(key) or {})
         found["state_dict"] = _find_weights(content)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
     return found
 
@@ -212,7 +212,7 @@ def _load(path: Path) -> Any:
     except Exception as error:  # anything that unpickling foreign bytes comes to
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"holds {named[1]}: only tensors and plain data load" if named else None
-        raise ValueError(f"{path}: {reason or 'checkpoint incomplete, or none'}") from error
+        raise ValueError(f"{path}: {reason or 'incomplete, or not a checkpoint'}") from error
 
 
 def _find_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -242,7 +242,7 @@ def _without_wrappers(weights: Mapping[str, Any], root: str) -> dict[str, Tensor
 
 
 def misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """What keeps weights `found` from being those `expected`, a line for each name."""
+    """Differences between weights `found` and `expected`, a line for each name."""
     lines = [f"missing: {key}" for key in expected if key not in found]
     lines += [f"not known: {key}" for key in found if key not in expected]
     for key, want in expected.items():

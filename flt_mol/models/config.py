@@ -81,7 +81,7 @@ class RPEConfig(Settings):
     )
     """A family of `nn.FREQUENCIES`, in the same way."""
     split: Literal["one_sided", "symmetric", "balanced"] = "one_sided"
-    """How ρ = g/p is given to Φ and Ψ."""
+    """How ρ = g/p is divided between Φ and Ψ."""
 
 
 class SpectralConfig(Settings):
@@ -90,43 +90,43 @@ class SpectralConfig(Settings):
     num_heads: Count = 4
     """H, filters per block; a divisor of embed_dim."""
     k_max: Annotated[float, Field(gt=0, le=2)] = 0.45
-    """cycles/Å, cutoff of the spectrum."""
+    """Cutoff of the spectrum, cycles/Å."""
     sigma_max: Length = 2.5
-    """Å, the width a filter may have."""
+    """Largest width of a filter, Å."""
     num_basis: Count = 8
     """T, functions of the spectrum."""
     padding: Length | None = None
-    """Å of vacuum kept in open directions; null is 4 sigma_max."""
+    """Vacuum kept in open directions, Å; null is 4 sigma_max."""
     max_vectors: Count | None = None
-    """At most so many plane waves per system, the longest ones, which bounds time and memory in
-    large cells but makes supercells differ; null is all up to k_max."""
+    """Largest number of plane waves per system, smallest |k| first. It bounds time and memory in
+    large cells, but supercells then differ; null takes all up to k_max."""
 
 
 class PairConfig(Settings):
-    """What is learned on neighbour pairs; the basis is shared by all blocks."""
+    """Parts that act on neighbour pairs; all blocks share their basis."""
 
     cutoff: Length = 5.0
     """Å."""
     num_basis: Basis = 32
-    """T, Gaussians over [0, cutoff]."""
+    """T, number of Gaussians over [0, cutoff]."""
     filter: bool = True
     """Whether each block has a `nn.LocalFilter`."""
     num_filters: Count | None = None
-    """Channels of its radial sums; null is embed_dim."""
+    """Channels of the local filters' radial sums; null is embed_dim."""
     norm: bool = True
-    """Whether it takes normalised features; false for few blocks and recycles only."""
+    """Whether local filters take normalised features; false only for few blocks and recycles."""
     density: bool = True
     """Whether a local filter of the elements is added to the embedding."""
     vectors: Unsigned = 0
-    """Vector channels of that density, where forces show; 0 for none."""
+    """Vector channels of that density, which see directions (forces, angles); 0 for none."""
     filter_vectors: Unsigned = 0
     """Vector channels of the blocks' local filters; 0 for none."""
     vector_blocks: Count | None = None
-    """How many blocks have them, the last ones; null is all."""
+    """Number of blocks, counted from the last, that have vector channels; null is all."""
     vector_basis: Basis = 12
-    """T', Gaussians of the vectors."""
+    """T', number of Gaussians of the vectors."""
     vector_dropout: Share = 0.0
-    """Probability, on lengths and products of vectors."""
+    """Dropout probability of lengths and products of vectors."""
     pair_types: bool = False
     """Whether distances are transformed per pair of elements."""
     correction: bool = False
@@ -134,20 +134,20 @@ class PairConfig(Settings):
 
 
 class ImageConfig(Settings):
-    """Exact attention whose keys are periodic images, as 3D-Graphormer's; quadratic."""
+    """Exact attention whose keys are periodic images, as in 3D-Graphormer; quadratic."""
 
     cutoff: Length = 5.0
     """Å."""
     num_basis: Basis = 32
-    """Gaussians of the mask."""
+    """Number of Gaussians of the mask."""
     mask: Literal["gaussian", "centred"] = "centred"
-    """Zero-centred widths as of an RPE's spectrum, or Gaussians with centres and a small net per
-    head (3D-Graphormer's bias)."""
+    """"gaussian": zero-centred Gaussians, as an RPE has; "centred": Gaussians with centres and a
+    small network per head (3D-Graphormer's bias)."""
     pair_types: bool = True
-    """Whether distances are transformed per pair of elements; "gaussian" refuses it."""
+    """Whether distances are transformed per pair of elements; not for mask "gaussian"."""
     density: bool = True
-    """Whether the sum of an atom's Gaussians is added to its embedding, as 3D-Graphormer does;
-    "gaussian" refuses it."""
+    """Whether the sum of an atom's Gaussians is added to its embedding, as in 3D-Graphormer;
+    not for mask "gaussian"."""
 
 
 class EnergyConfig(Settings):
@@ -156,50 +156,50 @@ class EnergyConfig(Settings):
     embed_dim: Count = 64
     """C, width of the atoms' features."""
     num_heads: Count = 4
-    """H."""
+    """H, attention heads."""
     num_layers: Count = 3
     """Blocks in the stack."""
     recycles: Count = 1
-    """How often the stack is applied, each time to its own output; every time is read out."""
+    """How often the stack is applied, each time to its own output; every recycle is read out."""
     ffn_dim: Count = 128
-    """Hidden width of the feed-forward nets."""
+    """Hidden width of the feed-forward networks."""
     num_features: Count = 64
     """M, random features per head."""
     redraw_every: Count | None = None
     """Training steps after which random features, and sampled frequencies whose σ is not learned,
-    are resampled; null never does."""
+    are resampled; null keeps them."""
     attention: Literal["linear", "exact", "auto", "none"] = "linear"
-    """Its form: "exact" is the quadratic twin of "linear" with the same parameters, "auto" the
-    faster of both by size."""
+    """Form of attention: "exact" is quadratic softmax with the parameters of "linear", "auto" takes
+    the faster of both by size."""
     dropout: Share = 0.0
-    """Probability, on the outputs of attention and feed-forward nets."""
+    """Dropout probability of the outputs of attention and feed-forward networks."""
     rpe: RPEConfig | None = Field(default_factory=RPEConfig)
     """The sampled relative positional encoding; null for a Performer without positions."""
     seed: Seed = 0
-    """Of random features, frequencies and most weights; the embedding, feed-forward nets and heads
-    take torch's global random numbers. A run adds `training.seed`."""
+    """Seed of random features, frequencies and most weights; the embedding, feed-forward networks
+    and heads use torch's global generator. A run adds `training.seed`."""
     far_scale: Positive = 1.0
-    """Of the initial weights with which attention and spectral filters are added to features; below
-    1, local sums come first."""
+    """Scale of the initial output weights of attention and spectral filters; below 1, local sums
+    dominate at first."""
     far_blocks: Count | None = None
-    """How many blocks have attention and spectral filters, the last ones; null is all."""
+    """Number of blocks, counted from the last, with attention and spectral filters; null is all."""
     feature_map: Literal[tuple(FEATURE_MAPS)] = "softmax"  # type: ignore[valid-type]
     """φ of linear attention, a name in `nn.FEATURE_MAPS`."""
     spectral: SpectralConfig | None = None
     """Spectral filters, or null."""
     pairs: PairConfig | None = None
-    """What is learned on neighbour pairs, or null."""
+    """Parts that act on neighbour pairs, or null."""
     images: ImageConfig | None = None
     """Exact attention over periodic images, or null."""
     readout: Literal["tags", "sum", "mean"] = "tags"
-    """Σ over atoms: weighted per tag, plain (extensive), or their mean (intensive)."""
+    """Over atoms: sum weighted per tag, plain sum (extensive), or mean (intensive)."""
     head_norm: bool = True
-    """Whether heads normalise features first; without it they read off densities."""
+    """Whether heads normalise features first; without it they see densities."""
     outputs: list[Literal["energy", "energy_initial", "displacement"]] = Field(default=["energy"])
     """Heads to build, "energy" among them; "displacement" needs pairs."""
     feedback: Literal["features", "positions"] = "features"
-    """What a recycle hands to the next: "features", or also "positions", moved by the displacement
-    predicted so far, which needs more than one recycle."""
+    """What a recycle passes to the next: "features", or also "positions" moved by the predicted
+    displacement, which needs more than one recycle."""
 
     @property
     def cutoff(self) -> float | None:

@@ -71,7 +71,7 @@ class Normalizer(nn.Module):
 
 
 class EnergyModel(nn.Module):
-    """Adsorption energy of each system, in eV; and, where asked for, what else its atoms do.
+    """Adsorption energy of each system, in eV; optionally initial energies and displacements.
 
     Embedding of elements, tags and surroundings → blocks (`nn.FLTBlock`) → Σ over atoms, weighted
     per tag → mean + std · ŷ. With `recycles` > 1 the blocks are applied again to their own output,
@@ -79,10 +79,10 @@ class EnergyModel(nn.Module):
     ``feedback="positions"`` free atoms are moved by the displacement predicted so far, and pairs
     and plane waves follow. Fixed atoms never move.
 
-    **What energies do not depend on**: the order of atoms, and translations, always. Rotations
+    **Invariances**: the order of atoms, and translations, always. Rotations
     (`rotation_invariant`) and the choice of periodic images (`sees_images`), unless positions
     enter through the sampled RPE, the paper's mode; supercells (`supercell_consistent`) unless
-    something goes by a count of atoms.
+    a part depends on the number of atoms.
 
     Args:
         config: hyper-parameters, copied.
@@ -136,7 +136,7 @@ class EnergyModel(nn.Module):
 
     @property
     def sees_images(self) -> bool:
-        """Whether atoms may be moved by lattice vectors, and narrow cells are what they are."""
+        """Whether periodic images are seen: narrow cells need not be repeated."""
         seeing = (self.config.spectral, self.config.pairs, self.config.images)
         return self.config.rpe is None and any(part is not None for part in seeing)
 
@@ -165,7 +165,7 @@ class EnergyModel(nn.Module):
         return {name: part for name, part in found.items() if part is not None}
 
     def forward(self, structures: Structures, *, embeddings: bool = False) -> dict[str, Tensor]:
-        """What the model says of B systems with N atoms.
+        """Outputs for B systems with N atoms.
 
         Args:
             structures: as `prepare_batch` gives them, else what is missing is found here.
@@ -232,7 +232,7 @@ class EnergyModel(nn.Module):
         self.mark_seen(structures.atomic_numbers)
 
     def mark_seen(self, atomic_numbers: Tensor | Sequence[int]) -> None:
-        """Note elements as trained on; ValueError for atomic numbers that are not 1 to 118."""
+        """Record elements as trained on; ValueError for atomic numbers that are not 1 to 118."""
         numbers = torch.as_tensor(atomic_numbers, dtype=torch.int64)
         wrong = numbers[(numbers < 1) | (numbers > MAX_ATOMIC_NUMBER)]
         if len(wrong):

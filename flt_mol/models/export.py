@@ -1,4 +1,4 @@
-"""Models for others: folders in Hugging Face's layout, and programs of `torch.export`."""
+"""Exported models: folders in Hugging Face's layout, and programs of `torch.export`."""
 
 from __future__ import annotations
 

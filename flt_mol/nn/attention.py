@@ -1,9 +1,8 @@
-"""Multi-head attention with learned relative positions at linear cost, and its quadratic twin."""
+"""Multi-head attention with learned relative positions: linear cost, or the exact form."""
 
 from __future__ import annotations
 
 import inspect
-import operator
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -46,7 +45,7 @@ MAX_FEATURES = 2**23
 
 
 class AttentionInputs(TypedDict, total=False):
-    """What `FLTAttention` takes by name; all of it is optional, and may be None.
+    """Keyword arguments of `FLTAttention`; all are optional and may be None.
 
     Attributes:
         ptr: (B + 1,), first row of each system, for packed rows. **Without `ptr` and `system`,
@@ -116,7 +115,7 @@ class AttentionRows(NamedTuple):
 
 
 class Fidelity(NamedTuple):
-    """How far linear attention is from the softmax it estimates, on one batch.
+    """Error of linear attention relative to the softmax it estimates, on one batch.
 
     Attributes:
         output_error: (H,), ‖out_linear − out_exact‖ / ‖out_exact‖ over all rows of the batch, of
@@ -209,7 +208,7 @@ class Attention(nn.Module):
             if pairs is not None:
                 if self.causal or rows.key_ptr is not None or mode == "auto":
                     raise ValueError(
-                        f"{name} are among rows of one set: no causal, context or 'auto'"
+                        f"{name} are among rows of one set: they exclude causal, context and 'auto'"
                     )
                 _check_pairs(pairs, rows, name)
         if rows.images is not None:
@@ -556,7 +555,7 @@ class FLTAttention(Streaming, Attention):
     def fidelity(
         self, x: Tensor, positions: Tensor | None = None, **given: Unpack[AttentionInputs]
     ) -> Fidelity:
-        """How far the linear mode is from the exact one on this batch, per head; see `Fidelity`.
+        """Error of the linear mode relative to the exact one on this batch, per head: `Fidelity`.
 
         Takes what `forward` takes. Quadratic in the size of systems.
         """
@@ -676,9 +675,9 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
         )
     # Blocks share pairs, and a look at them waits for the device: one for each batch.
     compiling = torch.compiler.is_compiling()
-    if not compiling and hasattr(index_i, "_flt_mol_pairs"):
-        if all(map(operator.is_, index_i._flt_mol_pairs, (index_j, ptr))):
-            return
+    seen = None if compiling else getattr(index_i, "_flt_mol_pairs", None)
+    if seen is not None and seen[0] is index_j and seen[1] is ptr:
+        return
     both = torch.stack([index_i, index_j]).to(torch.int64)
     inside = ((both >= 0) & (both < ptr[-1])).all()
     system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)

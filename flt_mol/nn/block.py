@@ -17,7 +17,7 @@ from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 
 
 class BlockGeometry(NamedTuple):
-    """What blocks know about where atoms are; made once for a stack, None where no part needs it.
+    """Geometry for the blocks of a stack, computed once; None where no part needs it.
 
     Attributes:
         position_features: Φ and Ψ, for attention that shares an RPE.
@@ -39,17 +39,17 @@ class BlockGeometry(NamedTuple):
 class FLTBlock(nn.Module):
     """h = LayerNorm(x); x ← x + Attention(h) + Spectral(h) + Local(h); x ← x + FFN(LayerNorm(x)).
 
-    With ``local_norm=False`` the local filter takes x itself: a norm divides away how dense it is
-    around an atom, which the filters of earlier blocks have found out.
+    With ``local_norm=False`` the local filter takes x itself, since a norm divides by the density
+    around an atom, which the filters of earlier blocks have measured.
 
-    Attention weighs atoms against each other; the two filters are sums that nothing normalises,
-    which is how a density gets in: the spectral filter over all atoms and their images, coarse,
-    the local filter over neighbours, fine. Each part is optional.
+    Attention is a normalised mean over atoms; the two filters are unnormalised sums and so see
+    densities: the spectral filter over all atoms and their images, coarse, the local filter over
+    neighbours, fine. Each part is optional.
 
     Args:
         attention: the attention layer, or None.
-        ffn_dim: width of the hidden layer of the feed-forward net.
-        dropout: probability, applied to the feed-forward net's output.
+        ffn_dim: width of the hidden layer of the feed-forward network.
+        dropout: probability, applied to the feed-forward network's output.
         spectral: the spectral filter.
         local: the local filter.
         local_norm: whether it takes normalised features. Deep stacks and many recycles need it.
@@ -114,11 +114,11 @@ class FLTBlock(nn.Module):
             )
         if self.spectral is not None:
             if waves is None:
-                raise ValueError("this block needs waves: pass what SpectralFilter.geometry gives")
+                raise ValueError("this block needs waves: the result of SpectralFilter.geometry")
             out = out + self.spectral(h, waves)
         if self.local is not None:
             if local is None:
-                raise ValueError("this block needs local: pass what a LocalBasis gives")
+                raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
         fed: Tensor = self.ffn(self.ffn_norm(out))
         return out + fed
@@ -211,7 +211,7 @@ class FLTEncoder(nn.Module):
         return layout.unpack(rows)
 
     def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
-        """One pass through the blocks: (N, C) → (N, C), for those who read out every pass."""
+        """One recycle: (N, C) → (N, C), for models that read out every recycle."""
         for block in self.blocks:
             x = block(x, ptr, **geometry._asdict())
         return x

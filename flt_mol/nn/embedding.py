@@ -1,4 +1,4 @@
-"""From what an atom is to its first features."""
+"""Initial features of atoms from element and tag."""
 
 from __future__ import annotations
 

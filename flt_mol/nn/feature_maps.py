@@ -28,7 +28,7 @@ from flt_mol.nn.redraw import Redrawn
 
 
 class FeatureMap(nn.Module):
-    """A map of rows to features that are not negative, one per head.
+    """Base of feature maps: from rows to features ≥ 0, per head.
 
     A map of your own needs `forward`, and the attributes that are not the defaults. Features below
     0 make weights that may cancel, and outputs without bound or NaN. The position features of the
@@ -95,7 +95,7 @@ class FeatureMap(nn.Module):
 
 
 class RandomFeatures(FeatureMap, Redrawn):
-    """Maps that begin with fixed random directions W (M, 2R + D) per head, saved as buffers.
+    """Base of maps with fixed random directions W (M, 2R + D) per head, saved as buffers.
 
     Args:
         num_heads, head_dim, position_dim, num_features: H, D, 2R and M.

@@ -1,4 +1,4 @@
-"""Read-outs: from features of atoms to quantities of systems, and to how atoms move."""
+"""Read-outs: from features of atoms to energies of systems and displacements of atoms."""
 
 from __future__ import annotations
 

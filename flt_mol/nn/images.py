@@ -84,7 +84,7 @@ class ImageKeys(nn.Module):
         distances = pairs.lengths(vectors)
         if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
             raise ValueError(
-                "no atom sees itself: build pairs with neighbor_pairs(..., self_pairs=True)"
+                "pairs have no self pairs: build them with neighbor_pairs(..., self_pairs=True)"
             )
         window = log_smooth_cutoff(distances, self.cutoff)
         log_weight = self.mask(vectors) + window[:, None]

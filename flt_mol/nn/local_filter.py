@@ -1,4 +1,4 @@
-"""What is learned on neighbour pairs: local and pair filters, and the pair correction."""
+"""Layers that act on neighbour pairs: local filters and the pair correction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GAIN = 3**-0.5  # of linear maps: sums that nothing normalises shall not grow
 
 
 class LocalGeometry(NamedTuple):
-    """What local layers need to know of the pairs of a batch: made once, shared by all layers.
+    """Pairs of a batch and their basis for local layers: computed once, shared by all layers.
 
     Attributes:
         pairs: within the cutoff or beyond it; those beyond have no weight.
@@ -69,7 +69,7 @@ class LocalBasis(nn.Module):
 
 
 class LocalFilter(nn.Module):
-    r"""out_i = o([m_i, \|V_i\|²/n_i, V_i·(M V_i)/n_i, x_i]): what is around an atom.
+    r"""out_i = o([m_i, \|V_i\|²/n_i, V_i·(M V_i)/n_i, x_i]): the surroundings of an atom.
 
     m_ic = Σ_j F_c(r_ij) (U x_j)_c is a filter per channel [1],
     V_ica = Σ_j G_c(r_ij) (W x_j)_c r̂_ij,a a vector per channel; squares and products of mixed

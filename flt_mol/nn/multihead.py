@@ -1,4 +1,4 @@
-"""In the place of `torch.nn.MultiheadAttention`: its call, its masks, its layouts."""
+"""Replacement of `torch.nn.MultiheadAttention`, with its call, masks and layouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FLTMultiheadAttention(nn.Module):
     from torch's module:
 
     - ``need_weights`` is False unless asked for: weights are a matrix, which linear attention does
-      not form. Asked for, they are written out, at quadratic cost.
+      not form. If asked for, they are formed, at quadratic cost.
     - ``attn_mask`` may only be the causal mask, of a layer built with ``causal=True``. That layer
       is causal whether a mask is given or not.
     - Rows of padding come out as 0, and a row whose keys are all masked as ``out(0)``, not NaN.
@@ -40,7 +40,7 @@ class FLTMultiheadAttention(nn.Module):
         bias: whether the four linear maps have one.
         kdim: channels of keys and values, if not C.
         batch_first: whether tensors are (B, L, C) instead of (L, B, C).
-        **settings: what else `FLTAttention` takes: feature_map, rpe, mode, causal, …
+        **settings: further arguments of `FLTAttention`: feature_map, rpe, mode, causal, …
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -77,7 +77,7 @@ class FLTMultiheadAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> _NoFusedPath:
-        """What keeps torch's layers from computing attention by themselves."""
+        """Keeps torch's layers from computing attention themselves."""
         return _NoFusedPath()
 
     @property
@@ -242,7 +242,7 @@ def _real(key_padding_mask: Tensor | None) -> Tensor | None:
     mask = key_padding_mask
     if mask.is_floating_point():
         allowed = ((mask == 0) | (mask == -torch.inf)).all()
-        require(allowed, "a key_padding_mask of floats holds 0 or −inf: weights have no form")
+        require(allowed, "a key_padding_mask of floats must hold 0 or −inf, no weights")
         mask = mask != 0
     elif mask.dtype != torch.bool:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Random draws: one that is saved and stays, and others that training goes through on request."""
+"""Random buffers: saved, used by evaluation, and resampled in training on request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _COUNTERS = ("redraw_seed", "step_count")
 
 
 class Redrawn(nn.Module):
-    """A module with random buffers: what evaluation uses, and what is saved.
+    """A module with random buffers, which are saved and used by evaluation.
 
-    The buffers change when `redraw` is called or a checkpoint is loaded, and never else. With
+    The buffers change when `redraw` is called or a checkpoint is loaded, never otherwise. With
     ``redraw_every=n`` training uses the buffers in steps 0 … n − 1, and draw i in steps n i …
     n (i + 1) − 1. Draw i follows from two saved numbers, a seed and the count of steps: a resumed
     run and equal replicas have the same draws. Eval counts nothing.
@@ -72,7 +72,7 @@ class Redrawn(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} draws nothing: define _draw")
 
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw the buffers again, in any mode; graphs made before keep the old ones.
+        """Resample the buffers, in any mode; autograd graphs made before keep the old ones.
 
         Args:
             generator: on CPU; None takes a seed from torch's global one.

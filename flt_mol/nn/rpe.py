@@ -18,7 +18,7 @@ from flt_mol.nn.spectrum import Spectrum
 
 
 class FourierRPE(nn.Module):
-    r"""A learned relative positional encoding f(r_i − r_j), as features whose product is its mean.
+    r"""A learned relative positional encoding f(r_i − r_j), as features whose product estimates it.
 
     Φ_i·Ψ_j = N̂(r_i − r_j) = (1/R) Σ_t Re[ρ_t e^{2πiξ_t·(r_i − r_j)}], with ρ_t = g(ξ_t)/p(ξ_t).
     For random frequencies E[N̂] = f and Var N̂ ≤ (‖g/p‖²_∞ − f²)/R [1, Theorem 4.2]. At a few dozen

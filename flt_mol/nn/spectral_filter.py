@@ -36,7 +36,7 @@ class SpectralMesh(NamedTuple):
 
 
 class SpectralGeometry(NamedTuple):
-    """What filters of one radial basis need to know of a batch: made once, shared by layers.
+    """Geometry of a batch for filters of one radial basis: computed once, shared by layers.
 
     Attributes:
         spectra: (K, T), weights times radial functions of the reciprocal vectors.

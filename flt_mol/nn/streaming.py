@@ -1,4 +1,4 @@
-"""Causal attention one token at a time: what a layer remembers, and the steps it takes."""
+"""Causal attention one token at a time, with a state of constant size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Streaming:
         def __getattr__(self, name: str) -> Any: ...
 
     def initial_state(self, num_streams: int) -> CausalState:
-        """What a causal layer in linear mode knows of `num_streams` sequences before they begin.
+        """State of a causal layer in linear mode before the first token of `num_streams` sequences.
 
         Raises:
             ValueError: a layer that is not causal, or not in linear mode.
@@ -34,7 +34,7 @@ class Streaming:
         return self._state(keys, value, ptr, None)
 
     def state_after(self, x: Tensor, positions: Tensor | None = None, **given: Any) -> CausalState:
-        """The state of `step` after whole sequences, one a system; takes what `forward` takes.
+        """The state after whole sequences, one per system, for `step`; arguments as of `forward`.
 
         Raises:
             ValueError: as `initial_state` and `forward`.
@@ -63,7 +63,7 @@ class Streaming:
         positions: Tensor | None = None,
         position_features: PositionFeatures | None = None,
     ) -> tuple[Tensor, CausalState]:
-        """One more token of every sequence, at a cost that does not depend on what came before.
+        """Process one more token of every sequence, at a cost independent of the tokens before.
 
         Steps give what `forward` gives for the whole sequence, token by token.
 

@@ -26,10 +26,10 @@ from flt_mol.structures import Structures
 class FLTCalculator(Calculator):
     """Energies of a trained model for ASE: ``atoms.calc = FLTCalculator("emt_small")``.
 
-    ``atoms.get_potential_energy()`` is what the model was trained to give, in eV: of the IS2RE
-    models the **adsorption energy after relaxation**, of the structure as it is before. Its
-    gradient is no force: forces are refused unless the model was trained on them
-    (`trained_on_forces`); no shipped model was. Stress always is.
+    ``atoms.get_potential_energy()`` is the energy that the model was trained on, in eV: for IS2RE
+    models the **adsorption energy after relaxation**, from the structure before it. Its gradient
+    is not a force: forces are refused unless the model was trained on them
+    (`trained_on_forces`); no shipped model was. Stress is always refused.
 
     Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings are those of
     :func:`flt_mol.predict`.
@@ -58,7 +58,7 @@ class FLTCalculator(Calculator):
     ignored_changes = {"initial_charges", "initial_magmoms"}  # noqa: RUF012
 
     spread: float | None = None
-    """Of an ensemble, the standard deviation of the last energies (ddof = 1), eV; else None."""
+    """For an ensemble, the standard deviation of the last energies (ddof = 1), eV; else None."""
 
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
         self._members = load_members(checkpoint, device)
@@ -79,7 +79,7 @@ class FLTCalculator(Calculator):
         if name not in self.implemented_properties:
             raise PropertyNotImplementedError(
                 f"no {name}: the energy is that of adsorption after relaxation, and its gradient "
-                "is no force"
+                "is not a force"
             )
         return super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
 

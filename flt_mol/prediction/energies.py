@@ -63,7 +63,7 @@ def predict(
     """Energies (B,) float64, eV, of ASE atoms, in their order.
 
     Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the atoms: see
-    `flt_mol.data.tag_slab`. The atoms are left as they are, and targets in them are ignored.
+    `flt_mol.data.tag_slab`. The atoms are not changed, and targets in them are ignored.
 
     Args:
         atoms: one structure, or several.
@@ -176,7 +176,7 @@ def batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Struc
         ValueError: a `batch_size` that is not a whole number from 1 on.
     """
     if type(batch_size) is not int or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number from 1 on, got {batch_size!r}")
+        raise ValueError(f"batch_size must be a whole number ≥ 1, got {batch_size!r}")
     parts: list[Structures] = []
     for structure in structures:
         parts.append(structure)
@@ -289,15 +289,15 @@ MESSAGES = {
     "tags": "all tags are 0 in {which}: every atom counts as below the surface. Set tags (0 below "
     "the surface, 1 surface, 2 adsorbate) with flt_mol.data.tag_slab(atoms) or --tag-slab",
     "cell": "no cell in {which}: taken as not periodic. .traj and .extxyz keep the cell and pbc",
-    "fixed": "no atom is fixed in {which}, and this model moves free atoms, the slab's lower "
-    "layers too: fix them as in training, with FixAtoms or tag_slab(atoms, fix=True)",
+    "fixed": "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix "
+    "them as in training, with FixAtoms or tag_slab(atoms, fix=True)",
     "narrow": "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat "
     "the cells, as in the training data",
     "close": "atoms less than 0.5 Å apart, periodic images included, in {which}: an atom may be "
-    "there twice, or lengths not in Å; the energies mean nothing",
+    "duplicated, or lengths not in Å; the energies are meaningless",
     "large": "more than twice as many atoms as the largest training system in {which}: errors grow "
     "with size there",
     "elements": "elements never trained on: {which}. Energies of structures with them are "
-    "extrapolated and may be far off",
+    "extrapolated and may be wrong",
 }
 """Warnings by kind; `which` are the structures."""

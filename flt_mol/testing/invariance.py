@@ -1,4 +1,4 @@
-"""Checks of what must not matter: order, batch, padding, place, orientation, lattice vectors."""
+"""Checks of invariances: order, batch, padding, position, orientation, lattice vectors."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def check_empty_and_single_atom(layer: Layer, rows: Any, *, tolerance: float = 1
 
 
 def check_padding(layer: PaddedLayer, rows: Rows, *, tolerance: float = 0.0) -> None:
-    """What padding holds, 0, 10⁶ or NaN, does not show in values or gradients, bit for bit.
+    """The content of padding (0, 10⁶, NaN) does not affect values or gradients, bit for bit.
 
     With padding behind and before the real rows: outputs of real rows, and the gradients of all
     parameters and of real rows, are the same; outputs at padding are zero. Sizes should differ,
@@ -206,8 +206,8 @@ def check_causality(layer: Layer, rows: Rows, *, tolerance: float = 1e-6) -> flo
         larger = replace(rows, x=scale * rows.x, positions=positions)
         removed = rows.taken(early.nonzero()[:, 0], torch.cat([cut.new_zeros(1), cut.cumsum(0)]))
         for change, after in (
-            ("when rows behind were 50 times as large", evaluated(layer, larger)[early]),
-            ("when rows behind were removed", evaluated(layer, removed)),
+            ("when later rows were 50 times as large", evaluated(layer, larger)[early]),
+            ("when later rows were removed", evaluated(layer, removed)),
         ):
             errors.append(same(layer, whole[early], after, tolerance, change))
         x = rows.x.detach().clone().requires_grad_()
@@ -215,7 +215,7 @@ def check_causality(layer: Layer, rows: Rows, *, tolerance: float = 1e-6) -> flo
             out = outputs(layer, replace(rows, x=x))
             (gradient,) = torch.autograd.grad(out[early].square().sum(), x)
         expected = torch.where(early[:, None], gradient, 0)
-        words = "gradients of outputs by rows behind are not 0"
+        words = "gradients of outputs by later rows are not 0"
         errors.append(agree(words, expected, gradient, tolerance))
     return max(errors)
 

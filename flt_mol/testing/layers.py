@@ -14,7 +14,7 @@ from flt_mol.structures import Structures
 from flt_mol.testing.rows import Rows
 
 Layer = Callable[[Any], Any]
-"""Rows → (N, C'), or a model: Structures → energies (B,). Checks of parameters want a module."""
+"""Rows → (N, C'), or a model: Structures → energies (B,). Checks of parameters need a module."""
 
 
 class PackedLayer(nn.Module):
@@ -140,7 +140,7 @@ def evaluated(layer: Layer, rows: Rows) -> Tensor:
 
 
 def trainable(module: Any) -> dict[str, nn.Parameter]:
-    """Parameters that want a gradient, by name; none for what is not a module."""
+    """Parameters that require a gradient, by name; none for what is not a module."""
     named = module.named_parameters() if isinstance(module, nn.Module) else ()
     return {name: p for name, p in named if p.requires_grad}
 

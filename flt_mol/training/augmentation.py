@@ -1,4 +1,4 @@
-"""Other descriptions of a training system: rotated, with other periodic images, atoms moved.
+"""Augmentation of training systems: rotations, other periodic images, moved atoms.
 
 The paper's mode sees positions in a fixed frame: neither rotations nor the choice of periodic image
 leave its energies unchanged, which random ones teach. Targets that are vectors follow.

@@ -1,4 +1,4 @@
-"""What happens beside the training loop: best weights, metrics of every epoch, loggers."""
+"""Callbacks of training: best weights, metrics of every epoch, loggers."""
 
 from __future__ import annotations
 

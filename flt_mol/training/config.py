@@ -1,4 +1,4 @@
-"""The settings of a run: their bounds, and how yaml, named models and overrides make them up."""
+"""The settings of a run: their bounds, and how yaml, named models and overrides combine."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ class DataConfig(Settings):
     """Which data set and which of its splits."""
 
     name: Text | None = None
-    """Of a folder in `datasets/`, or a path to such a folder, relative as `paths`."""
+    """Name of a folder in `datasets/`, or a path to such a folder, relative like `paths`."""
     train: str = "train"
     """Split to train on."""
     validation: str = "val_id"
-    """Split whose MAE picks the best checkpoint."""
+    """Split whose MAE selects the best checkpoint."""
     evaluation: list[str] = Field(default=["val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"])
     """Splits reported at the end and by `flt-mol evaluate`."""
     paths: dict[str, Text] = Field(default={})
-    """Split → path of a file, which overrides the data set's own; relative paths are taken from the
-    run file's folder, on the command line from the working directory."""
+    """Split → path of a file, which overrides the data set's own. Relative paths start at the run
+    file's folder, on the command line at the working directory."""
     validation_fraction: Inside | None = None
-    """Share of the training split held out at random, by `training.seed`, in place of
-    `validation`, in `flt-mol evaluate`, too; null trains on all of it."""
+    """Fraction of the training split held out at random (`training.seed`) and used instead of
+    `validation`, also by `flt-mol evaluate`; null trains on the whole split."""
     skip_bad: bool = False
-    """Whether training skips invalid records, also those that lack a needed target, with a warning,
-    or refuses them."""
+    """Whether training skips invalid records and those that lack a needed target, with a warning;
+    false makes them errors."""
     energy: str = "y_relaxed"
-    """Name under which the target is stored, as of `flt_mol.data.open_dataset`."""
+    """Name under which the target is stored, as in `flt_mol.data.open_dataset`."""
     energy_initial: str = "y_init"
     """Name of the energy before relaxation, for models that predict it."""
     positions_relaxed: str = "pos_relaxed"
     """Name of the relaxed positions, for models that predict displacements."""
     tag_rule: TagRule = None
-    """By which rule the training structures are tagged: "oc20", "half" or a number of layers, for
-    `flt-mol predict --tag-slab`; null takes that of the data set, or of what the run is tuned
-    from."""
+    """Rule by which the training structures are tagged: "oc20", "half" or a number of layers. It is
+    recorded for `flt-mol predict --tag-slab`; null takes that of the data set, or of the
+    checkpoint that the run starts from."""
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
@@ -96,78 +96,78 @@ class DataConfig(Settings):
 
 
 class TrainingConfig(Settings):
-    """How the weights are found: optimiser, warm-up, decay; what training systems are shown as."""
+    """Optimiser, learning-rate schedule, batches, augmentation, devices."""
 
     epochs: Count = 60
     """Passes over the training split."""
     batch_size: Count = 48
-    """Systems a step and process, unless `batch_atoms` is set."""
+    """Systems per step and process, unless `batch_atoms` is set."""
     batch_atoms: Count | None = None
-    """Atoms a step and process at most, for systems of very different sizes; null counts
-    systems."""
+    """Largest number of atoms per step and process, for systems of very different sizes; null
+    counts systems."""
     learning_rate: Positive = 2e-3
-    """At its peak."""
+    """Peak learning rate."""
     optimizer: Literal["adamw", "adam"] = "adamw"
     """Weight decay of "adam" is an L2 term of the gradient."""
     warmup_fraction: Share = 0.06
-    """Share of all steps with linearly rising rate."""
+    """Fraction of all steps with linear warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """The number of those steps, in place of their share; null takes the share."""
+    """Number of warm-up steps, instead of the fraction; null takes the fraction."""
     decay: Literal["linear", "cosine", "inverse-sqrt"] = "linear"
-    """Down to 0 at the last step, but "inverse-sqrt": √(w / step) after w steps of warm-up."""
+    """To 0 at the last step, except "inverse-sqrt": √(w / step) after w steps of warm-up."""
     weight_decay: Unsigned = 1e-3
-    """Of the optimiser."""
+    """Weight decay of the optimiser."""
     beta1: BelowOne = 0.9
-    """Of the optimiser."""
+    """β₁ of the optimiser."""
     beta2: BelowOne = 0.98
-    """Of the optimiser."""
+    """β₂ of the optimiser."""
     eps: Positive = 1e-6
-    """Of the optimiser."""
+    """ε of the optimiser."""
     gradient_clip: Positive | None = 5.0
-    """Largest norm of the gradient; null does not clip."""
+    """Gradient clipping: largest norm of the gradient; null does not clip."""
     compile: bool = False
-    """Whether the model is compiled (`torch.compile`), about a minute before the first step."""
+    """Whether the model is compiled by `torch.compile`, about a minute before the first step."""
     accumulate: Count = 1
-    """Batches whose gradients are averaged for one step."""
+    """Gradient accumulation: batches whose gradients are averaged for one step."""
     ema_decay: Inside | None = None
-    """β of the moving average of the weights, which is what is validated and saved for use; null
-    takes the weights as they are."""
+    """β of the moving average of the weights, which is validated and saved; null uses the weights
+    themselves."""
     early_stop: Count | None = None
-    """End after so many epochs without a lower MAE on the validation split; null runs all."""
+    """Early stopping: end after so many epochs without a lower validation MAE; null runs all."""
     seed: Seed = 0
-    """Of the order of systems, of how they are shown, and of all initial weights: it is added to
+    """Seed of the order of systems, of augmentation and of all initial weights: it is added to
     `model.seed`, and seeds torch's global generator."""
     num_workers: Annotated[int, Field(ge=0)] = 0
     """Processes that load data; 0 loads in the main process."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
-    """Lightning's."""
+    """Lightning's accelerator."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    """Lightning's; "16-mixed" is for GPUs."""
+    """Lightning's precision; "16-mixed" is for GPUs."""
     devices: Count = 1
-    """Processes that train together on this machine, each with a device and batches of its own."""
+    """Processes that train together on this machine, each with its own device and batches."""
     nodes: Count = 1
     """Machines that train together; torchrun starts their processes."""
     max_steps: Count | None = None
     """Stop after this many steps; null runs all epochs."""
     rotation: Literal["none", "z", "full"] = "none"
-    """Training systems are rotated and mirrored at random: about z (slabs), or in full."""
+    """Augmentation by random rotations and reflections: about z (slabs), or full."""
     shift_images: bool = False
-    """Whether training systems are shown with random periodic images along a, b."""
+    """Augmentation by random periodic images along a and b."""
     noise: Unsigned = 0.0
-    """Å along each axis, standard deviation by which free atoms of training systems are moved;
-    displacements are predicted from there, and their energy before relaxation is unknown."""
+    """Augmentation by moving free atoms: standard deviation per axis, Å. Displacement targets
+    follow; the energy before relaxation is then unknown."""
     interpolation: Share = 0.0
-    """Probability that a training system starts at a random point between initial and relaxed
-    structure; otherwise as `noise`."""
+    """Augmentation: probability that a training system starts at a random point between initial and
+    relaxed structure; targets as for `noise`."""
     save_minutes: Unsigned = 10.0
-    """Minutes after which the point that a killed run resumes from is written, besides at ends of
-    epochs."""
+    """Minutes between writes of the file from which a killed run resumes; it is also written at the
+    end of each epoch."""
     loggers: list[Logger] = Field(default=["csv", "tensorboard"])
-    """"wandb" has to be installed, and is offline unless you are logged in."""
+    """Loggers; "wandb" must be installed, and is offline unless you are logged in."""
 
 
 class LossConfig(Settings):
-    r"""Weights of the parts of the loss.
+    r"""Weights of the terms of the loss.
 
     loss = Σ_k ω_k [ |E_k − y| / s + w_init |E⁰_k − y⁰| / s₀ + w_disp(p) ‖d_k − d‖₂ ] / Σ_k ω_k,
     averaged over systems, and for displacements over free atoms. Energies are divided by the
@@ -185,7 +185,7 @@ class LossConfig(Settings):
     """w_disp at the start, per Å; null is 1 for a model with the output "displacement" (the
     auxiliary IS2RS task)."""
     displacement_decay: Literal["none", "linear", "cosine"] = "none"
-    """How it goes to `displacement_final_weight`."""
+    """How w_disp decays to `displacement_final_weight`."""
     displacement_final_weight: Unsigned = 0.0
     """w_disp at the last step, where it decays."""
     recycle_weights: list[Unsigned] | None = None
@@ -204,13 +204,13 @@ class FinetuneConfig(Settings):
     """A run that starts from the weights of another."""
 
     checkpoint: Text | None = None
-    """A file, the folder of a run or an export, or a shipped model, relative as `data.paths`, whose
-    settings are the model's defaults; null trains from the beginning."""
+    """A file, the folder of a run or an export, or a shipped model; relative like `data.paths`. Its
+    settings are the model's defaults. null trains from scratch."""
     freeze: list[Text] = Field(default=[])
-    """Patterns of names of parameters that stay as they are, as "encoder.blocks.[01].*"."""
+    """Patterns of names of parameters that are not trained, such as "encoder.blocks.[01].*"."""
     normalizer: Literal["refit", "keep"] = "refit"
-    """"refit" shifts energies by the median of what the checkpoint is off by on the training
-    systems, which other references need; "keep" does not. The scale stays."""
+    """"refit" shifts energies by the median error of the checkpoint on the training systems, as
+    needed for other reference energies; "keep" does not. The scale is kept."""
 
     @model_validator(mode="after")
     def _has_weights_to_freeze(self) -> Self:
@@ -220,7 +220,7 @@ class FinetuneConfig(Settings):
 
 
 class RunConfig(Settings):
-    """One run: a data set, a model, training settings, what is minimised."""
+    """One run: a data set, a model, training settings and a loss."""
 
     data: DataConfig = Field(default_factory=DataConfig)
     """See DataConfig."""
@@ -233,7 +233,7 @@ class RunConfig(Settings):
     finetune: FinetuneConfig = Field(default_factory=FinetuneConfig)
     """See FinetuneConfig."""
     output: Text | None = None
-    """Folder for checkpoints, logs and plots; null makes `runs/NAME`, numbered when taken."""
+    """Folder for checkpoints, logs and plots; null makes `runs/NAME`, numbered if it exists."""
 
     @model_validator(mode="after")
     def _outputs_are_trained(self) -> Self:
@@ -276,7 +276,7 @@ def _unfit(key: str, value: Any, wanted: str) -> ValueError:
 
 
 def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """A run from `configs/NAME.yaml` or a file of one's own, with overrides.
+    """A run from `configs/NAME.yaml` or your own file, with overrides.
 
     Settings of a named model (``model: {name: flt-small}``) or of ``finetune.checkpoint`` come
     first, then the file's, then the overrides. Relative paths in the file are taken from its
@@ -285,7 +285,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     Args:
         name_or_path: name in `configs/`, or path to a yaml file.
         overrides: ``KEY=VALUE`` with dots in keys and yaml values, as ``training.epochs=5`` or
-            ``model=emt_small``, which takes the place of the file's model. Paths need no quotes.
+            ``model=emt_small``, which replaces the file's model. Paths need no quotes.
 
     Raises:
         ValueError: unknown run, not yaml, unknown key (the nearest known one is named), wrong type,
@@ -372,7 +372,7 @@ def _override(typed: dict[str, Any], text: str) -> None:
     """Set what ``KEY=VALUE`` says; paths are taken as they are, but for quotes around them."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ValueError(f"'{text}' is no override, expected KEY=VALUE")
+        raise ValueError(f"'{text}' is not an override, expected KEY=VALUE")
     paths = "data.paths."
     if key.startswith(paths) or key in ("output", "data.name", "finetune.checkpoint"):
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""

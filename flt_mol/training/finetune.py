@@ -1,4 +1,4 @@
-"""Where a fine-tuning run starts: a checkpoint's weights, new elements, the zero of energies."""
+"""Where a fine-tuning run starts: a checkpoint's weights, new elements, reference energy."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def _shift(
         rest = float(np.median(np.abs(missed - (middle if refit else 0))))
         if rest > _FAR * std:
             warnings.warn(
-                f"{name}: targets are {rest:.3f} eV off the checkpoint's predictions"
-                f"{f' beside a constant {middle:.3f}' if refit else ''}, and those it was trained "
+                f"{name}: targets differ by {rest:.3f} eV from the checkpoint's predictions"
+                f"{f' after a shift of {middle:.3f}' if refit else ''}, and those it was trained "
                 f"on have a standard deviation of {std:.3f} eV: is it the same quantity and "
                 "reference (finetune.normalizer=refit), in eV?",
                 stacklevel=5,

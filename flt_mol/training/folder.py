@@ -1,4 +1,4 @@
-"""The folder of a run: new, or of the same run interrupted; removed if nothing came of it."""
+"""The folder of a run: new, or of the same run interrupted; removed if it wrote no weights."""
 
 from __future__ import annotations
 

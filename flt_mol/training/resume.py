@@ -1,4 +1,4 @@
-"""What a run needs to resume after it was killed, written from time to time."""
+"""What a run needs to resume after it was killed, written regularly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The story of a training run, from configuration to files on disk."""
+"""A training run, from configuration to files on disk."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
 
     A run that was interrupted, however abruptly, is resumed when the same settings are given again,
     from the latest point in its folder (:class:`~flt_mol.training.resume.ResumePoint`), to the same
-    weights, bit for bit. One that is finished in `config.output` is left as it is.
+    weights, bit for bit. One that is finished in `config.output` is not changed.
 
-    The random states of torch, numpy and Python are the same after as before. A run that fails or
+    The random states of torch, numpy and Python are restored afterwards. A run that fails or
     is interrupted before there are weights leaves no folder behind; one with weights keeps them,
-    and the exception carries a note that says where.
+    and a note of the exception names the folder.
 
     Args:
         config: see RunConfig.
@@ -123,7 +123,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
 
 
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
-    """The best epoch; of a fine-tuning that gained nothing, that it did not.
+    """The best epoch; for a fine-tuning without improvement, a hint.
 
     Example:
         >>> closing_lines(RunConfig(), {"epoch": 11.0, "val/mae": 0.08141, "val/ewt": 0.2555})
@@ -133,7 +133,7 @@ def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
     lines = [f"best epoch {int(best['epoch'])}: {found}, EwT {100 * best['val/ewt']:.2f} %"]
     if best["epoch"] == 0:
         lines.append(
-            f"training gained nothing over {config.finetune.checkpoint}: try a lower "
+            f"training did not improve on {config.finetune.checkpoint}: try a lower "
             "training.learning_rate, finetune.freeze=[encoder], or more structures"
         )
     return lines

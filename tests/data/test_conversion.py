@@ -202,7 +202,7 @@ def test_a_writer_that_lies_is_found_out(suffix, source, tmp_path, monkeypatch):
 
     right = conversion._WRITERS[suffix]
     monkeypatch.setitem(conversion._WRITERS, suffix, wrong)
-    with pytest.raises(ValueError, match="energy does not come back"):
+    with pytest.raises(ValueError, match="energy is not preserved"):
         convert(source, tmp_path / f"b{suffix}")
     assert sorted(os.listdir(tmp_path)) == ["in"]
 

@@ -423,7 +423,7 @@ def test_lists_without_end_are_refused(make_record):
     for _ in range(25):
         doubled = [doubled, doubled]
     for field in ("pos", "tags", "y_relaxed"):
-        with pytest.raises(ValueError, match=f"{field} holds lists without end"):
+        with pytest.raises(ValueError, match=f"{field} holds lists that contain themselves"):
             read(make_record(**{field: doubled}))
 
 

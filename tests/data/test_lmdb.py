@@ -1,6 +1,7 @@
 """LMDB files: which records they hold, and the ways in which they are opened."""
 
 import gzip
+import math
 import os
 import pickle
 import subprocess
@@ -57,14 +58,14 @@ def test_keys_that_are_names(make_record, write_lmdb):
         assert sids(open_dataset(write_lmdb({**values, b"length": 2}))) == ["slab-1", "slab-2"]
 
 
-@pytest.mark.parametrize("length", [3, b"3", b"3\n", pickle.dumps(3, 0), None])
+@pytest.mark.parametrize("length", [3, b"3", b"3\n", pickle.dumps(3, 0), torch.tensor(3), None])
 def test_length_that_agrees_or_is_not_there(length, numbered, write_lmdb):
     others = {b"metadata": b"{}", b"schema": {"a": 1}}
     others |= {} if length is None else {b"length": length}
     assert len(open_dataset(write_lmdb(numbered(3) | others))) == 3
 
 
-@pytest.mark.parametrize("length", [5, 2, b"4", 0, {"n": 3}, b"\xff\xfe"])
+@pytest.mark.parametrize("length", [5, 2, b"4", 0, {"n": 3}, math.inf, b"\xff\xfe"])
 def test_length_that_disagrees_is_reported_once(length, numbered, write_lmdb):
     path = write_lmdb(numbered(3) | {b"length": length})
     with pytest.warns(UserWarning, match=r"data\.lmdb.*3 records are stored") as caught:

@@ -233,7 +233,7 @@ def test_refusals(systems, tmp_path):
     for other in ("a.lmdb", [{}], [systems[0], 3], object()):
         with pytest.raises(ValueError, match="open_dataset"):
             make_loader(other, 2)
-    with pytest.raises(ValueError, match="cannot be dealt"):
+    with pytest.raises(ValueError, match="cannot be distributed"):
         BatchSampler(np.array([5, 5, 5]), 5, world_size=2)
 
 

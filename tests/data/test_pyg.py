@@ -151,7 +151,7 @@ def test_z_is_taken_for_atomic_numbers_with_a_note():
     system = from_pyg(data, options=ReadOptions(energy="y"), notes=notes)
     assert system.atomic_numbers.tolist() == [29]
     assert system.energy.tolist() == [-1.5]
-    assert "z is taken" in notes["z"]
+    assert "z is used" in notes["z"]
 
 
 @pytest.mark.parametrize("value", [3, None, "text", [1], SimpleNamespace(a=1), object(), dict])

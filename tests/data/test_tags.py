@@ -180,13 +180,13 @@ def test_two_molecules_are_not_chosen_between():
     ("adsorbate", "message"),
     [
         ("NO", "COPt12 does not have one NO.*0 of 1 N"),
-        ("C(O", r"'C\(O', not a formula"),
+        ("C(O", r"'C\(O': not a formula"),
         ("Xx", "0 of 1 Xx"),
         ("", "does not have one "),
-        ([14], r"has atoms 0 to 13; the adsorbate is to have \[14\]"),
+        ([14], r"has atoms 0 to 13; the adsorbate is given as \[14\]"),
         ([0.5], "has atoms 0 to 13"),
-        (range(14), "no slab is left"),
-        ("Pt12CO", "no slab is left"),
+        (range(14), "no slab remains"),
+        ("Pt12CO", "no slab remains"),
     ],
 )
 def test_adsorbates_that_are_not_there(adsorbate, message):
@@ -205,7 +205,7 @@ def wire():
     [
         (molecule("CH3OH"), "is not a slab"),
         (molecule("CH3OH", vacuum=6.0, pbc=True), "gaps found: a 12"),
-        (bulk("Pt", cubic=True) * (2, 2, 2), "vacuum, 4 Å at least"),
+        (bulk("Pt", cubic=True) * (2, 2, 2), "at least 4 Å of vacuum"),
         (wire(), "along one lattice vector"),
         (Atoms(cell=[3, 3, 20], pbc=True), "no atoms"),
     ],

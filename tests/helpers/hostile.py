@@ -121,6 +121,9 @@ PICKLES = {
     "dtype object": lambda c: b"cnumpy\ndtype\n(VO8\nI0\nI1\ntR.",
     "dtype with fields": lambda c: dumped(tags=np.zeros(4, dtype=[("a", "O"), ("b", "f4")])),
     "dtype of huge text": lambda c: b"cnumpy\ndtype\n(VU999999999999\nI0\nI1\ntR.",
+    "dtype in a byte order": lambda c: (
+        b"cnumpy\ndtype\n(Vf8\nI0\nI1\ntR(I3\nV(9,)O,\nNNNI-1\nI-1\nI0\ntb."
+    ),
     "memo bomb": lambda c: b"\x80\x04Nr\xff\xff\xff\x7f.",
     "text memo bomb": lambda c: b"Np4294967296\n.",
     "memo of a negative index": lambda c: b"Np-1\n.",

@@ -184,6 +184,8 @@ def test_contents_that_are_refused(saved, tmp_path):
         ({"state_dict": {**bare, CONFIG_KEY: config}}, "model.embed_dim is 10"),
         ({"state_dict": {**bare, CONFIG_KEY: torch.tensor([1, 2])}}, "configuration"),
         ({**content, "format_version": 9}, "format 9"),
+        ({**content, "format_version": None}, "format None"),
+        ({**content, "trained_on": 5}, "int"),
     ):
         torch.save(wrong, path)
         with pytest.raises(ValueError, match=r"a\.ckpt") as caught:

@@ -128,7 +128,7 @@ def test_a_missing_geometry_is_named(parts):
     sources = {"waves": "SpectralFilter.geometry", "local": "a LocalBasis"}
     for name in given:
         rest = {k: v for k, v in given.items() if k != name}
-        message = f"this block needs {name}: pass what {sources[name]} gives"
+        message = f"this block needs {name}: the result of {sources[name]}"
         with pytest.raises(ValueError, match=message):
             block(x, ptr, **rest)
     more = geometry_of(PARTS, *system)

@@ -83,7 +83,7 @@ def test_targets_of_another_kind_are_warned_of(tmp_path):
     with pytest.warns(UserWarning, match=r"finetune\.normalizer=refit"):
         started(path, systems(energy=-300.0), normalizer="keep")
     wide = [replace(s, energy=s.energy * 1000) for s in systems()]
-    with pytest.warns(UserWarning, match=r"beside a constant"):
+    with pytest.warns(UserWarning, match=r"after a shift of"):
         started(path, wide)
 
 
@@ -187,7 +187,7 @@ def test_what_it_starts_from_is_kept_where_training_makes_it_worse(tmp_path):
     assert found["mae"] < evaluate_model(last, validation).metrics["mae"]
     assert f"fine-tuning {path}; energy shifted by" in stream.getvalue()
     assert "epoch    0  MAE val " in stream.getvalue()
-    assert "gained nothing" in closing_lines(config, result.best)[1]
+    assert "did not improve on" in closing_lines(config, result.best)[1]
 
 
 def test_what_a_run_notes_of_its_start(tmp_path, monkeypatch):

@@ -227,3 +227,6 @@ def test_energies_within_threshold():
     one = batch()
     found = {"energy": one.energy.float() + torch.tensor([0.019, 0.021])}
     assert error_sums(found, one)["ewt"] == (torch.tensor(1), 2)
+    at_rest = replace(one, energy=torch.zeros(2, dtype=torch.float64))
+    found = {"energy": torch.tensor([0.02, 0.0199])}  # strictly below counts
+    assert error_sums(found, at_rest)["ewt"] == (torch.tensor(1), 2)

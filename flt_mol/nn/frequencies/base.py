@@ -1,4 +1,4 @@
-"""What every set of frequencies offers: ξ, and the weight of each for a spectrum."""
+"""Base of frequency sets: ξ, and the weight of each for a spectrum."""
 
 from __future__ import annotations
 

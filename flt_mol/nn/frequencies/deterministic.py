@@ -1,4 +1,4 @@
-"""Sets without noise: a lattice, and spherical shells with Lebedev rules."""
+"""Deterministic sets: a lattice, and spherical shells with Lebedev rules."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class QuadratureFrequencies(Frequencies):
 
 
 class LatticeFrequencies(QuadratureFrequencies):
-    r"""All |ξ| ≤ ξ_max of a lattice whose dual has its points at least L apart: the half of them.
+    r"""Half of all |ξ| ≤ ξ_max of a lattice whose dual has points at least L apart.
 
     Summing over a lattice repeats f with the periods of the dual lattice (Poisson):
     N̂(x) = V Σ_ξ g(ξ) cos 2πξ·x = Σ_T f(x + T), V the volume of a cell in frequency space. For
@@ -195,6 +195,6 @@ def _degree(turns: float, tolerance: float) -> int:
         if (2 * degree + 3) * float(np.abs(spherical_jn(degree + 1, phases)).max()) <= tolerance:
             return degree
     raise ValueError(
-        f"no Lebedev rule resolves waves of {turns:.3g} periods within {tolerance:.1g}: take a "
+        f"no Lebedev rule resolves {turns:.3g} periods of a plane wave to {tolerance:.1g}: take a "
         "smaller radius, wider Gaussians (sigma), or LatticeFrequencies"
     )

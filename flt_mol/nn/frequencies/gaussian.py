@@ -115,7 +115,7 @@ class GaussianFrequencies(Frequencies):
 
 
 class ComponentFrequencies(Frequencies):
-    r"""Each frequency belongs to one term t of a sum of Gaussians and is drawn as that term is.
+    r"""Each frequency belongs to one term t of a sum of Gaussians and is drawn from that term.
 
     For f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²), a set per head: ξ = z/(2πσ_t) with z ~ N(0, I_ℓ), and
     N̂(x) = Σ_t (a_t/n_t) Σ_{i of t} cos(z_i·x/σ_t), where n_t of the R frequencies belong to t.

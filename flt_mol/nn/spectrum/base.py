@@ -1,4 +1,4 @@
-"""What a spectrum is, and sums and products of spectra."""
+"""Base of spectra, and sums and products of spectra."""
 
 from __future__ import annotations
 
