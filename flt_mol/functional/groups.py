@@ -169,7 +169,8 @@ def groups_of(
                 first[system], step[system] = slot + number * block.length, 1
         ends = [*offsets, num_rows]
         sizes = torch.tensor([b - a for a, b in pairwise(ends)], device="cpu")
-        table = torch.tensor([first, offsets, step], device="cpu").repeat_interleave(sizes, 1)
+        table = torch.tensor([first, offsets, step], device="cpu")
+        table = table.repeat_interleave(sizes, 1, output_size=num_rows)
         steps = torch.arange(num_rows, device="cpu")
         place = table[0] + (steps - table[1]) * table[2]
         complete = bool(table[2].numpy().all())
