@@ -205,7 +205,8 @@ class Structures:
         """All systems of `parts` in one batch, in order.
 
         Optional fields stay only where every part has them, pairs only where all were searched
-        within one cutoff, and so reciprocal vectors. `info` keeps every name; a part that lacks it gives None.
+        within one cutoff, reciprocal vectors where all have the same settings. `info` keeps every
+        name; a part that lacks it gives None.
 
         Raises:
             ValueError: `parts` is empty.

@@ -35,8 +35,8 @@ __all__ = [
     "filtered_dots", "fourier_basis", "gaussian_projection", "group_budget",
     "hyperbolic_log_features", "image_attention", "kernel_attention", "linear_attention",
     "linear_sums", "minimum_image", "neighbor_pairs", "normalised", "offsets_of",
-    "orthogonal_projection", "pair_filter", "pair_sums", "position_features",
-    "reciprocal_vectors", "relative_mask", "relu_features", "softmax_attention",
-    "softmax_log_features", "softplus_log_features", "stabilised_features", "state_of", "step",
-    "sum_per_system", "system_index",
+    "orthogonal_projection", "pair_filter", "pair_sums", "position_features", "reciprocal_vectors",
+    "relative_mask", "relu_features", "softmax_attention", "softmax_log_features",
+    "softplus_log_features", "stabilised_features", "state_of", "step", "sum_per_system",
+    "system_index",
 ]  # fmt: skip

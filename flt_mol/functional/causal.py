@@ -19,9 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flt_mol.functional.groups import PaddedRows, check_ptr, lowest
+from flt_mol.functional.groups import (
+    PaddedRows,
+    check_ptr,
+    gradients_of,
+    lowest,
+    operator,
+    real_only,
+)
 from flt_mol.functional.linear import normalised, with_ones
-from flt_mol.functional.operators import gradients_of, operator, real_only
 
 BLOCK = 64
 LARGEST_GROWTH = 36.0

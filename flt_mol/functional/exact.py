@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from flt_mol.functional.groups import PaddedRows, at_least_float32, budget_of, check_ptr
-from flt_mol.functional.operators import operator, real_only
+from flt_mol.functional.groups import (
+    PaddedRows,
+    at_least_float32,
+    budget_of,
+    check_ptr,
+    operator,
+    real_only,
+)
 
 MIN_ROWS = 64
 

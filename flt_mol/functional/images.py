@@ -11,14 +11,15 @@ from flt_mol.functional.groups import (
     Groups,
     budget_of,
     check_ptr,
+    gradients_of,
     groups_of,
     row_offsets,
     settled,
+    single_step,
     system_index,
     without_autocast,
 )
 from flt_mol.functional.linear import normalised, with_ones
-from flt_mol.functional.operators import gradients_of, single_step
 from flt_mol.functional.pairs import pair_dots, segment_peak, segment_sum, weighted_sum
 
 # What a pair costs over an entry of an n × n matrix in time: 13 to 25 on one core.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flt_mol.functional.feature_maps import features_of, row_level
-from flt_mol.functional.groups import PaddedRows, check_ptr, lowest
-from flt_mol.functional.operators import operator, real_only
+from flt_mol.functional.feature_maps import LEAST_EXPONENT, features_of, row_level
+from flt_mol.functional.groups import PaddedRows, check_ptr, lowest, operator, real_only
 
 
 def linear_attention(
@@ -54,9 +53,9 @@ def linear_log_attention(
 ) -> Tensor:
     """`linear_attention` of log φ(q), log φ(k), of any size, stabilised as `stabilised_features`.
 
-    A logit of −∞ is a feature of 0.
+    A logit of −∞ is a feature of 0. Offsets are checked by whoever made them.
     """
-    key_ptr = check_ptr(ptr, query_logits.shape[0], key_ptr, value.shape[0])
+    key_ptr = ptr if key_ptr is None else key_ptr
     return _linear(query_logits, key_logits, value, ptr, key_ptr, "log")
 
 
@@ -86,13 +85,9 @@ def normalised(sums: Tensor) -> Tensor:
         >>> normalised(torch.tensor([[6.0, 2.0], [0.0, 0.0]])).tolist()
         [[3.0], [0.0]]
     """
-    return sums[..., :-1] / _denominator(sums)
-
-
-def _denominator(sums: Tensor) -> Tensor:
     denominator = sums[..., -1:]
     clamped = denominator.clamp(min=torch.finfo(sums.dtype).tiny)
-    return clamped.masked_fill(denominator == 0, 1.0)
+    return sums[..., :-1] / clamped.masked_fill(denominator == 0, 1.0)
 
 
 def with_ones(value: Tensor) -> Tensor:
@@ -105,7 +100,10 @@ def key_sums(keys: Tensor, value: Tensor, *, log: bool) -> tuple[Tensor, Tensor 
 
     With `log` keys are log φ, and c (…, 1, M), their largest, has been taken off: the second.
     """
-    keys, level = _key_features(keys, log)
+    level = None
+    if log:
+        level = keys.amax(-2, keepdim=True).clamp_(min=lowest(keys.dtype))
+        keys = features_of(keys - level)
     return keys.mT @ with_ones(value), level
 
 
@@ -122,45 +120,46 @@ def joined_sums(
 
 def read_sums(queries: Tensor, sums: Tensor, level: Tensor | None) -> Tensor:
     """φ(q)·[S, z] of queries (…, N, M), log φ(q) where there is a level: (…, N, V + 1)."""
-    return _query_features(queries, level) @ sums
+    if level is not None:
+        queries = queries + level
+        queries = features_of(queries - row_level(queries))
+    return queries @ sums
 
 
-def _key_features(k: Tensor, log: bool) -> tuple[Tensor, Tensor | None]:
-    if not log:
-        return k, None
-    level = k.detach().amax(-2, keepdim=True).clamp_(min=lowest(k.dtype))
-    return features_of(k - level), level
-
-
-def _query_features(q: Tensor, level: Tensor | None) -> Tensor:
-    if level is None:
-        return q
+def _features(q: Tensor, k: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    if mode != "log":
+        return q, k
+    floor, least = torch.finfo(k.dtype).min / 4, LEAST_EXPONENT[k.dtype]
+    level = k.detach().amax(1, keepdim=True).clamp_(min=floor)
     q = q + level
-    return features_of(q.sub_(row_level(q)))
+    q = q.sub_(q.detach().amax(2, keepdim=True).clamp_(min=floor))
+    q, k = (torch.threshold_(x, least, -torch.inf).exp_() for x in (q, k - level))
+    return q, k
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor]:
-    k, level = _key_features(k, mode == "log")
-    read = _query_features(q, level).bmm(k.mT.bmm(real_only(with_ones(v), keys)))
+    q, k = _features(q, k, mode)
+    v = torch.cat([v, v.new_ones(1).expand(*v.shape[:2], 1)], 2)
+    read = q.bmm(k.mT.bmm(v if keys.real is None else real_only(v, keys)))
     return (read if mode == "sums" else normalised(read),)
 
 
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    k, level = _key_features(k, mode == "log")
-    q, v = _query_features(q, level), with_ones(v)
+    (q, k), v = _features(q, k, mode), with_ones(v)
     sums, grad = k.mT.bmm(real_only(v, keys)), real_only(grad, rows)
     if mode != "sums":
         read = q.bmm(sums)
-        grad = grad / _denominator(read)
-        out = read[..., :-1] / _denominator(read)
+        denominator = read[..., -1:].clamp(min=torch.finfo(read.dtype).tiny)
+        denominator = denominator.masked_fill(read[..., -1:] == 0, 1.0)
+        grad, out = grad / denominator, read[..., :-1] / denominator
         grad = torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1)
     to_sums = q.mT.bmm(grad)
     to_q, to_k, to_v = grad.bmm(sums.mT), v.bmm(to_sums.mT), k.bmm(to_sums[..., :-1])
-    return (to_q, to_k, to_v) if level is None else (to_q.mul_(q), to_k.mul_(k), to_v)
+    return (to_q.mul_(q), to_k.mul_(k), to_v) if mode == "log" else (to_q, to_k, to_v)
 
 
 _linear = operator(

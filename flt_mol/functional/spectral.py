@@ -15,8 +15,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import Groups, PaddedRows, budget_of, groups_of, row_offsets
-from flt_mol.functional.operators import gradients_of, single_step
+from flt_mol.functional.groups import (
+    Groups,
+    PaddedRows,
+    budget_of,
+    gradients_of,
+    groups_of,
+    row_offsets,
+    single_step,
+)
 
 _ROWS = 4096  # atoms whose phases are computed together
 

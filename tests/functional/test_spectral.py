@@ -88,9 +88,11 @@ def test_radial_functions_are_even_bumps_that_end_smoothly():
 
 
 def test_steps_of_graphs_give_what_eager_code_gives():
-    generator, ptr, key_ptr = seeded(), torch.tensor([0, 5, 5, 9, 20]), torch.tensor([0, 6, 6, 20, 32])
+    generator = seeded()
+    ptr, key_ptr = torch.tensor([0, 5, 5, 9, 20]), torch.tensor([0, 6, 6, 20, 32])
     fraction = torch.rand(20, 3, generator=generator) - 0.5
-    spectra, integers = torch.randn(32, T, generator=generator), torch.ones(32, 3, dtype=torch.int64)
+    spectra = torch.randn(32, T, generator=generator)
+    integers = torch.randint(-2, 3, (32, 3), generator=generator)
     value = torch.randn(20, H, D, generator=generator)
     inputs = [value, torch.randn(H, T, generator=generator), fraction, spectra]
     inputs = [x.requires_grad_() for x in inputs]
