@@ -163,7 +163,7 @@ def _finite(model: nn.Module, name: str, batch: Structures) -> NDArray[np.float6
 
 
 def prepared(model: Any, batch: Structures) -> Structures:
-    """The batch on the device of a module, with what its `prepare_batch` attaches, if it has one."""
+    """The batch on the device of a module, with what its `prepare_batch` attaches, if any."""
     if callable(prepare := getattr(model, "prepare_batch", None)):
         batch = prepare(batch)
     return batch.to(model_device(model))
