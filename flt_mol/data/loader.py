@@ -9,7 +9,7 @@ import heapq
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -160,11 +160,24 @@ class BatchSampler(Sampler[list[int]]):
         return f"{share} equally, in batches up to {self.limit}: allow larger batches"
 
 
-class Loader(DataLoader[Structures]):
+class Window(NamedTuple):
+    """What the batches of one optimiser step hold together: systems, and atoms that are free."""
+
+    systems: int
+    atoms: int
+
+    @classmethod
+    def of(cls, batches: Sequence[Structures]) -> Window:
+        """Of these batches."""
+        return cls(sum(map(len, batches)), sum(int((~x.fixed).sum()) for x in batches))
+
+
+class Loader(DataLoader[Any]):
     """torch's DataLoader with a state within the epoch, as :func:`make_loader` returns it.
 
     Each iteration is an epoch: the next one after the last, finished or not, or the one that
-    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs.
+    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs. With `window`
+    batches are read in groups of so many, and come with what their group holds, (batch, Window).
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
@@ -174,17 +187,24 @@ class Loader(DataLoader[Structures]):
     """
 
     batch_sampler: BatchSampler
+    window: int | None = None
     _next: tuple[int, int] | None = None
 
-    def __iter__(self) -> Iterator[Structures]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # Before workers are started: they ask for batches immediately.
         epoch, position = self.batch_sampler.epoch, self.batch_sampler.position
+        ahead: list[Structures] = []
         for batch in super().__iter__():
             if isinstance(batch, ValueError):
                 raise batch
-            position += 1
-            self._next = (epoch, position) if position < len(self) else (epoch + 1, 0)
-            yield batch
+            ahead.append(batch)
+            if len(ahead) < (self.window or 1) and position + len(ahead) < len(self):
+                continue
+            for one in ahead:
+                position += 1
+                self._next = (epoch, position) if position < len(self) else (epoch + 1, 0)
+                yield one if self.window is None else (one, Window.of(ahead))
+            ahead = []
 
     def set_epoch(self, epoch: int) -> None:
         """Iterate over this epoch next, from its first batch."""

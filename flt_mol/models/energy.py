@@ -182,8 +182,8 @@ class EnergyModel(nn.Module):
         Raises:
             ValueError: something that is not `Structures`; an atom whose number is not 1 to 118 or
                 whose tag not 0 to 2; cells that are singular along periodic axes, positions that
-                are not finite, or a system too large for the memory at hand (`check` tells before;
-                here systems of 10,000 atoms on are checked); by its sid.
+                are not finite, or a system too large for the memory (`check` finds it before; here
+                systems of 10,000 atoms and more are checked); the sid is named.
         """
         if not isinstance(structures, Structures):
             kind = type(structures).__name__

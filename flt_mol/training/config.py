@@ -59,10 +59,14 @@ class DataConfig(Settings):
     """Splits reported at the end and by `flt-mol evaluate`."""
     paths: dict[str, Text] = Field(default={})
     """Split → path of a file, which overrides the data set's own. Relative paths start at the run
-    file's folder, on the command line at the working directory."""
+    file's folder, on the command line at the working directory. A training file without a
+    validation file takes the place of the whole data set `name`: a tenth of it, or
+    `validation_fraction`, is held out."""
     validation_fraction: Inside | None = None
-    """Fraction of the training split held out at random (`training.seed`) and used instead of
-    `validation`, also by `flt-mol evaluate`; null trains on the whole split."""
+    """Fraction of the training split held out at random and used instead of `validation`, also by
+    `flt-mol evaluate`; null trains on the whole split."""
+    validation_seed: Seed = 0
+    """Of that draw, so that runs of other `training.seed` are ranked on the same systems."""
     skip_bad: bool = False
     """Whether training skips invalid records and those that lack a needed target, with a warning;
     false makes them errors."""
@@ -82,6 +86,14 @@ class DataConfig(Settings):
         if self.validation_fraction is not None and self.validation in self.paths:
             wanted = f"null where data.paths.{self.validation} names a file"
             raise _unfit("data.validation_fraction", self.validation_fraction, wanted)
+        return self
+
+    @model_validator(mode="after")
+    def _own_training_data(self) -> Self:
+        """Models of one's own data are not ranked by another data set's systems."""
+        if self.name and self.train in self.paths and self.validation not in self.paths:
+            self.name = None
+            self.validation_fraction = self.validation_fraction or 0.1
         return self
 
     @model_validator(mode="after")
@@ -128,7 +140,7 @@ class TrainingConfig(Settings):
     compile: bool = False
     """Whether the model is compiled by `torch.compile`, about a minute before the first step."""
     accumulate: Count = 1
-    """Gradient accumulation: batches whose gradients are averaged for one step."""
+    """Batches of one step, which follows the mean over all their systems."""
     ema_decay: Inside | None = None
     """β of the moving average of the weights, which is validated and saved; null uses the weights
     themselves."""

@@ -76,11 +76,8 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
                     f"{getattr(data, field)}, set data.skip_bad=true, or train without ({without})"
                 )
 
-    if split not in data.paths and data.name is None:
-        hint = f"data.paths.{split}, data.name or, to hold out a part, data.validation_fraction=0.1"
-        raise ValueError(f"no file for split '{split}': set {hint}")
     return open_dataset(
-        Path(data.paths[split]) if split in data.paths else recipe(str(data.name)).path(split),
+        _file_of(config, split),
         require_energy=True,
         on_error="skip" if data.skip_bad else "raise",
         energy=data.energy,
@@ -90,12 +87,36 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
     )
 
 
+def _file_of(config: RunConfig, split: str) -> Path:
+    data = config.data
+    if split in data.paths:
+        return Path(data.paths[split])
+    if data.name is None:
+        hint = f"data.paths.{split}, data.name or, to hold out a part, data.validation_fraction=0.1"
+        raise ValueError(f"no file for split '{split}': set {hint}")
+    return recipe(data.name).path(split)
+
+
+def files_line(config: RunConfig) -> str:
+    """What a run is trained and validated on.
+
+    Example:
+        >>> files_line(RunConfig(data={"paths": {"train": "a.lmdb", "val_id": "b.lmdb"}}))
+        'train: a.lmdb; val_id: b.lmdb'
+    """
+    data = config.data
+    line = f"{data.train}: {_file_of(config, data.train)}; "
+    if data.validation_fraction is None:
+        return line + f"{data.validation}: {_file_of(config, data.validation)}"
+    return line + f"{data.validation}: {data.validation_fraction:.3g} of it, held out"
+
+
 def load_splits(config: RunConfig) -> Splits:
     """The training and the validation split.
 
     With ``data.validation_fraction`` the second is a random share of the first, of at least one
-    system, drawn by ``training.seed``. What belongs together, as frames of one trajectory, is not
-    kept together; ``flt-mol data split --group-by`` does that.
+    system, drawn by ``data.validation_seed``. What belongs together, as frames of one trajectory,
+    is not kept together; ``flt-mol data split --group-by`` does that.
 
     Raises:
         ValueError: as of :func:`open_split`, or nothing left to train on.
@@ -122,7 +143,7 @@ def load_splits(config: RunConfig) -> Splits:
             f"split '{data.train}' has {len(whole)} systems, and data.validation_fraction="
             f"{data.validation_fraction:g} leaves none to train on"
         )
-    order = np.random.default_rng(config.training.seed % 2**63).permutation(len(whole)).tolist()
+    order = np.random.default_rng(data.validation_seed % 2**63).permutation(len(whole)).tolist()
     held, kept = sorted(order[:count]), sorted(order[count:])
     if isinstance(whole, list):
         return Splits([whole[i] for i in kept], [whole[i] for i in held])
@@ -154,11 +175,12 @@ def split_loader(
     settings: TrainingConfig,
     world: World,
     prepare: Callable[[Structures], Structures] | None = None,
-    shuffle: bool = False,
+    training: bool = False,
 ) -> Loader:
     """Batches of a split for one of the processes that share it.
 
-    Batches come prepared (`EnergyModel.prepare_batch`), once for all epochs where that fits.
+    Batches come prepared (`EnergyModel.prepare_batch`), once for all epochs where that fits. Those
+    for training are shuffled, and come with what all batches of their step hold.
     """
     if prepare is not None and isinstance(systems, list):
         prepared, size = [], 0
@@ -170,11 +192,11 @@ def split_loader(
         else:
             systems, prepare = prepared, None
     on_gpu = settings.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return make_loader(
+    loader = make_loader(
         systems,
         settings.batch_size if settings.batch_atoms is None else None,
         max_atoms=settings.batch_atoms,
-        shuffle=shuffle,
+        shuffle=training,
         seed=settings.seed,
         num_workers=settings.num_workers,
         prepare=prepare,
@@ -182,6 +204,8 @@ def split_loader(
         world_size=world.size,
         pin_memory=on_gpu,
     )
+    loader.window = settings.accumulate if training else None
+    return loader
 
 
 def _attached_bytes(system: Structures) -> int:

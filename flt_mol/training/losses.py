@@ -38,7 +38,7 @@ def training_loss(
     config: LossConfig,
     normalizers: Mapping[str, Normalizer],
     moved: Tensor | None = None,
-    share: Callable[[int], float] = lambda count: 1.0,
+    share: Callable[[str, int], float] = lambda name, count: 1.0,
 ) -> Loss:
     """The loss on one batch, by the formula of :class:`LossConfig`.
 
@@ -52,7 +52,8 @@ def training_loss(
         normalizers: "energy" and, for that output, "energy_initial"; their std is s and s₀.
         moved: (B,) bool, systems whose `energy_initial` is not that of the positions shown; they
             do not count for it.
-        share: of several processes: number of systems or atoms of this one → factor of its mean.
+        share: of several batches or processes: name of an error, and number of systems or atoms of
+            this batch that it is a mean over → factor of that mean.
 
     Raises:
         ValueError: a missing target, naming the sids; an output of another shape than its target.
@@ -76,7 +77,7 @@ def training_loss(
     found: dict[str, tuple[Tensor, float]] = {}
     for name, scale, errors, valid in terms:
         count = int(valid.sum())
-        factor = share(count)
+        factor = share(name, count)
         means = torch.where(valid, errors, torch.zeros_like(errors)).sum(-1) / max(count, 1)
         weights = means.new_tensor(recycle_weights(len(means), config))
         loss = scale * factor * (means * weights).sum() / weights.sum()

@@ -34,6 +34,7 @@ from flt_mol.training.config import RunConfig, absolute_paths
 from flt_mol.training.data import (
     Splits,
     data_digest,
+    files_line,
     load_splits,
     sids_of,
     split_loader,
@@ -106,6 +107,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
                 say(console, line)
             return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
         splits = load_splits(config)
+        say(console, files_line(config))
         if idle:
             say(console, f"trained without {', '.join(idle)}: no targets in the first record")
         torch.manual_seed(config.training.seed)
@@ -211,7 +213,7 @@ def _fit(
     prepare = partial(prepare_batch, needs_of(model.config))  # without weights: workers get a copy
     moves = settings.noise > 0 or settings.interpolation > 0  # batches are prepared afterwards
     loaders = (
-        split_loader(splits.training, settings, world, None if moves else prepare, shuffle=True),
+        split_loader(splits.training, settings, world, None if moves else prepare, training=True),
         split_loader(splits.validation, settings, world, prepare),
     )
     each = math.ceil(len(loaders[0]) / settings.accumulate)

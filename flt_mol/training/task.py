@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from flt_mol.data.loader import Window
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
@@ -50,8 +51,9 @@ class EnergyTask(LightningModule):
         self._sids: list[int | str] = []
         self._sums: dict[str, tuple[float, float]] = {}  # over an epoch, and of how many
 
-    def training_step(self, batch: Structures, batch_idx: int) -> Tensor:
-        """The loss of the batch, after augmentation; a ValueError if it is not finite."""
+    def training_step(self, given: tuple[Structures, Window], batch_idx: int) -> Tensor:
+        """The loss of a batch, after augmentation; a ValueError if it is not finite."""
+        batch, window = given
         self._sids = list(batch.sid)
         progress = min(1.0, self.global_step / max(1, self.total_steps))
         config, scales = self.training_config, self.model.normalizers
@@ -60,22 +62,29 @@ class EnergyTask(LightningModule):
             batch = shift_images(batch) if config.shift_images else batch
             batch = rotate(batch, config.rotation)
             found = self.model(batch)
-            loss = training_loss(
-                found, batch, progress, self.loss_config, scales, moved, self._share
-            )
+            share = self._shares(window, len(batch))
+            loss = training_loss(found, batch, progress, self.loss_config, scales, moved, share)
             if not bool(loss.total.isfinite()):
                 raise ValueError(f"the loss is {loss.total.item()}{self._where(batch)}")
         for name, (mean, count) in loss.errors.items():
             self._add(f"train/{name}", mean * count, count)
         return loss.total
 
-    def _share(self, count: int) -> float:
-        """Of W processes W n_r / Σ n, the weight of a mean over n_r, as DDP averages gradients."""
-        if self._trainer is None or self.trainer.world_size == 1:
-            return 1.0
-        counts = torch.tensor(float(count), device=self.device)
-        mean = float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
-        return count / mean if mean else 0.0
+    def _shares(self, window: Window, systems: int) -> Callable[[str, int], float]:
+        """Factors of a batch's means: a step follows the means over all its batches and processes.
+
+        Lightning divides by the number of batches, also of a window with fewer, and DDP by that of
+        processes.
+        """
+
+        def share(name: str, count: int) -> float:
+            mean = window.atoms if name == "displacement" else count * window.systems / systems
+            if self._trainer is not None and self.trainer.world_size > 1:
+                counts = torch.tensor(float(mean), device=self.device)
+                mean = float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
+            return self.training_config.accumulate * count / mean if mean else 0.0
+
+        return share
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Note the norm of the gradient, not yet clipped; a ValueError if it is not finite."""

@@ -67,7 +67,7 @@ class Whole(torch.nn.Module):
         if self.images is not None:
             pairs = neighbor_pairs(*place[:2], rows.pbc, rows.ptr, CUTOFF, self_pairs=True)
             given["images"] = self.images(pairs, pairs.vectors(*place), pairs.groups())
-        local = self.basis(near, near.vectors(*place), rows.num_rows)
+        local = self.basis(near, near.vectors(*place))
         return given, local
 
     def forward(self, rows):
@@ -313,7 +313,7 @@ def test_no_distance_has_no_direction():
     layer = IrrepsPairFilter("2x0e", "2x0e + 2x1o + 2x2e", 2, T, generator=seeded(0))
     vector = torch.zeros(1, 3, requires_grad=True)
     pairs = NeighborPairs(torch.tensor([0]), torch.tensor([1]), torch.zeros(1, 3).long())
-    out = layer(torch.ones(2, 2), LocalBasis(CUTOFF, T)(pairs, vector, 2))
+    out = layer(torch.ones(2, 2), LocalBasis(CUTOFF, T)(pairs, vector))
     assert out[0, :2].abs().min() > 0
     assert out[0, 2:].abs().max() == 0
     (force,) = torch.autograd.grad(out.sum(), vector, create_graph=True)

@@ -113,9 +113,9 @@ ODD = "Jo's, 2nd=[run] {a: 1} #3 ${x}"
 def test_paths_survive_as_they_are(run_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ODD).mkdir()
-    given = ["data.paths.train", "data.paths.my.split", "output", "data.name"]
+    given = ["data.paths.val_id", "data.paths.my.split", "output", "data.name"]
     config = load_run_config("emt_small", [f"{key}={ODD}" for key in given])
-    assert config.data.paths == dict.fromkeys(("train", "my.split"), str(tmp_path / ODD))
+    assert config.data.paths == dict.fromkeys(("val_id", "my.split"), str(tmp_path / ODD))
     assert config.output == ODD
     assert config.data.name == str(tmp_path / ODD)
     assert load_run_config("emt_small", [f'output="{ODD}"']).output == ODD
@@ -125,13 +125,13 @@ def test_paths_survive_as_they_are(run_file, tmp_path, monkeypatch):
 def test_relative_paths_of_a_file_are_taken_from_its_folder(run_file, tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     file = run_file(
-        "data: {name: set, paths: {train: a.lmdb}}\noutput: out\nfinetune: {checkpoint: flt-small}"
+        "data: {name: set, paths: {test: a.lmdb}}\noutput: out\nfinetune: {checkpoint: flt-small}"
     )
     monkeypatch.chdir(Path(tmp_path.anchor))
     config = load_run_config(file, ["data.paths.other=b.lmdb"])
     assert config.data.name == str(tmp_path / "set")
     assert config.data.paths == {
-        "train": str(tmp_path / "a.lmdb"),
+        "test": str(tmp_path / "a.lmdb"),
         "other": str(Path("b.lmdb").resolve()),
     }
     assert config.output == str(tmp_path / "out")
@@ -159,6 +159,14 @@ def test_a_validation_file_takes_the_place_of_the_share_of_a_shipped_run():
     assert load_run_config("finetune", [val]).data.validation_fraction is None
     with pytest.raises(ValueError, match=r"data\.validation_fraction"):
         load_run_config("finetune", [val, "data.validation_fraction=0.3"])
+
+
+def test_training_data_of_ones_own_are_not_validated_on_another_data_set():
+    data = load_run_config("quickstart", ["data.paths.train=a.xyz"]).data
+    assert (data.name, data.validation_fraction) == (None, 0.1)
+    data = load_run_config("quickstart", ["data.paths.train=a.xyz", "data.paths.val_id=b.xyz"]).data
+    assert (data.name, data.validation_fraction) == ("emt_adsorption", None)
+    assert load_run_config("quickstart").data.name == "emt_adsorption"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_a_share_is_held_out_by_seed(tmp_path, monkeypatch, in_memory):
         monkeypatch.setattr(data, "_IN_MEMORY", 1)
 
     def split(seed):
-        run = tiny_run(tmp_path, 10, data={"validation_fraction": 0.25}, seed=seed)
+        held_out = {"validation_fraction": 0.25, "validation_seed": seed}
+        run = tiny_run(tmp_path, 10, data=held_out, seed=5 - seed)
         kept, held = load_splits(run)
         return [str(kept[i].sid[0]) for i in range(len(kept))], [
             str(held[i].sid[0]) for i in range(len(held))

@@ -191,10 +191,9 @@ def test_shares_of_two_processes_give_the_gradient_of_the_whole():
             "energy_initial": whole["energy_initial"].detach()[rank : rank + 1].requires_grad_(),
             "displacement": whole["displacement"].detach()[rows].requires_grad_(),
         }
-        shares = iter([counts["systems"], counts["systems"], counts["atoms"]])
 
-        def share(count, shares=shares, rank=rank):
-            every = next(shares)
+        def share(name, count, rank=rank):
+            every = counts["atoms" if name == "displacement" else "systems"]
             assert count == every[rank]
             return 2 * count / sum(every)
 

@@ -7,6 +7,7 @@ import torch
 
 from flt_mol import Structures
 from flt_mol.data import open_dataset
+from flt_mol.data.loader import Window
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import relaxed_displacement
@@ -23,6 +24,10 @@ def task(model=None, loss=None, settings=SMALL, **training):
 def systems(tmp_path, count=4):
     dataset = open_dataset(relaxations(tmp_path / "a.extxyz", count))
     return dataset.batch(range(count))
+
+
+def in_one_step(batch):
+    return batch, Window.of([batch])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_targets_follow_the_augmentation(tmp_path, settings):
     batch, model = systems(tmp_path), Oracle()
     step = task(model, LossConfig(displacement_weight=1.0), **settings)
     step._trainer = None
-    loss = step.training_step(batch, 0)
+    loss = step.training_step(in_one_step(batch), 0)
     assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)
     shown = model.shown[0]
     assert not torch.allclose(shown.positions, batch.positions, atol=0.01)
@@ -111,18 +116,18 @@ def test_initial_energies_of_moved_atoms_do_not_count(tmp_path):
     torch.manual_seed(0)
     batch = systems(tmp_path)
     step = task(settings=ALL_OUTPUTS, noise=0.05)
-    step.training_step(batch, 0)
+    step.training_step(in_one_step(batch), 0)
     assert step._sums["train/energy_initial_mae"][1] == 0
     assert step._sums["train/mae"][1] == 4
     still = task(settings=ALL_OUTPUTS)
-    still.training_step(batch, 0)
+    still.training_step(in_one_step(batch), 0)
     assert still._sums["train/energy_initial_mae"][1] == 4
 
 
 def test_every_weight_is_trained(tmp_path):
     torch.manual_seed(0)
     step = task(settings=ALL_OUTPUTS)
-    step.training_step(systems(tmp_path), 0).backward()
+    step.training_step(in_one_step(systems(tmp_path)), 0).backward()
     idle = [n for n, p in step.model.named_parameters() if p.grad is None or not p.grad.any()]
     # A table has rows for every element; zero-initialised layers hide what is before them.
     assert not [name for name in idle if step.model.get_parameter(name).grad is None], idle
@@ -131,13 +136,14 @@ def test_every_weight_is_trained(tmp_path):
 @pytest.mark.parametrize("error", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_names_split_and_systems(tmp_path, error):
     with pytest.raises(ValueError, match=r"'mine'.*slab-0.*slab-3"):
-        task(Oracle(error)).training_step(systems(tmp_path), 0)
+        task(Oracle(error)).training_step(in_one_step(systems(tmp_path)), 0)
     with pytest.raises(ValueError, match=r"'val'.*slab-0"):
         task(Oracle(error)).validation_step(systems(tmp_path), 0)
 
 
 def test_batches_without_targets_are_named_with_their_split():
     one = Structures.single([1], [[0, 0, 0]], sid="odd")
-    for step in ("training_step", "validation_step"):
-        with pytest.raises(ValueError, match=r"split '(mine|val)'.*odd"):
-            getattr(task(), step)(one, 0)
+    with pytest.raises(ValueError, match=r"split 'mine'.*odd"):
+        task().training_step(in_one_step(one), 0)
+    with pytest.raises(ValueError, match=r"split 'val'.*odd"):
+        task().validation_step(one, 0)
