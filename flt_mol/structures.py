@@ -185,7 +185,8 @@ class Structures:
             vectors = (x[found] for x in lattice[:3])
             cells = (x[systems] for x in (lattice.cell, lattice.inverse))
             large = tuple(place for place, b in enumerate(chosen) if b in lattice.large)
-            lattice = type(lattice)(*vectors, ends, *cells, lattice.offset[atoms], large)
+            made = [*vectors, ends, *cells, lattice.offset[atoms], large]
+            lattice = lattice._make(made)
         return Structures(
             **fields,
             ptr=ptr,
@@ -290,7 +291,7 @@ class Structures:
             tensors["pairs"] = type(self.pairs)(*map(function, self.pairs))
         if self.reciprocal is not None:
             *moved, large = self.reciprocal
-            tensors["reciprocal"] = type(self.reciprocal)(*map(function, moved), large)
+            tensors["reciprocal"] = self.reciprocal._make([*map(function, moved), large])
         return replace(self, **tensors)
 
 
@@ -329,7 +330,7 @@ def _joined(lattices: Sequence[ReciprocalVectors]) -> ReciprocalVectors:
     ends = [ptr[1:] + start for ptr, start in zip(ptrs, starts, strict=False)]
     moved = tuple(b + first for some, first in zip(large, systems, strict=False) for b in some)
     parts = (*each, [ptrs[0][:1], *ends], cell, inverse, offset)
-    return type(lattices[0])(*(torch.cat(list(x)) for x in parts), moved)
+    return lattices[0]._make([*(torch.cat(list(x)) for x in parts), moved])
 
 
 def _naming_sid(function: Callable[[Structures], _T], structures: Structures) -> _T:

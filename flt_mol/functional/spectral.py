@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -191,6 +192,6 @@ _tables_step = single_step(
     ("Tensor fraction, Tensor spectra", "Tensor integers, Tensor ptr, Tensor key_ptr, int below"),
     _tables,
     lambda grad, *given: gradients_of(_tables, grad, given[:2], *given[2:]),
-    lambda *_: (torch.library.get_ctx().new_dynamic_size(),),
+    lambda *_: (cast(int, torch.library.get_ctx().new_dynamic_size()),),
 )
 _sums_step, _fixed_step = _step_of("spectral_sums", 4), _step_of("spectral_sums_fixed", 2)

@@ -257,7 +257,7 @@ def _check_finite(structures: Structures) -> None:
 
 
 def naming_sid(structures: Structures) -> AbstractContextManager[None]:
-    """Errors about a system or atom of the batch as ValueErrors that name its sid, not in graphs."""
+    """Errors about a system or atom as ValueErrors that name its sid; graphs have none."""
     return nullcontext() if torch.compiler.is_compiling() else _naming_sid(structures)
 
 
