@@ -170,7 +170,8 @@ def groups_of(
                 first[system], step[system] = slot + number * block.length, 1
         ends = [*offsets, num_rows]
         sizes = torch.tensor([b - a for a, b in pairwise(ends)], device="cpu")
-        table = torch.tensor([first, offsets, step], device="cpu").repeat_interleave(sizes, 1)
+        table = torch.tensor([first, offsets, step], device="cpu")
+        table = table.repeat_interleave(sizes, 1, output_size=num_rows)
         steps = torch.arange(num_rows, device="cpu")
         place = table[0] + (steps - table[1]) * table[2]
         complete = bool(table[2].numpy().all())
@@ -565,7 +566,7 @@ def gradients_of(
 ) -> tuple[Tensor, ...]:
     """Gradients of ``run(*tensors, *others)`` by autograd, differentiable where that is on."""
     higher = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with torch.enable_grad(), without_autocast(grad):
         # Aliases: where one input was computed from another, that way is not for this function.
         tensors = tuple(
             x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors
