@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from flt_mol.functional import NeighborPairs
+    from flt_mol.functional import NeighborPairs, ReciprocalVectors
 
 _T = TypeVar("_T")
 # Field: whether its rows are atoms, systems, or their bounds; shape of a row; kind of its numbers.
@@ -57,6 +57,8 @@ class Structures:
         info: further plain values by name, each a tuple of B entries, as stored.
         pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`.
         cutoff: Å, within which `pairs` were searched; None without pairs.
+        reciprocal: reciprocal vectors of the cells; see :meth:`with_reciprocal`.
+        reciprocal_settings: what they were made with.
 
     Raises:
         ValueError: dtypes of another kind (32 bits will do) or shapes that do not fit, by field.
@@ -81,6 +83,8 @@ class Structures:
     info: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     pairs: NeighborPairs | None = None
     cutoff: float | None = None
+    reciprocal: ReciprocalVectors | None = None
+    reciprocal_settings: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -176,6 +180,13 @@ class Structures:
             moved = torch.repeat_interleave(ptr[:-1] - self.ptr[systems], ends.diff())
             i, j, shift = (x[found] for x in pairs)
             pairs = type(pairs)(i + moved, j + moved, shift)
+        if (lattice := self.reciprocal) is not None:
+            found, ends = _ranges(lattice.ptr, systems)
+            vectors = (x[found] for x in lattice[:3])
+            cells = (x[systems] for x in (lattice.cell, lattice.inverse))
+            large = tuple(place for place, b in enumerate(chosen) if b in lattice.large)
+            made = [*vectors, ends, *cells, lattice.offset[atoms], large]
+            lattice = _lattice_of(lattice, made)
         return Structures(
             **fields,
             ptr=ptr,
@@ -183,6 +194,8 @@ class Structures:
             info={name: tuple(values[b] for b in chosen) for name, values in self.info.items()},
             pairs=pairs,
             cutoff=self.cutoff,
+            reciprocal=lattice,
+            reciprocal_settings=self.reciprocal_settings,
         )
 
     def __iter__(self) -> Iterator[Structures]:
@@ -193,7 +206,8 @@ class Structures:
         """All systems of `parts` in one batch, in order.
 
         Optional fields stay only where every part has them, pairs only where all were searched
-        within one cutoff. `info` keeps every name; a part that lacks it gives None.
+        within one cutoff, reciprocal vectors where all have the same settings. `info` keeps every
+        name; a part that lacks it gives None.
 
         Raises:
             ValueError: `parts` is empty.
@@ -211,6 +225,10 @@ class Structures:
             moved = [(i + at, j + at, t) for (i, j, t), at in zip(each, starts, strict=False)]
             fields["pairs"] = type(each[0])(*map(torch.cat, zip(*moved, strict=True)))
             fields["cutoff"] = parts[0].cutoff
+        settings = parts[0].reciprocal_settings
+        if settings and all(part.reciprocal_settings == settings for part in parts):
+            fields["reciprocal"] = _joined([cast("ReciprocalVectors", x.reciprocal) for x in parts])
+            fields["reciprocal_settings"] = settings
         info: dict[str, tuple[Any, ...]] = {}
         for name in dict.fromkeys(name for part in parts for name in part.info):
             found = (part.info.get(name, (None,) * len(part)) for part in parts)
@@ -234,6 +252,24 @@ class Structures:
 
         return replace(self, pairs=_naming_sid(search, self), cutoff=float(cutoff))
 
+    def with_reciprocal(self, **settings: Any) -> Structures:
+        """The same batch with the reciprocal vectors of its cells.
+
+        Arguments and errors are those of :func:`flt_mol.functional.reciprocal_vectors`, errors
+        naming the sid.
+        """
+        from flt_mol.functional import reciprocal_vectors
+
+        def find(some: Structures) -> ReciprocalVectors:
+            return reciprocal_vectors(some.cell, some.pbc, some.positions, some.ptr, **settings)
+
+        return replace(self, reciprocal=_naming_sid(find, self), reciprocal_settings=settings)
+
+    def moved(self, positions: Tensor) -> Structures:
+        """The same batch with atoms elsewhere; pairs and reciprocal vectors are dropped."""
+        dropped = dict.fromkeys(("pairs", "cutoff", "reciprocal", "reciprocal_settings"))
+        return replace(self, positions=positions, **cast("dict[str, Any]", dropped))
+
     def to(self, device: torch.device | str) -> Structures:
         """The same batch on `device`; float64 becomes float32 where the device has none (MPS)."""
         single = torch.device(device).type == "mps"
@@ -253,6 +289,9 @@ class Structures:
         tensors: Any = {name: function(x) for name, x in held.items() if x is not None}
         if self.pairs is not None:
             tensors["pairs"] = type(self.pairs)(*map(function, self.pairs))
+        if self.reciprocal is not None:
+            *moved, large = self.reciprocal
+            tensors["reciprocal"] = _lattice_of(self.reciprocal, [*map(function, moved), large])
         return replace(self, **tensors)
 
 
@@ -283,6 +322,22 @@ def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(len(shift), device=ptr.device) + shift, ends
 
 
+def _lattice_of(like: ReciprocalVectors, values: Sequence[Any]) -> ReciprocalVectors:
+    make: Callable[..., ReciprocalVectors] = type(like)  # without an import of all of functional
+    return make(*values)
+
+
+def _joined(lattices: Sequence[ReciprocalVectors]) -> ReciprocalVectors:
+    """Reciprocal vectors of several batches, one after the other."""
+    *each, ptrs, cell, inverse, offset, large = zip(*lattices, strict=True)
+    starts = accumulate((int(ptr[-1]) for ptr in ptrs), initial=0)
+    systems = accumulate((len(x) for x in cell), initial=0)
+    ends = [ptr[1:] + start for ptr, start in zip(ptrs, starts, strict=False)]
+    moved = tuple(b + first for some, first in zip(large, systems, strict=False) for b in some)
+    parts = (*each, [ptrs[0][:1], *ends], cell, inverse, offset)
+    return _lattice_of(lattices[0], [*(torch.cat(list(x)) for x in parts), moved])
+
+
 def _naming_sid(function: Callable[[Structures], _T], structures: Structures) -> _T:
     """Call a function of a batch; if it raises ValueError, name the first system that makes it."""
     try:
@@ -290,7 +345,7 @@ def _naming_sid(function: Callable[[Structures], _T], structures: Structures) ->
     except ValueError as error:
         for system in structures if len(structures) > 1 else ():
             _naming_sid(function, system)
-        raise ValueError(f"sid {structures.sid[0]}: {error}") from None
+        raise ValueError(f"sid {structures.sid[0]}: {getattr(error, 'reason', error)}") from None
 
 
 def _check(batch: Structures) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From an empty machine with Python 3.11 to a trained and evaluated IS2RE model.
 # PYTHON chooses the interpreter, FLT_MOL_VENV the folder of the environment; further arguments
-# are Hydra overrides for the training, e.g. training.epochs=5.
+# are settings of the training, e.g. training.epochs=5.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh "train"

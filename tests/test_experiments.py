@@ -73,6 +73,14 @@ def test_small_runs(arguments, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_named_models_on_this_machine():
+    small = "--runs oc20_10k_flt-small --largest 1 --steps 1 --precisions fp32"
+    out = run("speed/gpu.py", *small.split())
+    assert "compiled" in out
+    assert "whole run" in out
+
+
+@pytest.mark.slow
 def test_fidelity_and_figures(tmp_path):
     small = [
         "--features",

@@ -45,6 +45,9 @@ Adsorbate = Annotated[
     str | None,
     typer.Option(metavar="WHAT", help="Formula, indices from 0 (12,13), or none (default: guess)."),
 ]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile the model first: for many structures.")
+]
 Surface = Annotated[
     str | None,
     typer.Option(metavar="RULE", help="oc20, half, or a number of layers (default: the model's)."),
@@ -63,6 +66,7 @@ def predict(
     batch_size: console.BatchSize = 64,
     device: console.Device = "cpu",
     skip_bad: console.SkipBad = False,
+    compiled: Compile = False,
 ) -> None:
     """Predict energies (eV) of all structures in files."""
     from flt_mol.prediction import table
@@ -77,6 +81,8 @@ def predict(
     several = [checkpoint, *(ensemble or ())]
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)
+    for model in members.models if compiled else ():
+        model.compile(dynamic=True)
     opened = table.StructureFiles(
         files, skip_bad=skip_bad, prepare=tagger, check=members.check, layer_numbers=tag_slab
     )

@@ -222,7 +222,7 @@ def _tags(
 ) -> NDArray[np.int64]:
     if options.layer_numbers:
         records = [{} if tags_are_layers(record) else record for record in records]
-    expected = f"{_TAGS} (ase.build numbers layers instead: tag_slab sets tags)"
+    expected = f"{_TAGS} (ase.build numbers layers instead: use tag_slab or --tag-slab)"
     tags = _whole(records, "tags", ptr[1:] - ptr[:-1], (0, 2), expected)
     if any(record.get("tags") is None for record in records):
         notes["tags"] = f"no tags (taken as 0; set tags: {_TAGS})"

@@ -121,7 +121,10 @@ def write_flat(
         tensors["info_ptr"] = _fence([len(text) for text in texts])
     about = {_KEY: json.dumps({"version": _VERSION, **(metadata or {})})}
     with temporary_path(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         save_file(tensors, temporary, metadata=about)
+        temporary.chmod(mode)  # safetensors lets only the owner read its files
     return len(natoms)
 
 

@@ -1,4 +1,4 @@
-"""Batches for training: which systems, in which order, with their neighbour pairs.
+"""Batches for training: which systems, in which order, prepared for a model.
 
 Orders are drawn from the seed and the epoch: the same on every rank, independent of other draws.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -240,7 +240,7 @@ def make_loader(
     num_workers: int = 0,
     *,
     max_atoms: int | None = None,
-    cutoff: float | None = None,
+    prepare: Callable[[Structures], Structures] | None = None,
     rank: int = 0,
     world_size: int = 1,
     **options: Any,
@@ -253,10 +253,10 @@ def make_loader(
         batch_size: systems per batch; either this or `max_atoms`.
         shuffle: a new order in each epoch, drawn from `seed`.
         seed: of the orders.
-        num_workers: processes that read, and search pairs; they live as long as the loader, or with
+        num_workers: processes that read and prepare; they live as long as the loader, or with
             ``persistent_workers=False`` for an epoch.
         max_atoms: atoms per batch at most.
-        cutoff: Å; batches come with their pairs (:meth:`Structures.with_pairs`).
+        prepare: called with each batch, by the workers, as :meth:`EnergyModel.prepare_batch`.
         rank: which of the processes that train together this one is.
         world_size: how many there are: every system goes to one of them, and all make as many
             steps. Lightning's Trainer needs ``use_distributed_sampler=False`` then.
@@ -283,7 +283,7 @@ def make_loader(
             raise ValueError(f"sid {sid} has {sizes.max()} atoms, a batch may hold {limit}")
     shared: dict[str, Any] = {"rank": rank, "world_size": world_size}
     return Loader(
-        _Source(dataset, cutoff),
+        _Source(dataset, prepare),
         batch_sampler=BatchSampler(sizes, cast(int, limit), shuffle=shuffle, seed=seed, **shared),
         num_workers=num_workers,
         collate_fn=_same,
@@ -297,16 +297,18 @@ def _same(batch: Any) -> Any:
 
 
 class _Source(Dataset[Structures]):
-    """A data set that is asked for batches, and adds their pairs."""
+    """A data set that is asked for batches, and prepares them."""
 
-    def __init__(self, systems: Systems, cutoff: float | None) -> None:
-        self.systems, self.cutoff = systems, cutoff
+    def __init__(
+        self, systems: Systems, prepare: Callable[[Structures], Structures] | None
+    ) -> None:
+        self.systems, self.prepare = systems, prepare
 
     def __getitems__(self, indices: list[int]) -> Structures | ValueError:
         fetch = getattr(self.systems, "__getitems__", None)
         try:
             batch = collate(fetch(indices) if fetch else [self.systems[i] for i in indices])
-            return batch if self.cutoff is None else batch.with_pairs(self.cutoff)
+            return batch if self.prepare is None else self.prepare(batch)
         except ValueError as error:
             if get_worker_info() is None:
                 raise

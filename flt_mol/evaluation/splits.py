@@ -24,7 +24,7 @@ from flt_mol.prediction.energies import (
     check_elements,
     energies_of,
     evaluating,
-    model_device,
+    prepared,
 )
 from flt_mol.structures import Structures, relaxed_displacement
 
@@ -124,7 +124,7 @@ def evaluate_splits(
         total = len(source) if hasattr(source, "__len__") else None
         with evaluating(model), torch.inference_mode():
             for batch in _batches(source, batch_size):
-                found.add(model(batch.to(model_device(model))), batch)
+                found.add(model(prepared(model, batch)), batch)
                 done += len(batch)
                 if progress is not None:
                     progress(split, done, total)

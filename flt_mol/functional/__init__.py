@@ -13,7 +13,13 @@ from flt_mol.functional.feature_maps import (
     stabilised_features,
 )
 from flt_mol.functional.fourier import PositionFeatures, fourier_basis, position_features
-from flt_mol.functional.groups import centred, offsets_of, sum_per_system, system_index
+from flt_mol.functional.groups import (
+    centred,
+    group_budget,
+    offsets_of,
+    sum_per_system,
+    system_index,
+)
 from flt_mol.functional.images import image_attention
 from flt_mol.functional.lattice import UnfitSystemError, minimum_image
 from flt_mol.functional.linear import linear_attention, linear_sums, normalised
@@ -26,10 +32,11 @@ from flt_mol.functional.streaming import CausalState, state_of, step
 __all__ = [
     "CausalState", "NeighborPairs", "PositionFeatures", "ReciprocalVectors", "UnfitSystemError",
     "causal_attention", "causal_log_attention", "centred", "elu_features", "exact_attention",
-    "filtered_dots", "fourier_basis", "gaussian_projection", "hyperbolic_log_features",
-    "image_attention", "kernel_attention", "linear_attention", "linear_sums", "minimum_image",
-    "neighbor_pairs", "normalised", "offsets_of", "orthogonal_projection", "pair_filter",
-    "pair_sums", "position_features", "reciprocal_vectors", "relative_mask", "relu_features",
-    "softmax_attention", "softmax_log_features", "softplus_log_features", "stabilised_features",
-    "state_of", "step", "sum_per_system", "system_index",
+    "filtered_dots", "fourier_basis", "gaussian_projection", "group_budget",
+    "hyperbolic_log_features", "image_attention", "kernel_attention", "linear_attention",
+    "linear_sums", "minimum_image", "neighbor_pairs", "normalised", "offsets_of",
+    "orthogonal_projection", "pair_filter", "pair_sums", "position_features", "reciprocal_vectors",
+    "relative_mask", "relu_features", "softmax_attention", "softmax_log_features",
+    "softplus_log_features", "stabilised_features", "state_of", "step", "sum_per_system",
+    "system_index",
 ]  # fmt: skip

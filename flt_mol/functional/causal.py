@@ -15,14 +15,18 @@ summed term by term. r and s cancel, so they carry no gradient.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.library import custom_op
 from torch.nn import functional as F
 
-from flt_mol.functional.groups import check_ptr, lowest, settled, systems_of, without_autocast
+from flt_mol.functional.groups import (
+    PaddedRows,
+    check_ptr,
+    gradients_of,
+    lowest,
+    operator,
+    real_only,
+)
 from flt_mol.functional.linear import normalised, with_ones
 
 BLOCK = 64
@@ -91,65 +95,41 @@ def _checked(queries: Tensor, keys: Tensor, value: Tensor, ptr: Tensor, *, log: 
             f"queries {tuple(queries.shape)}, keys {tuple(keys.shape)} and value "
             f"{tuple(value.shape)} must be (N, H, M), (N, H, M) and (N, H, V) of the same N and H"
         )
-    out: Tensor = _causal(*settled(queries, keys, value), ptr, log)
-    return out
+    return _causal(queries, keys, value, ptr, ptr, "log" if log else "features")
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
-    """Systems of about the same length at once, by differentiable operations."""
-    rows_of_all, parts = [ptr.new_zeros(0, dtype=torch.int64)], [v[:0]]
-    sums_of, nothing = (_log_sums, -torch.inf) if log else (_sums, 0.0)
-    for rows, filled in _padded_groups(ptr, len(q)):
-        some_q, some_k, some_v = (x[rows].transpose(1, 2) for x in (q, k, v))  # (G, H, L, ·)
-        some_k = some_k.masked_fill(~filled[:, None, :, None], nothing)
-        sums = sums_of(*(_blocks(x) for x in (some_q, some_k, with_ones(some_v))))
-        out = normalised(sums.flatten(2, 3)[:, :, : rows.shape[1]])
-        rows_of_all.append(rows[filled])
-        parts.append(out.transpose(1, 2)[filled])
-    return torch.zeros_like(v).index_copy(0, torch.cat(rows_of_all), torch.cat(parts))
-
-
-def _padded_groups(ptr: Tensor, num_rows: int) -> list[tuple[Tensor, Tensor]]:
-    """Rows (G, L) of G systems that are at most twice as long as each other, and which are real.
-
-    Slots beyond the end of a system repeat its last row.
-    """
-    by_length: dict[int, list[tuple[int, int]]] = {}
-    for rows in systems_of(ptr, num_rows):
-        if rows.stop > rows.start:
-            length = (rows.stop - rows.start - 1).bit_length()
-            by_length.setdefault(length, []).append((rows.start, rows.stop))
-    groups = []
-    for members in by_length.values():
-        ends = torch.tensor(members, device=ptr.device)
-        slots = ends[:, :1] + torch.arange(int(ends.diff().max()), device=ptr.device)
-        groups.append((slots.minimum(ends[:, 1:] - 1), slots < ends[:, 1:]))
-    return groups
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
+) -> tuple[Tensor]:
+    """Rows (B, L, ·) of systems, whose repeated slots are behind all others."""
+    sums_of = _log_sums if mode == "log" else _sums
+    sums = sums_of(*(_blocks(x) for x in (q, k, with_ones(v))))
+    return (normalised(sums.flatten(1, 2)[:, : q.shape[1]]),)
 
 
 def _blocks(x: Tensor) -> Tensor:
-    """(G, H, L, F) → (G, H, T, n, F), the last block filled up with its last row."""
-    length = x.shape[2]
+    """(B, L, F) → (B, T, n, F), the last block filled up with its last row."""
+    length = x.shape[1]
     n = min(BLOCK, length)
     missing = -length % n
     if missing:
-        x = torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], 2)
-    return x.reshape(*x.shape[:2], -1, n, x.shape[3])
+        x = torch.cat([x, x[:, -1:].expand(-1, missing, -1)], 1)
+    return x.reshape(x.shape[0], -1, n, x.shape[2])
 
 
 def _sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Σ_{j≤i} (q_i·k_j) v_j of blocks (G, H, T, n, ·)."""
+    """Σ_{j≤i} (q_i·k_j) v_j of blocks (B, T, n, ·)."""
     own = (q @ k.mT).tril() @ v
-    if q.shape[2] == 1:
+    if q.shape[1] == 1:
         return own
-    after = (k.mT @ v).cumsum(2)
-    return own + q @ torch.cat([torch.zeros_like(after[:, :, :1]), after[:, :, :-1]], 2)
+    after = (k.mT @ v).cumsum(1)
+    return own + q @ torch.cat([torch.zeros_like(after[:, :1]), after[:, :-1]], 1)
 
 
 def _log_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Σ_{j≤i} Σ_m exp(q_im + k_jm − r_i) v_j of blocks (G, H, T, n, ·)."""
+    """Σ_{j≤i} Σ_m exp(q_im + k_jm − r_i) v_j of blocks (B, T, n, ·)."""
     floor = lowest(q.dtype)
-    running = k.detach().flatten(2, 3).cummax(2).values.clamp(min=floor).view_as(k)
+    running = k.detach().flatten(1, 2).cummax(1).values.clamp(min=floor).view_as(k)
     r = (q.detach() + running).amax(-1, keepdim=True).clamp(min=floor)
     first, last = running[..., :1, :], running[..., -1:, :]
     least, least_key = LEAST[q.dtype]
@@ -160,7 +140,7 @@ def _log_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     sums = (queries @ keys.mT).tril() @ v
     if bool(steep.any()):
         sums = sums.index_put((steep,), _term_by_term(q[steep], k[steep], v[steep], r[steep]))
-    if q.shape[2] == 1:
+    if q.shape[1] == 1:
         return sums
     states = _carried(keys.mT @ v, *(x.squeeze(-2)[..., None] for x in (first, level)))
     return sums + queries @ states
@@ -176,64 +156,30 @@ def _term_by_term(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> Tensor:
 
 
 def _carried(sums: Tensor, first: Tensor, level: Tensor) -> Tensor:
-    """Σ over earlier blocks relative to each block's `first`: (G, H, T, M, V) → the same shape.
+    """Σ over earlier blocks relative to each block's `first`: (B, T, M, V) → the same shape.
 
-    `sums` are of each block, relative to its `level`; levels (G, H, T, M, 1) never fall.
+    `sums` are of each block, relative to its `level`; levels (B, T, M, 1) never fall.
     """
-    states = [torch.zeros_like(sums[:, :, 0])]
-    for t in range(sums.shape[2] - 1):
-        keep = (first[:, :, t] - first[:, :, t + 1]).exp()
-        add = (level[:, :, t] - first[:, :, t + 1]).exp()
-        states.append(states[-1] * keep + sums[:, :, t] * add)
-    return torch.stack(states, 2)
-
-
-@custom_op("flt_mol::causal_attention", mutates_args=())
-def _causal(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool) -> Tensor:
-    with without_autocast(q), torch.no_grad():
-        return _attend(q, k, v, ptr, log)
+    states = [torch.zeros_like(sums[:, 0])]
+    for t in range(sums.shape[1] - 1):
+        keep = (first[:, t] - first[:, t + 1]).exp()
+        add = (level[:, t] - first[:, t + 1]).exp()
+        states.append(states[-1] * keep + sums[:, t] * add)
+    return torch.stack(states, 1)
 
 
 def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to q, k and v; differentiable themselves where gradients are enabled."""
-    higher = torch.is_grad_enabled()
-    with torch.enable_grad(), without_autocast(q):
-        # Aliases: where one input was computed from another, that way is not for this function.
-        given = (q, k, v)
-        q, k, v = (x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in given)
-        out = _attend(q, k, v, ptr, log)
-        to_q, to_k, to_v = torch.autograd.grad(
-            out, (q, k, v), grad, create_graph=higher, materialize_grads=True
-        )
-    return to_q, to_k, to_v
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
+) -> tuple[Tensor, ...]:
+    return gradients_of(
+        lambda q, k, v: _attend(q, k, v, rows, keys, mode)[0], real_only(grad, rows), (q, k, v)
+    )
 
 
-@custom_op("flt_mol::causal_attention_gradients", mutates_args=())
-def _gradients_op(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, log: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For compiled graphs. Operators run below autograd, which is what is needed here."""
-    include = torch._C._dispatch_tls_local_include_set()
-    nothing = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
-    with torch._C._ForceDispatchKeyGuard(include, nothing), torch.no_grad():
-        return _gradients(grad, q, k, v, ptr, log)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.log = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, ptr = ctx.saved_tensors
-    run = _gradients_op if torch.compiler.is_compiling() else _gradients
-    return *run(grad, q, k, v, ptr, ctx.log), None, None
-
-
-_causal.register_fake(lambda q, k, v, ptr, log: v.new_empty(v.shape))
-_gradients_op.register_fake(
-    lambda grad, q, k, v, ptr, log: tuple(x.new_empty(x.shape) for x in (q, k, v))
+_causal = operator(
+    "causal_attention",
+    _attend,
+    _gradients,
+    lambda rows, keys, features: rows * features,
+    lambda channels, mode: channels,
 )
-_causal.register_autograd(_backward, setup_context=_save)

@@ -1,24 +1,23 @@
 """Softmax attention over packed systems, fast: what linear attention estimates, for small systems.
 
-The same numbers as `reference.softmax_attention` without a bias. The loop over systems is hidden
-in one operator, which autograd and torch.compile see as a single step.
+The same numbers as `reference.softmax_attention` without a bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.library import custom_op
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from flt_mol.functional.groups import check_ptr, settled, systems_of, without_autocast
+from flt_mol.functional.groups import (
+    PaddedRows,
+    at_least_float32,
+    budget_of,
+    check_ptr,
+    operator,
+    real_only,
+)
 
-# Weights that are held at once (1 MB in float32). Up to as many over all heads of a system, three
-# plain products are faster than torch's fused attention (measured on CPU, D from 16 to 96).
-MAX_WEIGHTS = 2**18
 MIN_ROWS = 64
 
 
@@ -63,106 +62,59 @@ def exact_attention(
         raise ValueError("causal attention is among rows of one set: leave key_ptr out")
     key_ptr = check_ptr(ptr, query.shape[0], key_ptr, value.shape[0])
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v = (x.transpose(0, 1) for x in settled(query, key, value))
-    with without_autocast(query):
-        out: Tensor = _attend(q if scale == 1.0 else q * scale, k, v, ptr, key_ptr, causal)
-        return out.transpose(0, 1)
+    query = query if scale == 1.0 else at_least_float32(query) * scale
+    return _exact(query, key, value, ptr, key_ptr, "causal" if causal else "all")
 
 
-@custom_op("flt_mol::exact_attention", mutates_args=())
-def _attend(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, causal: bool) -> Tensor:
-    out = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
-    for rows, keys in _systems(q, k, ptr, key_ptr):
-        own_q, own_k, own_v = q[:, rows], k[:, keys], v[:, keys]
-        if q.shape[0] * own_q.shape[1] * own_k.shape[1] <= MAX_WEIGHTS:
-            out[:, rows] = _weights(own_q, own_k, causal).bmm(own_v)
-        else:
-            out[:, rows] = _fused(own_q, own_k, own_v, causal)
-    return out
-
-
-def _systems(
-    queries: Tensor, keys: Tensor, ptr: Tensor, key_ptr: Tensor
-) -> list[tuple[slice, slice]]:
-    """The queries and keys of each system that has both."""
-    systems = systems_of(ptr, queries.shape[1])
-    both = zip(systems, systems_of(key_ptr, keys.shape[1], "key_ptr"), strict=True)
-    return [(r, k) for r, k in both if r.start < r.stop and k.start < k.stop]
-
-
-def _weights(q: Tensor, k: Tensor, causal: bool, first: int = 0) -> Tensor:
-    """softmax(Q Kᵀ) (H, n, m) of one system, its queries beginning with row `first`."""
+def _weights(q: Tensor, k: Tensor, keys: PaddedRows, mode: str, first: int = 0) -> Tensor:
+    """softmax(Q Kᵀ) (B, n, m) of blocks whose queries begin with row `first`."""
     logits = q.bmm(k.mT)
-    if causal:
+    if mode == "causal":  # which hides repeated keys, too
         later = torch.ones(logits.shape[1:], dtype=torch.bool, device=q.device).triu(first + 1)
         logits = logits.masked_fill(later, -torch.inf)
+    elif keys.real is not None:
+        groups = logits.view(-1, *keys.real.shape[:1], *logits.shape[1:])
+        logits = groups.masked_fill(~keys.real[:, None], -torch.inf).view(logits.shape)
     return logits.softmax(-1)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """One large system by torch's own attention, which wants values as wide as keys."""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
+) -> tuple[Tensor]:
+    if len(q) * q.shape[1] * k.shape[1] <= budget_of(q.device):
+        return (_weights(q, k, keys, mode).bmm(v),)
+    # A head of a large system by torch's own attention, which wants values as wide as keys.
     width, channels = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     q, k, v = (pad(x, (0, width - x.shape[-1]))[None] for x in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)[0, ..., :channels]
+    out = scaled_dot_product_attention(q, k, v, is_causal=mode == "causal", scale=1.0)
+    return (out[0, ..., :channels],)
 
 
 def _gradients(
-    grad: Tensor,
-    out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    ptr: Tensor,
-    key_ptr: Tensor,
-    causal: bool,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients to Q, K, V, made of differentiable steps; the weights are formed again, in blocks.
+    """With P = softmax(Q Kᵀ): dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ P ∘ G Vᵀ), dQ = dS K, dK = dSᵀ Q.
 
-    With P = softmax(Q Kᵀ): dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ_v G ∘ out), dQ = dS K, dK = dSᵀ Q.
+    Where one head's weights are over the budget, some queries at a time.
     """
-    to_query, to_key, to_value = (torch.zeros_like(x) for x in (q, k, v))
-    for rows, keys in _systems(q, k, ptr, key_ptr):
-        for heads, block in _blocks(q.shape[0], rows, keys):
-            k_b, q_b, g = k[heads, keys], q[heads, block], grad[heads, block]
-            weights = _weights(q_b, k_b, causal, block.start - rows.start)
-            to_value[heads, keys].add_(weights.mT.bmm(g))
-            drift = (g * out[heads, block]).sum(-1, keepdim=True)
-            slopes = torch.baddbmm(drift, g, v[heads, keys].mT, beta=-1)
-            slopes = slopes * weights if torch.is_grad_enabled() else slopes.mul_(weights)
-            to_query[heads, block] = slopes.bmm(k_b)
-            to_key[heads, keys].add_(slopes.mT.bmm(q_b))
-    return to_query, to_key, to_value
+    grad, to_q, to_k, to_v = real_only(grad, rows), [], [], []
+    few = max(MIN_ROWS, budget_of(q.device) // k.shape[1]) if len(q) == 1 else q.shape[1]
+    for first in range(0, q.shape[1], few):
+        some, g = q[:, first : first + few], grad[:, first : first + few]
+        weights = _weights(some, k, keys, mode, first)
+        slopes = torch._softmax_backward_data(g.bmm(v.mT), weights, -1, q.dtype)
+        to_q.append(slopes.bmm(k))
+        to_k.append(slopes.mT.bmm(some))
+        to_v.append(weights.mT.bmm(g))
+    if len(to_q) == 1:
+        return to_q[0], to_k[0], to_v[0]
+    return torch.cat(to_q, 1), sum(to_k[1:], to_k[0]), sum(to_v[1:], to_v[0])
 
 
-def _blocks(num_heads: int, rows: slice, keys: slice) -> list[tuple[slice, slice]]:
-    """Heads and rows of a system to take at once: some heads, or some rows of one head."""
-    num_rows, num_keys = rows.stop - rows.start, keys.stop - keys.start
-    few_heads = max(1, MAX_WEIGHTS // (num_rows * num_keys))
-    few_rows = max(MIN_ROWS, MAX_WEIGHTS // num_keys)
-    return [
-        (slice(head, head + few_heads), slice(row, min(row + few_rows, rows.stop)))
-        for head in range(0, num_heads, few_heads)
-        for row in range(rows.start, rows.stop, few_rows)
-    ]
-
-
-_gradients_op = custom_op("flt_mol::exact_attention_gradients", _gradients, mutates_args=())
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.causal = inputs
-    ctx.save_for_backward(output, *tensors)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    # A derivative that will be differentiated itself must be seen step by step.
-    step_by_step = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    run: Callable[..., tuple[Tensor, ...]] = _gradients if step_by_step else _gradients_op
-    with without_autocast(grad):
-        gradients = run(grad, *ctx.saved_tensors, ctx.causal)
-    return *gradients, None, None, None
-
-
-_attend.register_fake(lambda q, k, v, *_: q.new_empty(*q.shape[:2], v.shape[-1]))
-_gradients_op.register_fake(lambda grad, out, q, k, v, *_: tuple(map(torch.empty_like, (q, k, v))))
-_attend.register_autograd(_backward, setup_context=_setup_context)
+_exact = operator(
+    "exact_attention",
+    _attend,
+    _gradients,
+    lambda rows, keys, channels: rows * keys,
+    lambda channels, mode: channels,
+)

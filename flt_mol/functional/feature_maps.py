@@ -7,18 +7,21 @@ added inside φ: beside a subtracted maximum an eps of 1e-4 turns attention unif
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.library import custom_op
 from torch.nn.functional import softplus
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.groups import at_least_float32, settled, systems_of
+from flt_mol.functional.groups import (
+    at_least_float32,
+    largest_per_system,
+    lowest,
+    settled,
+    system_index,
+)
 
-# Where to cut x before exp(x) beside values of 1: far below rounding, far above underflow. Numbers
-# below the smallest normal one make `exp` and products ten to eighty times slower on CPUs.
+# Where exp(x) beside values of 1 becomes 0: far below rounding, far above underflow. Numbers below
+# the smallest normal one make `exp` and products ten to eighty times slower on CPUs.
 LEAST_EXPONENT = {torch.float32: -60.0, torch.float64: -600.0}
 
 
@@ -210,8 +213,8 @@ def stabilised_features(
         key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
 
     Returns:
-        φ(q) (N, H, M), φ(k) (K, H, M) with entries in [0, 1], those below e⁻⁶⁰ (float64: e⁻⁶⁰⁰)
-        raised to that, which is far below rounding and spares numbers that are slow.
+        φ(q) (N, H, M), φ(k) (K, H, M) with entries in [0, 1]. Those below e⁻⁶⁰ (float64: e⁻⁶⁰⁰),
+        far below rounding, are 0, as those of logits of −∞ are.
 
     Raises:
         ValueError: offsets that decrease or end beyond the rows, or are of different numbers of
@@ -221,51 +224,27 @@ def stabilised_features(
         >>> huge = torch.tensor([[900.0, -900.0]]).reshape(1, 1, 2)
         >>> queries, keys = stabilised_features(huge, huge, torch.tensor([0, 1]))
         >>> queries.flatten(), keys.flatten()
-        (tensor([1.0000e+00, 8.7565e-27]), tensor([1., 1.]))
+        (tensor([1., 0.]), tensor([1., 1.]))
     """
-    queries, keys = (x.transpose(0, 1) for x in settled(query_logits, key_logits))
-    keys, level = stabilised_keys(keys, ptr if key_ptr is None else key_ptr)
-    queries = stabilised_queries(queries, level.detach(), ptr)
-    return queries.transpose(0, 1), keys.transpose(0, 1)
+    queries, keys = settled(query_logits, key_logits)
+    key_ptr = ptr if key_ptr is None else key_ptr
+    (queries, system), (keys, own) = _systems(queries, ptr), _systems(keys, key_ptr)
+    level = largest_per_system(keys, key_ptr)
+    queries = queries + level[system]
+    return features_of(queries - row_level(queries)), features_of(keys - level[own])
 
 
-@custom_op("flt_mol::stabilised_keys", mutates_args=())
-def stabilised_keys(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(k − c) (H, K, M), and c (B, H, M), the largest k of each system; 0 without keys."""
-    out, least = x.new_empty(x.shape), LEAST_EXPONENT[x.dtype]
-    systems = systems_of(ptr, x.shape[1], "key_ptr")
-    level = x.new_zeros(len(systems), x.shape[0], x.shape[2])
-    for rows, peak in zip(systems, level, strict=True):
-        if rows.stop > rows.start:
-            torch.amax(x[:, rows], 1, out=peak)
-            torch.sub(x[:, rows], peak[:, None], out=out[:, rows]).clamp_(min=least).exp_()
-    out[:, int(ptr[-1]) :] = 0.0
-    return out, level
+def _systems(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows, those of padding −∞, and the system of each."""
+    system = system_index(ptr, x.shape[0])
+    return x.masked_fill((system == ptr.shape[0] - 1)[:, None, None], -torch.inf), system
 
 
-@custom_op("flt_mol::stabilised_queries", mutates_args=())
-def stabilised_queries(x: Tensor, level: Tensor, ptr: Tensor) -> Tensor:
-    """exp(q + c − max_m (q + c)) (H, N, M), for the level c (B, H, M) of the keys."""
-    out, least = x.new_empty(x.shape), LEAST_EXPONENT[x.dtype]
-    for rows, peak in zip(systems_of(ptr, x.shape[1]), level, strict=True):
-        own = torch.add(x[:, rows], peak[:, None], out=out[:, rows])
-        own.sub_(own.amax(-1, keepdim=True)).clamp_(min=least).exp_()
-    out[:, int(ptr[-1]) :] = 0.0
-    return out
+def row_level(x: Tensor) -> Tensor:
+    """The largest of each row (…, M), detached, or what can be taken off −∞: (…, 1)."""
+    return x.detach().amax(-1, keepdim=True).clamp_(min=lowest(x.dtype))
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor | tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output if isinstance(output, Tensor) else output[0])
-
-
-def _backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    (features,) = ctx.saved_tensors
-    return grad * features, *(None for _ in ctx.needs_input_grad[1:])
-
-
-stabilised_keys.register_fake(
-    lambda x, ptr: (x.new_empty(x.shape), x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2]))
-)
-stabilised_queries.register_fake(lambda x, level, ptr: x.new_empty(x.shape))
-stabilised_keys.register_autograd(_backward, setup_context=_save)
-stabilised_queries.register_autograd(_backward, setup_context=_save)
+def features_of(x: Tensor) -> Tensor:
+    """exp(x) of a tensor that nothing else needs; 0 below e⁻⁶⁰, in float64 e⁻⁶⁰⁰."""
+    return torch.threshold_(x, LEAST_EXPONENT[x.dtype], -torch.inf).exp_()

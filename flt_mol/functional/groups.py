@@ -2,20 +2,196 @@
 
 Row n is of system b if ``ptr[b] <= n < ptr[b + 1]``. Systems may be empty. Rows beyond ``ptr[B]``,
 which compiled and exported graphs have, are padding: they belong to no system and get zeros.
+
+What is done system by system is done in **groups**: systems of similar size, padded to the longest,
+as many as `group_budget` allows. The number of operations depends on that of groups only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.library import custom_op
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _OUTSIDE: dict[Callable[..., object], Any] = {}
+_BUDGETS = {"cpu": 2**17}  # about a core's cache
+_BUDGET_ELSEWHERE = 2**30
+_budget: ContextVar[int | None] = ContextVar("flt_mol_group_budget", default=None)
+
+
+@contextmanager
+def group_budget(numbers: int) -> Iterator[None]:
+    """In this context the largest tensor of a group of systems has at most so many numbers.
+
+    Chunks of pairs hold as many. A group has one system at least. The default fits a core's cache
+    on CPUs, and is 2³⁰ on other devices. Results depend on it by rounding only.
+
+    Example:
+        >>> with group_budget(2**40):  # a batch is one group
+        ...     budget_of(torch.device("cpu")) == 2**40
+        True
+    """
+    token = _budget.set(numbers)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def budget_of(device: torch.device) -> int:
+    """How many numbers the largest tensor of a group may have on a device."""
+    chosen = _budget.get()
+    return _BUDGETS.get(device.type, _BUDGET_ELSEWHERE) if chosen is None else chosen
+
+
+class PaddedRows(NamedTuple):
+    """The rows of G systems as a block (G, L), L being the largest number of rows.
+
+    Attributes:
+        number: G.
+        length: L.
+        start: first row of the block where its rows are consecutive and all real.
+        slots: (G·L,) int64, the row in each slot, else None; slots beyond a system repeat its last.
+        real: (G, L) bool, which slots are no such repetitions; None where all are real.
+        spans: first row and number of rows of each system.
+    """
+
+    number: int
+    length: int
+    start: int = 0
+    slots: Tensor | None = None
+    real: Tensor | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+
+    def take(self, x: Tensor) -> Tensor:
+        """(N, …) → (G, L, …), a view where rows are consecutive."""
+        if self.slots is None:
+            x = x[self.start : self.start + self.number * self.length]
+        else:
+            x = x.index_select(0, self.slots)
+        return x.reshape(self.number, self.length, *x.shape[1:])
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """(H, N, F) → (H·G, L, F), a view where rows are those of one system."""
+        if self.slots is None:
+            x = x[:, self.start : self.start + self.number * self.length]
+            if self.number == 1:
+                return x
+        elif x.stride(0) < x.stride(1):  # laid out by row: read so
+            x = x.transpose(0, 1).index_select(0, self.slots).transpose(0, 1)
+        else:
+            x = x.index_select(1, self.slots)
+        return x.reshape(-1, self.length, x.shape[-1])
+
+    def write(self, block: Tensor, out: Tensor) -> None:
+        """A block (H·G, L, F) to its rows of (H, N, F), which takes a step for each system."""
+        if self.slots is None:
+            size = self.number * self.length
+            out[:, self.start : self.start + size] = block.view(len(out), size, -1)
+            return
+        parts = block.view(len(out), self.number, self.length, -1)
+        for part, (start, size) in zip(parts.unbind(1), self.spans, strict=True):
+            out[:, start : start + size] = part[:, :size]
+
+
+class Groups(NamedTuple):
+    """Systems of a batch in groups of similar size; those that cost nothing are in none.
+
+    Attributes:
+        systems: which systems each group has.
+        rows: the rows of each group.
+        keys: those of other offsets, such as keys or reciprocal vectors; `rows` where none are.
+        place: (N,) int64, the slot of every row among those of all groups, one after the other, for
+            rows without a group that behind all others. None where slots are the rows, in order.
+        complete: whether all rows have a group.
+    """
+
+    systems: tuple[tuple[int, ...], ...]
+    rows: tuple[PaddedRows, ...]
+    keys: tuple[PaddedRows, ...]
+    place: Tensor | None
+    complete: bool
+
+    def put_back(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+        """Slots of all groups, G·L of each along `dim`, to rows; zeros for rows without a group."""
+        if not self.complete:
+            shape = list(parts[0].shape)
+            shape[dim] = 1
+            parts = [*parts, parts[0].new_zeros(shape)]
+        slots = parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim)
+        return slots if self.place is None else slots.index_select(dim, self.place)
+
+
+@lru_cache(maxsize=16)
+def groups_of(
+    costs: tuple[int, ...],
+    offsets: tuple[int, ...],
+    key_offsets: tuple[int, ...],
+    num_rows: int,
+    device: torch.device,
+    budget: int,
+) -> Groups:
+    """The groups of B systems, of count × largest cost ≤ `budget` each, or of one system.
+
+    Args:
+        costs: of each system, the numbers of its largest tensor, per slot; 0 leaves it out, as
+            systems without rows or keys have to be.
+        offsets: `ptr` as B + 1 numbers.
+        key_offsets: the same of keys; `offsets` where there are no others.
+        num_rows: N.
+        device: of the rows.
+        budget: from `budget_of`.
+    """
+    groups: list[list[int]] = []
+    for system in sorted((b for b, cost in enumerate(costs) if cost), key=costs.__getitem__):
+        if groups and (len(groups[-1]) + 1) * costs[system] <= budget:
+            groups[-1].append(system)
+        else:
+            groups.append([system])
+    for group in groups:
+        group.sort()  # consecutive rows need no index
+    with torch.inference_mode(False):  # kept for later calls, with gradients too
+        rows = keys = tuple(_block(offsets, group, device) for group in groups)
+        if key_offsets != offsets:
+            keys = tuple(_block(key_offsets, group, device) for group in groups)
+        slots = [0, *accumulate(block.number * block.length for block in rows)]
+        first, step = [slots[-1]] * (len(costs) + 1), [0] * (len(costs) + 1)
+        for group, block, slot in zip(groups, rows, slots, strict=False):
+            for number, system in enumerate(group):
+                first[system], step[system] = slot + number * block.length, 1
+        ends = [*offsets, num_rows]
+        sizes = torch.tensor([b - a for a, b in pairwise(ends)], device="cpu")
+        table = torch.tensor([first, offsets, step], device="cpu")
+        table = table.repeat_interleave(sizes, 1, output_size=num_rows)
+        steps = torch.arange(num_rows, device="cpu")
+        place = table[0] + (steps - table[1]) * table[2]
+        complete = bool(table[2].numpy().all())
+        same = slots[-1] == num_rows and complete and torch.equal(place, steps)
+        moved = None if same else place.to(device)
+    return Groups(tuple(map(tuple, groups)), rows, keys, moved, complete)
+
+
+def _block(offsets: Sequence[int], systems: Sequence[int], device: torch.device) -> PaddedRows:
+    starts = [offsets[b] for b in systems]
+    sizes = [offsets[b + 1] - offsets[b] for b in systems]
+    count, length = len(starts), max(sizes)
+    even = min(sizes) == length
+    if even and starts[-1] - starts[0] == (count - 1) * length:
+        return PaddedRows(count, length, starts[0])
+    first, size = torch.tensor([starts, sizes], device="cpu")[..., None]
+    step = torch.arange(length, device="cpu")
+    index = (first + step.minimum(size - 1)).flatten().to(device)
+    real, spans = None if even else (step < size).to(device), zip(starts, sizes, strict=True)
+    return PaddedRows(count, length, 0, index, real, tuple(spans))
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -46,9 +222,11 @@ def lowest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 4
 
 
-def without_autocast(x: Tensor) -> torch.autocast:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which products of `x` keep their own dtype, under autocast too."""
-    return torch.autocast(x.device.type, enabled=False)
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
 
 
 def outside(function: _F) -> _F:
@@ -86,16 +264,18 @@ def check_ptr(
             f"ptr describes {ptr.numel() - 1} systems, key_ptr {keys.numel() - 1}: both need the "
             "same systems in the same order, empty ones included"
         )
-    systems_of(ptr, num_rows, padding=False)
+    row_offsets(ptr, num_rows, padding=False)
     if key_ptr is not None:
-        systems_of(key_ptr, num_keys, "key_ptr", padding=False)
+        row_offsets(key_ptr, num_keys, "key_ptr", padding=False)
     return keys
 
 
-def systems_of(
+def row_offsets(
     ptr: Tensor, num_rows: int, name: str = "ptr", *, padding: bool = True
-) -> list[slice]:
-    """The rows of every system as slices; `name` is what errors call `ptr`. Not for compiled code.
+) -> tuple[int, ...]:
+    """`ptr` as B + 1 numbers; `name` is what errors call it. Not for compiled code.
+
+    Those of a tensor on another device are read once, and kept with it until it is changed.
 
     Raises:
         ValueError: offsets that do not describe the rows, to the last one unless `padding`.
@@ -104,19 +284,23 @@ def systems_of(
         raise ValueError(
             f"{name} must hold B + 1 integers, got shape {tuple(ptr.shape)} and {ptr.dtype}"
         )
-    offsets: list[int] = ptr.tolist()
+    version, offsets = getattr(ptr, "_flt_mol_offsets", (None, (0,)))
+    if version is None or version != ptr._version:
+        offsets = tuple(map(int, ptr.tolist()))
+        if not (ptr.is_cpu or ptr.is_inference()):
+            ptr._flt_mol_offsets = ptr._version, offsets  # type: ignore[attr-defined]
     beyond = num_rows - offsets[-1]
-    if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != offsets:
+    if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != [*offsets]:
         raise ValueError(
             f"{name} must start at 0, never decrease and end at the number of rows, {num_rows}; "
             f"found {str(offsets)[:80]}"
         )
-    return [slice(*ends) for ends in pairwise(offsets)]
+    return offsets
 
 
 def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
-    """Rows per system, as B plain integers; errors as those of `systems_of` without padding."""
-    return [rows.stop - rows.start for rows in systems_of(ptr, num_rows, padding=False)]
+    """Rows per system, as B plain integers; errors as those of `row_offsets` without padding."""
+    return [b - a for a, b in pairwise(row_offsets(ptr, num_rows, padding=False))]
 
 
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
@@ -207,6 +391,17 @@ def first_per_system(x: Tensor, ptr: Tensor) -> Tensor:
     return padded[torch.where(ptr.diff() > 0, ptr[:-1], x.shape[0]).to(torch.int64)]
 
 
+def largest_per_system(x: Tensor, ptr: Tensor) -> Tensor:
+    """Largest of the rows of each system, detached: (N, …) → (B + 1, …), padding rows the last.
+
+    At least `lowest`, which systems without rows have, so that it can be taken off −∞.
+    """
+    x = x.detach()
+    system = system_index(ptr, x.shape[0]).view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    floor = x.new_full((ptr.shape[0], *x.shape[1:]), lowest(x.dtype))
+    return floor.scatter_reduce(0, system, x, "amax")
+
+
 def spread(per_system: Tensor, ptr: Tensor, num_rows: int) -> Tensor:
     """Each row's own entry of a tensor per system: (B, …) → (N, …); zeros for padding rows."""
     padded = torch.cat([per_system, per_system.new_zeros(1, *per_system.shape[1:])])
@@ -232,3 +427,231 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
     local = local.masked_fill((system == ptr.shape[0] - 1)[:, None], 0.0)
     sizes = torch.cat([ptr.diff(), ptr.new_ones(1)]).clamp(min=1)
     return local - (total.index_add(0, system, local) / sizes[:, None])[system]
+
+
+# Attention over groups is one step for autograd and for compilers: graphs cannot loop over groups,
+# whose number depends on the data. Inputs are all that is kept: the backward pass computes a
+# group's features or weights again, while they are in a core's cache.
+
+Run = Callable[..., tuple[Tensor, ...]]
+Cost = Callable[[int, int, int], int]
+
+
+def single_step(
+    name: str,
+    schema: tuple[str, str],
+    forward: Callable[..., Tensor],
+    backward: Callable[..., Sequence[Tensor]],
+    shape: Callable[..., tuple[int, ...]],
+) -> Callable[..., Tensor]:
+    """`forward` as one step for autograd: in eager mode, and as ``torch.ops.flt_mol.NAME``.
+
+    Args:
+        name: of the operator; that of its gradients has `_gradients` at the end.
+        schema: names of the tensors it can be differentiated by, ``"Tensor q, Tensor k"``, and what
+            else it takes.
+        forward: (*tensors, *others) → result.
+        backward: (gradient, *tensors, *others) → gradients to the tensors; both of differentiable
+            steps, for derivatives of higher order.
+        shape: (*tensors, *others) → shape of the result.
+    """
+    count = schema[0].count("Tensor ")
+    arguments = ", ".join(schema)
+
+    def run(*given: Any) -> Tensor:
+        with torch.no_grad():
+            return forward(*given).contiguous()
+
+    def run_backward(*given: Any) -> tuple[Tensor, ...]:
+        # Operators run below autograd, which some gradients are made by.
+        include = torch._C._dispatch_tls_local_include_set()
+        nothing = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+        with torch._C._ForceDispatchKeyGuard(include, nothing), torch.no_grad():
+            return tuple(x.contiguous() for x in backward(*given))
+
+    compiled = custom_op(
+        f"flt_mol::{name}", run, mutates_args=(), schema=f"({arguments}) -> Tensor"
+    )
+    gradients = custom_op(
+        f"flt_mol::{name}_gradients",
+        run_backward,
+        mutates_args=(),
+        schema=f"(Tensor grad, {arguments}) -> ({', '.join(['Tensor'] * count)})",
+    )
+    compiled.register_fake(lambda *given: given[0].new_empty(shape(*given)))
+    gradients.register_fake(lambda grad, *given: tuple(x.new_empty(x.shape) for x in given[:count]))
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.save_for_backward(*tensors)
+
+    def given_to(ctx: Any) -> list[Any]:
+        saved = iter(ctx.saved_tensors)
+        return [next(saved) if x is None else x for x in ctx.others]
+
+    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        given = given_to(ctx)
+        return *gradients(grad, *given), *[None] * (len(given) - count)
+
+    compiled.register_autograd(differentiate, setup_context=save)
+
+    class Step(torch.autograd.Function):  # a third of the operator's cost in small systems
+        @staticmethod
+        def forward(*given: Any) -> Tensor:
+            return forward(*given)
+
+        setup_context = staticmethod(save)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            given = given_to(ctx)
+            return *backward(grad, *given), *[None] * (len(given) - count)
+
+    apply: Any = Step.apply
+
+    def call(*given: Any) -> Tensor:
+        out: Tensor = (compiled if torch.compiler.is_compiling() else apply)(*given)
+        return out
+
+    return call
+
+
+def operator(
+    name: str, attend: Run, gradients: Run, cost: Cost, width: Callable[[int, str], int]
+) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str], Tensor]:
+    """Attention as a function of (N, H, M), (K, H, M), (K, H, V), ptr, key_ptr and a mode.
+
+    It returns (N, H, V), at least float32, and 0 for rows without a system or without keys; the
+    same is there as ``torch.ops.flt_mol.NAME``, of (H, N, ·).
+
+    Args:
+        name: of the operator.
+        attend: (q, k, v, rows, keys, mode) → (out,) of blocks (B, L, ·) of heads of systems.
+        gradients: (gradient, q, k, v, rows, keys, mode) → gradients to q, k, v.
+        cost: numbers of the largest tensor of n queries, m keys and M features.
+        width: V of the output, for V of the values and a mode.
+    """
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str) -> Tensor:
+        groups, outputs = _groups(q, k, ptr, key_ptr, cost), [(0, width(v.shape[-1], mode))]
+        return _over_groups(attend, (q,), (k, v), groups, cost, outputs, mode)[0]
+
+    def backward(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str
+    ) -> list[Tensor]:
+        groups = _groups(q, k, ptr, key_ptr, cost)
+        outputs = [(0, q.shape[-1]), (1, k.shape[-1]), (1, v.shape[-1])]
+        return _over_groups(gradients, (grad, q), (k, v), groups, cost, outputs, mode)
+
+    step = single_step(
+        name,
+        ("Tensor q, Tensor k, Tensor v", "Tensor ptr, Tensor key_ptr, str mode"),
+        forward,
+        backward,
+        lambda q, k, v, ptr, key_ptr, mode: (*q.shape[:2], width(v.shape[-1], mode)),
+    )
+
+    def call(
+        query: Tensor, key: Tensor, value: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str
+    ) -> Tensor:
+        rows = (x.transpose(0, 1) for x in settled(query, key, value))
+        return step(*rows, ptr, key_ptr, mode).transpose(0, 1)
+
+    return call
+
+
+def gradients_of(
+    run: Callable[..., Tensor], grad: Tensor, tensors: tuple[Tensor, ...], *others: Any
+) -> tuple[Tensor, ...]:
+    """Gradients of ``run(*tensors, *others)`` by autograd, differentiable where that is on."""
+    higher = torch.is_grad_enabled()
+    with torch.enable_grad(), without_autocast(grad):
+        # Aliases: where one input was computed from another, that way is not for this function.
+        tensors = tuple(
+            x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors
+        )
+        out = run(*tensors, *others)
+        return torch.autograd.grad(out, tensors, grad, create_graph=higher, materialize_grads=True)
+
+
+def real_only(x: Tensor, block: PaddedRows) -> Tensor:
+    """0 in the slots of a block (B, L, F) that repeat a row."""
+    if block.real is None:
+        return x
+    return (x.view(-1, *block.real.shape, x.shape[2]) * block.real[..., None]).view(x.shape)
+
+
+_BothGroups = tuple[Groups, Groups, int]
+
+
+def _groups(q: Tensor, k: Tensor, ptr: Tensor, key_ptr: Tensor, cost: Cost) -> _BothGroups:
+    """The groups by queries, the same ones by keys, and their budget."""
+    heads, rows, width = q.shape
+    offsets = key_offsets = row_offsets(ptr, rows)
+    if key_ptr is not ptr:
+        key_offsets = row_offsets(key_ptr, k.shape[1], "key_ptr")
+    costs = []
+    for (a, b), (c, d) in zip(pairwise(offsets), pairwise(key_offsets), strict=True):
+        n, m = b - a, d - c
+        costs.append(heads * cost(n, m, width) if n and m else 0)
+    budget, others = budget_of(q.device), k.shape[1]
+    groups = groups_of(tuple(costs), offsets, key_offsets, rows, q.device, budget)
+    if offsets == key_offsets and rows == others:
+        return groups, groups, budget
+    by_keys = groups_of(tuple(costs), key_offsets, offsets, others, q.device, budget)
+    return groups, by_keys, budget
+
+
+def _over_groups(
+    run: Run,
+    of_rows: tuple[Tensor, ...],
+    of_keys: tuple[Tensor, ...],
+    given: _BothGroups,
+    cost: Cost,
+    outputs: list[tuple[int, int]],
+    mode: str,
+) -> list[Tensor]:
+    """`run` on the blocks of all groups; each output is by query (0) or key (1), and has a width.
+
+    A group of one system that is over the budget is taken in parts, some heads at a time.
+    """
+    first = of_rows[-1]
+    heads = first.shape[0]
+    *groups, budget = given
+    lengths = of_rows[0].shape[1], of_keys[0].shape[1]
+    parts: list[list[Tensor]] = [[] for _ in outputs]
+    # On a CPU a block goes to its rows while it is in the cache, in a step for each system.
+    number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
+    direct = number == 0 or (number > 1 and plain)
+    whole = [
+        first.new_empty(heads, lengths[kind], width)
+        if groups[kind].complete
+        else first.new_zeros(heads, lengths[kind], width)
+        for kind, width in (outputs if direct else ())
+    ]
+    with without_autocast(first):
+        for both in zip(groups[0].rows, groups[0].keys, strict=True):
+            rows, keys = both
+            size = rows.number * cost(rows.length, keys.length, first.shape[2])
+            found = []
+            step = max(1, budget // size)
+            for head in range(0, heads, step):
+                some = None if step >= heads else slice(head, head + step)
+                own = (rows.by_head(x if some is None else x[some]) for x in of_rows)
+                others = (keys.by_head(x if some is None else x[some]) for x in of_keys)
+                blocks = run(*own, *others, rows, keys, mode)
+                if direct:
+                    for block, out, (kind, _) in zip(blocks, whole, outputs, strict=True):
+                        both[kind].write(block, out if some is None else out[some])
+                else:
+                    found.append(blocks)
+            for all_groups, all_heads in zip(parts, zip(*found, strict=True), strict=False):
+                block = all_heads[0] if len(all_heads) == 1 else torch.cat(all_heads)
+                all_groups.append(block.reshape(heads, -1, block.shape[-1]))
+    if direct:
+        return whole
+    return [
+        x[0] if number == 1 and groups[kind].place is None else groups[kind].put_back(x, 1)
+        for x, (kind, _) in zip(parts, outputs, strict=True)
+    ]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
-from flt_mol.functional.groups import settled, system_index, system_sizes, without_autocast
+from flt_mol.functional.groups import (
+    Groups,
+    budget_of,
+    check_ptr,
+    gradients_of,
+    groups_of,
+    row_offsets,
+    settled,
+    single_step,
+    system_index,
+    without_autocast,
+)
 from flt_mol.functional.linear import normalised, with_ones
 from flt_mol.functional.pairs import pair_dots, segment_peak, segment_sum, weighted_sum
-from flt_mol.functional.spectral import padded_groups, padded_rows
 
 # What a pair costs over an entry of an n × n matrix in time: 13 to 25 on one core.
 _PAIR_COST = 16
-_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 def image_attention(
@@ -27,6 +34,7 @@ def image_attention(
     index_i: Tensor,
     index_j: Tensor,
     log_weight: Tensor,
+    once: bool = False,
     *,
     scale: float | None = None,
 ) -> Tensor:
@@ -45,6 +53,7 @@ def image_attention(
         index_i: (P,) int64, query of each pair.
         index_j: (P,) int64, key of each pair, in the same system, the atom itself among them.
         log_weight: log w (P, H).
+        once: whether every (i, j) is there once at most, as with `NeighborPairs.groups`.
         scale: s; None is 1/√D.
 
     Returns:
@@ -68,18 +77,19 @@ def image_attention(
     if log_weight.shape != pairs_heads:
         shape = tuple(log_weight.shape)
         raise ValueError(f"log_weight has shape {shape}, expected (P, H) = {pairs_heads}")
-    sizes = system_sizes(ptr, rows)
-    if len(index_i) == 0 and rows:
+    check_ptr(ptr, rows)
+    if index_i.shape[0] == 0 and rows:
         raise ValueError(
             f"no pairs for {rows} queries: build them with neighbor_pairs(..., self_pairs=True)"
         )
     q, k, v, w = settled(query, key, value, log_weight)
-    q = q * (query.shape[-1] ** -0.5 if scale is None else scale)
-    with without_autocast(q):
-        if sum(size**2 for size in sizes) <= _PAIR_COST * len(index_i):
-            return _by_systems(q, k, v, w, index_i, index_j, ptr, sizes)
-        out: Tensor = _recomputed(_over_pairs, q, k, v, w, index_i, index_j)
-        return out
+    if not once:
+        label, image = torch.unique(index_i * rows + index_j, return_inverse=True)
+        w = log_sum_over_images(w, image, len(label))
+        index_i, index_j = label // rows, label % rows
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v = (x.transpose(0, 1) for x in (q if scale == 1.0 else q * scale, k, v))
+    return _attention(q, k, v, w, index_i, index_j, ptr).transpose(0, 1)
 
 
 def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> Tensor:
@@ -96,12 +106,71 @@ def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> T
 def _over_pairs(
     q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor
 ) -> Tensor:
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     logits = pair_dots(q, k, i, j) + log_weight
     weight = (logits - segment_peak(logits, i, len(q))[i]).exp()
-    return normalised(weighted_sum(weight, with_ones(v), i, j, len(q)))
+    return normalised(weighted_sum(weight, with_ones(v), i, j, len(q))).transpose(0, 1)
 
 
-def _by_systems(
+def _by_matrices(ptr: Tensor, q: Tensor, i: Tensor) -> bool:
+    offsets = row_offsets(ptr, q.shape[1])
+    return sum((b - a) ** 2 for a, b in pairwise(offsets)) <= _PAIR_COST * len(i)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """softmax(Q Kᵀ + bias) (B, n, m) of a group, 0 where nothing has any weight."""
+    logits = torch.baddbmm(bias, q, k.mT)
+    nothing = logits.detach().amax(-1, keepdim=True) == -torch.inf
+    return logits.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+
+
+def _groups(q: Tensor, i: Tensor, j: Tensor, ptr: Tensor) -> tuple[Groups, Tensor]:
+    """Groups by n × n matrices, and the place of each pair among the numbers of them all."""
+    heads, rows = q.shape[:2]
+    offsets = row_offsets(ptr, rows)
+    costs = tuple(heads * (b - a) ** 2 for a, b in pairwise(offsets))
+    groups = groups_of(costs, offsets, offsets, rows, q.device, budget_of(q.device))
+    firsts, widths, total = [0] * len(offsets), [0] * len(offsets), 0
+    for systems, block in zip(groups.systems, groups.rows, strict=True):
+        for b in systems:
+            firsts[b], widths[b] = total, block.length
+            total += block.length**2
+    system = system_index(ptr, rows)
+    column = torch.arange(rows, device=q.device) - ptr[system]
+    first, width = torch.tensor([firsts, widths], device=q.device)[:, system[i]]
+    return groups, first + column[i] * width + column[j]
+
+
+def _over_matrices(
+    q: Tensor, log_weight: Tensor, i: Tensor, j: Tensor, ptr: Tensor
+) -> tuple[Groups, Tensor, list[Tensor]]:
+    heads = q.shape[0]
+    groups, slot = _groups(q, i, j, ptr)
+    sizes = [block.number * block.length**2 for block in groups.rows]
+    bias = log_weight.new_full((sum(sizes), heads), -torch.inf).index_copy(0, slot, log_weight)
+    parts = [
+        part.T.reshape(-1, block.length, block.length)
+        for part, block in zip(bias.split(sizes), groups.rows, strict=True)
+    ]
+    return groups, slot, parts
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor, ptr: Tensor
+) -> Tensor:
+    with without_autocast(q):
+        if not _by_matrices(ptr, q, i):
+            return _over_pairs(q, k, v, log_weight, i, j)
+        groups, _, biases = _over_matrices(q, log_weight, i, j, ptr)
+        parts = []
+        for block, bias in zip(groups.rows, biases, strict=True):
+            weights = _weights(block.by_head(q), block.by_head(k), bias)
+            parts.append(weights.bmm(block.by_head(v)))
+        return _put_back(groups, parts, len(q))
+
+
+def _backward(
+    grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -109,36 +178,33 @@ def _by_systems(
     i: Tensor,
     j: Tensor,
     ptr: Tensor,
-    sizes: list[int],
-) -> Tensor:
-    rows = len(q)
-    label, image = torch.unique(i * rows + j, return_inverse=True)
-    if len(label) < len(image):
-        log_weight = log_sum_over_images(log_weight, image, len(label))
-    i, j = label // rows, label % rows
-    system = system_index(ptr, rows)
-    column = torch.arange(rows, device=q.device) - ptr[system]
-    out = v.new_zeros(rows + 1, *v.shape[1:])
-    costs = [q.shape[1] * size**2 for size in sizes]
-    for systems in padded_groups(costs, [b for b, n in enumerate(sizes) if n], q.device):
-        at = padded_rows(ptr, systems, rows)
-        place = torch.full((len(sizes),), -1, device=q.device)
-        place[systems] = torch.arange(len(systems), device=q.device)
-        own = (place[system[i]] >= 0).nonzero().squeeze(1)
-        slot = (place[system[i[own]]] * at.shape[1] + column[i[own]]) * at.shape[1] + column[j[own]]
-        part = _recomputed(_over_matrices, q, k, v, log_weight[own], slot, at)
-        out = out.index_copy(0, at.flatten(), part.flatten(0, 1))
-    return out[:-1]
+) -> tuple[Tensor, ...]:
+    """With P the weights: dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ P ∘ G Vᵀ), dQ = dS K, dK = dSᵀ Q."""
+    with without_autocast(q):
+        if not _by_matrices(ptr, q, i):
+            return gradients_of(_over_pairs, grad, (q, k, v, log_weight), i, j)
+        groups, slot, biases = _over_matrices(q, log_weight, i, j, ptr)
+        parts: list[list[Tensor]] = [[], [], [], []]
+        for block, bias in zip(groups.rows, biases, strict=True):
+            own_q, own_k, own_v, g = map(block.by_head, (q, k, v, grad))
+            weights = _weights(own_q, own_k, bias)
+            slopes = torch._softmax_backward_data(g.bmm(own_v.mT), weights, -1, q.dtype)
+            found = slopes.bmm(own_k), slopes.mT.bmm(own_q), weights.mT.bmm(g), slopes
+            for part, x in zip(parts, found, strict=True):
+                part.append(x)
+        rows = [_put_back(groups, part, len(q)) for part in parts[:3]]
+        to_bias = torch.cat([x.reshape(len(q), -1) for x in parts[3]], 1)
+        return *rows, to_bias.index_select(1, slot).T
 
 
-def _over_matrices(
-    q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, slot: Tensor, at: Tensor
-) -> Tensor:
-    # All rows (N, H, ·), those of the group at (G, L) → (G, L, H, V).
-    heads, (count, size) = q.shape[1], at.shape
-    bias = log_weight.new_full((count * size**2, heads), -torch.inf).index_copy(0, slot, log_weight)
-    q, k, v = (pad(x, (0, 0, 0, 0, 0, 1))[at].transpose(1, 2) for x in (q, k, with_ones(v)))
-    logits = q @ k.mT + bias.view(count, size, size, heads).permute(0, 3, 1, 2)
-    peak = logits.detach().amax(-1, keepdim=True)
-    weight = (logits - peak.masked_fill(peak.isinf(), 0.0)).exp()
-    return normalised(weight @ v).transpose(1, 2)
+def _put_back(groups: Groups, parts: list[Tensor], heads: int) -> Tensor:
+    return groups.put_back([x.reshape(heads, -1, x.shape[-1]) for x in parts], 1)
+
+
+_attention = single_step(
+    "image_attention",
+    ("Tensor q, Tensor k, Tensor v, Tensor log_weight", "Tensor i, Tensor j, Tensor ptr"),
+    _forward,
+    _backward,
+    lambda q, k, v, *_: (*q.shape[:2], v.shape[-1]),
+)

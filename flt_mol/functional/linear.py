@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from flt_mol.functional.feature_maps import stabilised_keys, stabilised_queries
-from flt_mol.functional.groups import check_ptr, lowest, settled, systems_of, without_autocast
+from flt_mol.functional.feature_maps import LEAST_EXPONENT, features_of, row_level
+from flt_mol.functional.groups import PaddedRows, check_ptr, lowest, operator, real_only
 
 
 def linear_attention(
@@ -45,7 +40,23 @@ def linear_attention(
         >>> linear_attention(ones, ones, value, torch.tensor([0, 2, 3])).flatten().tolist()
         [2.0, 2.0, 7.0]
     """
-    return normalised(linear_sums(query_features, key_features, value, ptr, key_ptr))
+    key_ptr = check_ptr(ptr, query_features.shape[0], key_ptr, value.shape[0])
+    return _linear(query_features, key_features, value, ptr, key_ptr, "features")
+
+
+def linear_log_attention(
+    query_logits: Tensor,
+    key_logits: Tensor,
+    value: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor | None = None,
+) -> Tensor:
+    """`linear_attention` of log φ(q), log φ(k), of any size, stabilised as `stabilised_features`.
+
+    A logit of −∞ is a feature of 0. Offsets are checked by whoever made them.
+    """
+    key_ptr = ptr if key_ptr is None else key_ptr
+    return _linear(query_logits, key_logits, value, ptr, key_ptr, "log")
 
 
 def linear_sums(
@@ -61,9 +72,7 @@ def linear_sums(
     them under the same normaliser: (N, H, V + 1), the normaliser last.
     """
     key_ptr = check_ptr(ptr, query_features.shape[0], key_ptr, value.shape[0])
-    sums = KeySums(key_ptr.shape[0] - 1, log=False)
-    sums.add(key_features, value, chunks_of(key_ptr, value.shape[0])[0])
-    return sums.read(query_features, chunks_of(ptr, query_features.shape[0])[0])[1]
+    return _linear(query_features, key_features, value, ptr, key_ptr, "sums")
 
 
 def normalised(sums: Tensor) -> Tensor:
@@ -86,129 +95,77 @@ def with_ones(value: Tensor) -> Tensor:
     return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], -1)
 
 
-class Chunk(NamedTuple):
-    """Some rows, the systems they are of, and where these begin among them."""
+def key_sums(keys: Tensor, value: Tensor, *, log: bool) -> tuple[Tensor, Tensor | None]:
+    """Σ_j φ(k_j) [v_j, 1] (…, M, V + 1) of rows (…, K, M) and (…, K, V) of one system each.
 
-    rows: slice
-    systems: slice
-    ptr: Tensor
-
-
-def chunks_of(ptr: Tensor, num_rows: int, size: int | None = None) -> list[Chunk]:
-    """At most `size` rows at a time, or all at once: systems may be cut."""
-    if size is None or num_rows <= size:
-        return [Chunk(slice(None), slice(None), ptr)]
-    offsets, chunks = ptr.tolist(), []
-    for start in range(0, num_rows, size):
-        stop = min(start + size, num_rows)
-        first, last = bisect_right(offsets, start) - 1, bisect_left(offsets, stop)
-        own = ptr[first : last + 1].clamp(start, stop) - start
-        chunks.append(Chunk(slice(start, stop), slice(first, last), own))
-    return chunks
-
-
-@dataclass
-class KeySums:
-    """Σ_j φ(k_j) [v_j, 1] of every system, of all keys at once or, without gradients, by chunks.
-
-    Attributes:
-        num_systems: B.
-        log: whether keys are log φ.
-        sums: (B, H, M, V + 1).
-        level: c (B, H, M), what was taken off log φ; None for features as they are.
+    With `log` keys are log φ, and c (…, 1, M), their largest, has been taken off: the second.
     """
-
-    num_systems: int
-    log: bool
-    sums: Tensor = field(init=False)
-    level: Tensor | None = None
-
-    def add(self, keys: Tensor, value: Tensor, chunk: Chunk) -> Tensor:
-        """Add a chunk's (K, H, M) and (K, H, V); returns φ(k), as it enters the sums."""
-        keys, value = (x.transpose(0, 1) for x in settled(keys, value))
-        level = None
-        if self.log:
-            keys, level = stabilised_keys(keys, chunk.ptr)
-            level = level.detach()
-        with torch.autocast(keys.device.type, enabled=False):
-            sums = system_sums(keys, with_ones(value), chunk.ptr)
-        if chunk.rows == slice(None):
-            self.sums, self.level = sums, level
-            return keys.transpose(0, 1)
-        if chunk.rows.start == 0:
-            self.sums = sums.new_zeros(self.num_systems, *sums.shape[1:])
-            if level is not None:
-                self.level = level.new_full(self.sums.shape[:3], lowest(level.dtype))
-        own = self.sums[chunk.systems]
-        if level is not None and self.level is not None:
-            former = self.level[chunk.systems]
-            largest = torch.maximum(former, level)
-            own.mul_((former - largest).exp_()[..., None])
-            sums.mul_((level - largest).exp_()[..., None])
-            former.copy_(largest)
-        own.add_(sums)
-        return keys.transpose(0, 1)
-
-    def read(self, queries: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """φ(q) (N, H, M) and φ(q_i)·[S, z] (N, H, V + 1), the normaliser last."""
-        queries, sums = settled(queries, self.sums[chunk.systems])
-        queries = queries.transpose(0, 1)
-        if self.level is not None:
-            level = self.level[chunk.systems].to(queries.dtype)
-            queries = stabilised_queries(queries, level, chunk.ptr)
-        with torch.autocast(queries.device.type, enabled=False):
-            read: Tensor = read_sums(queries, sums, chunk.ptr)
-        return queries.transpose(0, 1), read.transpose(0, 1)
+    level = None
+    if log:
+        level = keys.amax(-2, keepdim=True).clamp_(min=lowest(keys.dtype))
+        keys = features_of(keys - level)
+    return keys.mT @ with_ones(value), level
 
 
-@custom_op("flt_mol::system_sums", mutates_args=())
-def system_sums(x: Tensor, y: Tensor, ptr: Tensor) -> Tensor:
-    """X_bᵀ Y_b of every system b: (H, N, I), (H, N, J) → (B, H, I, J), 0 for empty systems.
-
-    With `read_sums` closed under differentiation: any number of derivatives, and one step for
-    autograd and torch.compile. Both tensors have one dtype; rows beyond ``ptr[B]`` are skipped.
-    """
-    systems = systems_of(ptr, x.shape[1])
-    out = x.new_empty(len(systems), x.shape[0], x.shape[2], y.shape[2])
-    for rows, sums in zip(systems, out, strict=True):
-        torch.bmm(x[:, rows].mT, y[:, rows], out=sums)
-    return out
+def joined_sums(
+    sums: tuple[Tensor, Tensor | None], others: tuple[Tensor, Tensor | None]
+) -> tuple[Tensor, Tensor | None]:
+    """Those of two sets of keys together."""
+    (a, c), (b, d) = sums, others
+    if c is None or d is None:
+        return a + b, None
+    level = torch.maximum(c, d)
+    return a * (c - level).exp().mT + b * (d - level).exp().mT, level
 
 
-@custom_op("flt_mol::read_sums", mutates_args=())
-def read_sums(x: Tensor, sums: Tensor, ptr: Tensor) -> Tensor:
-    """X_b S_b of every system b: (H, N, I), (B, H, I, J) → (H, N, J), 0 beyond ``ptr[B]``."""
-    systems = systems_of(ptr, x.shape[1])
-    parts = [x[:, rows].bmm(own) for rows, own in zip(systems, sums, strict=True)]
-    beyond = x.shape[1] - systems[-1].stop if systems else x.shape[1]
-    if len(parts) == 1 and beyond == 0:
-        return parts[0]
-    return torch.cat([*parts, x.new_zeros(x.shape[0], beyond, sums.shape[-1])], 1)
+def read_sums(queries: Tensor, sums: Tensor, level: Tensor | None) -> Tensor:
+    """φ(q)·[S, z] of queries (…, N, M), log φ(q) where there is a level: (…, N, V + 1)."""
+    if level is not None:
+        queries = queries + level
+        queries = features_of(queries - row_level(queries))
+    return queries @ sums
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _features(q: Tensor, k: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    if mode != "log":
+        return q, k
+    floor, least = torch.finfo(k.dtype).min / 4, LEAST_EXPONENT[k.dtype]
+    level = k.detach().amax(1, keepdim=True).clamp_(min=floor)
+    q = q + level
+    q = q.sub_(q.detach().amax(2, keepdim=True).clamp_(min=floor))
+    q, k = (torch.threshold_(x, least, -torch.inf).exp_() for x in (q, k - level))
+    return q, k
 
 
-def _system_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, ptr = ctx.saved_tensors
-    with without_autocast(grad):
-        to_x = read_sums(y, grad.mT, ptr) if ctx.needs_input_grad[0] else None
-        to_y = read_sums(x, grad, ptr) if ctx.needs_input_grad[1] else None
-    return to_x, to_y, None
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
+) -> tuple[Tensor]:
+    q, k = _features(q, k, mode)
+    v = torch.cat([v, v.new_ones(1).expand(*v.shape[:2], 1)], 2)
+    read = q.bmm(k.mT.bmm(v if keys.real is None else real_only(v, keys)))
+    return (read if mode == "sums" else normalised(read),)
 
 
-def _read_sums_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, sums, ptr = ctx.saved_tensors
-    with without_autocast(grad):
-        to_x = read_sums(grad, sums.mT, ptr) if ctx.needs_input_grad[0] else None
-        to_sums = system_sums(x, grad, ptr) if ctx.needs_input_grad[1] else None
-    return to_x, to_sums, None
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    (q, k), v = _features(q, k, mode), with_ones(v)
+    sums, grad = k.mT.bmm(real_only(v, keys)), real_only(grad, rows)
+    if mode != "sums":
+        read = q.bmm(sums)
+        denominator = read[..., -1:].clamp(min=torch.finfo(read.dtype).tiny)
+        denominator = denominator.masked_fill(read[..., -1:] == 0, 1.0)
+        grad, out = grad / denominator, read[..., :-1] / denominator
+        grad = torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1)
+    to_sums = q.mT.bmm(grad)
+    to_q, to_k, to_v = grad.bmm(sums.mT), v.bmm(to_sums.mT), k.bmm(to_sums[..., :-1])
+    return (to_q.mul_(q), to_k.mul_(k), to_v) if mode == "log" else (to_q, to_k, to_v)
 
 
-system_sums.register_fake(
-    lambda x, y, ptr: x.new_empty(ptr.shape[0] - 1, x.shape[0], x.shape[2], y.shape[2])
+_linear = operator(
+    "linear_attention",
+    _attend,
+    _gradients,
+    lambda rows, keys, features: max(rows, keys) * features,
+    lambda channels, mode: channels + (mode == "sums"),
 )
-read_sums.register_fake(lambda x, sums, ptr: x.new_empty(*x.shape[:2], sums.shape[-1]))
-system_sums.register_autograd(_system_sums_backward, setup_context=_save)
-read_sums.register_autograd(_read_sums_backward, setup_context=_save)

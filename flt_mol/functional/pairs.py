@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from flt_mol.functional.groups import settled, without_autocast
+from flt_mol.functional.groups import budget_of, settled, without_autocast
 from flt_mol.functional.linear import with_ones
-
-_CHUNK = {"cpu": 2**17}  # numbers of a chunk's largest tensor
-_CHUNK_ELSEWHERE = 2**26
 
 
 def pair_filter(
@@ -129,7 +126,7 @@ def _heads(x: Tensor) -> Tensor:
 
 
 def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]:
-    size = max(1, _CHUNK.get(device.type, _CHUNK_ELSEWHERE) // max(1, width))
+    size = max(1, budget_of(device) // max(1, width))
     return (slice(k, k + size) for k in range(0, num_pairs, size))
 
 

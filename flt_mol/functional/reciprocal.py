@@ -45,6 +45,7 @@ class ReciprocalVectors(NamedTuple):
         cell: (B, 3, 3), Å, the virtual cells used.
         inverse: (B, 3, 3), their inverses; fractions are r @ inverse.
         offset: (N, 3), Å, lattice vectors of the given cell to take off each atom first.
+        large: systems that are for `mesh`, and have no vectors.
     """
 
     integers: Tensor
@@ -54,6 +55,7 @@ class ReciprocalVectors(NamedTuple):
     cell: Tensor
     inverse: Tensor
     offset: Tensor
+    large: tuple[int, ...] = ()
 
 
 def reciprocal_vectors(
@@ -115,10 +117,12 @@ def reciprocal_vectors(
         raise ValueError(f"max_vectors is {max_vectors}, expected a number ≥ 1")
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
     virtual = virtual_cells(cell, pbc, positions, ptr, padding=padding)
-    parts, most = [], max_products if max_vectors is None else math.inf
+    parts, large, most = [], [], max_products if max_vectors is None else math.inf
     for b, n in enumerate(ptr.diff().tolist()):
         parts.append(np.zeros((0, 3), np.int64))
-        if n and n * ball_vectors(virtual.cell[b], k_max) <= most:
+        if n and n * ball_vectors(virtual.cell[b], k_max) > most:
+            large.append(b)
+        elif n:
             radius = _radius(b, virtual.cell[b], k_max, max_vectors)
             parts[b] = half_lattice(virtual.cell[b], radius, max_vectors)
     dtype, device = at_least_float32(positions).dtype, positions.device
@@ -144,6 +148,7 @@ def reciprocal_vectors(
         cell=used,
         inverse=inverse,
         offset=rows_times(tensor(virtual.shift), basis, ptr),
+        large=tuple(large),
     )
 
 

@@ -5,10 +5,12 @@ Slow on purpose and short enough to be checked by eye; every fast form is tested
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32, check_ptr, systems_of, without_autocast
+from flt_mol.functional.groups import at_least_float32, check_ptr, row_offsets, without_autocast
 
 
 def softmax_attention(
@@ -89,8 +91,9 @@ def _systems(
     ptr: Tensor, num_rows: int, key_ptr: Tensor | None, num_keys: int
 ) -> list[tuple[slice, slice]]:
     """The queries and the keys of each system."""
-    keys = systems_of(check_ptr(ptr, num_rows, key_ptr, num_keys), num_keys)
-    return list(zip(systems_of(ptr, num_rows), keys, strict=True))
+    keys = check_ptr(ptr, num_rows, key_ptr, num_keys)
+    both = (pairwise(row_offsets(*x)) for x in ((ptr, num_rows), (keys, num_keys)))
+    return [(slice(*own), slice(*others)) for own, others in zip(*both, strict=True)]
 
 
 def _lower(weights: Tensor) -> Tensor:

@@ -3,45 +3,67 @@
 out_i = Σ_j F_h(r_i − r_j) v_jh, F_h(r) = Σ_k w_k g_h(k) cos 2πk·r, w_k the weights of
 `reciprocal_vectors`. By **structure factors** Σ_j e^{−2πik·r_j} v_j it takes O(N·K·C) time; by
 **kernels**, matrices of T radial functions shared by layers, O(N²·(T·H + C)), faster for small
-systems. Systems come in groups of G, padded to L atoms and K vectors with values and spectra of 0.
+systems. Both go over groups of G systems, padded to L atoms and K vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
 
-_BUDGET = {"cpu": 2**17}  # numbers of a group's largest tensor: about a core's cache
-_BUDGET_ELSEWHERE = 2**30
+from flt_mol.functional.groups import (
+    Groups,
+    PaddedRows,
+    budget_of,
+    gradients_of,
+    groups_of,
+    row_offsets,
+    single_step,
+)
+
 _ROWS = 4096  # atoms whose phases are computed together
 
 
-def padded_groups(
-    costs: Sequence[int], members: Iterable[int], device: torch.device
-) -> list[list[int]]:
-    """Systems of similar cost in groups, each with about a cache of padded numbers, or one system.
+def spectral_tables(
+    fraction: Tensor, spectra: Tensor, integers: Tensor, ptr: Tensor, key_ptr: Tensor, below: int
+) -> Tensor:
+    """Kernels or plane waves of all groups, one after the other, for `spectral_sums`.
 
-    `costs` are the numbers of every system, `members` the systems to group.
+    Args:
+        fraction: (N, 3), of `fractional_positions`.
+        spectra: (K, T), weights w_k times radial functions.
+        integers: (K, 3) int64, of `ReciprocalVectors`.
+        ptr: (B + 1,), first atom of each system.
+        key_ptr: (B + 1,), first vector of each system; those without vectors are left out.
+        below: systems of up to so many atoms go by kernels.
     """
-    budget = _BUDGET.get(device.type, _BUDGET_ELSEWHERE)
-    groups: list[list[int]] = []
-    for member in sorted(members, key=costs.__getitem__):
-        if groups and (len(groups[-1]) + 1) * costs[member] <= budget:
-            groups[-1].append(member)
-        else:
-            groups.append([member])
-    return groups
+    run = _tables_step if torch.compiler.is_compiling() else _tables
+    return run(fraction, spectra, integers, ptr, key_ptr, below)
 
 
-def padded_rows(ptr: Tensor, systems: Sequence[int], fill: int) -> Tensor:
-    """(G, L) int64, the rows of some systems, padded with `fill`."""
-    chosen = torch.tensor(systems, device=ptr.device)
-    start, size = ptr[chosen], ptr[chosen + 1] - ptr[chosen]
-    steps = torch.arange(int(size.max()), device=ptr.device)
-    return torch.where(steps < size[:, None], start[:, None] + steps, fill)
+def spectral_sums(
+    value: Tensor,
+    amplitudes: Tensor,
+    spectra: Tensor,
+    table: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor,
+    below: int,
+) -> Tensor:
+    """out_ih = Σ_j Σ_t a_ht F_t(r_i − r_j) v_jh: v (N, H, D), a (H, T) → (N, H, D).
+
+    All of one dtype, at least float32; the rest as of `spectral_tables`. Rows of systems without
+    vectors are 0.
+    """
+    given = value, amplitudes, spectra, table, ptr, key_ptr, below
+    if not torch.compiler.is_compiling():
+        return _sums(*given)
+    return (_sums_step if table.requires_grad else _fixed_step)(*given)
 
 
 def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
@@ -52,7 +74,7 @@ def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
         turns = some[..., 0] * k[..., 0] + some[..., 1] * k[..., 1] + some[..., 2] * k[..., 2]
         phase = 2 * math.pi * turns
         parts.append(torch.cat([phase.cos(), phase.sin()], -1))
-    return torch.cat(parts, 1)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def structure_factor_filter(value: Tensor, spectrum: Tensor, waves: Tensor) -> Tensor:
@@ -81,3 +103,95 @@ def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor) -> Tensor:
     mixed = (amplitudes @ kernels.flatten(2)).unflatten(2, kernels.shape[2:])
     out: Tensor = (mixed @ value.transpose(1, 2)).transpose(1, 2)
     return out
+
+
+def _tables(
+    fraction: Tensor, spectra: Tensor, integers: Tensor, ptr: Tensor, key_ptr: Tensor, below: int
+) -> Tensor:
+    parts = []
+    for kernels, groups in _groups(ptr, key_ptr, len(fraction), len(integers), below):
+        for rows, keys in zip(groups.rows, groups.keys, strict=True):
+            waves = lattice_waves(rows.take(fraction), keys.take(integers)).to(spectra.dtype)
+            table = kernel_matrices(waves, _real(spectra, keys)) if kernels else waves
+            parts.append(table.flatten())
+    if not parts:
+        return spectra.new_zeros(0)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _sums(
+    value: Tensor,
+    amplitudes: Tensor,
+    spectra: Tensor,
+    table: Tensor,
+    ptr: Tensor,
+    key_ptr: Tensor,
+    below: int,
+) -> Tensor:
+    total, start = None, 0
+    for kernels, groups in _groups(ptr, key_ptr, len(value), len(spectra), below):
+        parts = []
+        for rows, keys in zip(groups.rows, groups.keys, strict=True):
+            functions = (spectra.shape[1], rows.length, rows.length)
+            shape = rows.number, *(functions if kernels else (rows.length, 2 * keys.length))
+            own = table[start : start + math.prod(shape)].view(shape)
+            start += own.numel()
+            of_rows = _real(value, rows)
+            if kernels:
+                out = kernel_filter(of_rows, amplitudes, own)
+            else:
+                spectrum = _real(spectra, keys) @ amplitudes.T
+                out = structure_factor_filter(of_rows, spectrum, own)
+            parts.append(out.flatten(0, 1))
+        found = groups.put_back(parts)
+        total = found if total is None else total + found
+    return torch.zeros_like(value) if total is None else total
+
+
+def _groups(
+    ptr: Tensor, key_ptr: Tensor, rows: int, vectors: int, below: int
+) -> Iterator[tuple[bool, Groups]]:
+    """Groups of systems that go by kernels (True), and of the others; those that there are."""
+    offsets, key_offsets = row_offsets(ptr, rows), row_offsets(key_ptr, vectors, "key_ptr")
+    sizes = [b - a for a, b in pairwise(offsets)]
+    counts = [b - a for a, b in pairwise(key_offsets)]
+    for kernels in (True, False):
+        # Kernels of few vectors would be larger than the waves they are made of.
+        costs = tuple(
+            2 * n * k if (n <= min(below, 2 * k)) == kernels else 0
+            for n, k in zip(sizes, counts, strict=True)
+        )
+        if any(costs):
+            device = ptr.device
+            budget = budget_of(device)
+            yield kernels, groups_of(costs, offsets, key_offsets, rows, device, budget)
+
+
+def _real(x: Tensor, block: PaddedRows) -> Tensor:
+    """Rows of a block, 0 where they repeat another: (N, …) → (G, L, …)."""
+    rows = block.take(x)
+    if block.real is None:
+        return rows
+    return rows * block.real.view(*block.real.shape, *[1] * (x.dim() - 1))
+
+
+def _step_of(name: str, count: int) -> Callable[..., Tensor]:
+    names = [f"Tensor {x}" for x in ("value", "amplitudes", "spectra", "table", "ptr", "key_ptr")]
+    return single_step(
+        name,
+        (", ".join(names[:count]), ", ".join([*names[count:], "int below"])),
+        _sums,
+        lambda grad, *given: gradients_of(_sums, grad, given[:count], *given[count:]),
+        lambda value, *_: value.shape,
+    )
+
+
+# Graphs cannot loop over groups: there each is one step, whose gradients go over the groups again.
+_tables_step = single_step(
+    "spectral_tables",
+    ("Tensor fraction, Tensor spectra", "Tensor integers, Tensor ptr, Tensor key_ptr, int below"),
+    _tables,
+    lambda grad, *given: gradients_of(_tables, grad, given[:2], *given[2:]),
+    lambda *_: (cast(int, torch.library.get_ctx().new_dynamic_size()),),
+)
+_sums_step, _fixed_step = _step_of("spectral_sums", 4), _step_of("spectral_sums_fixed", 2)

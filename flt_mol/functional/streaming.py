@@ -10,8 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import check_ptr, lowest, settled, spread, without_autocast
-from flt_mol.functional.linear import normalised, system_sums, with_ones
+from flt_mol.functional.groups import (
+    largest_per_system,
+    lowest,
+    settled,
+    spread,
+    without_autocast,
+)
+from flt_mol.functional.linear import linear_sums, normalised, with_ones
 
 
 class CausalState(NamedTuple):
@@ -50,15 +56,17 @@ def state_of(keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> CausalSt
     Raises:
         ValueError: `ptr` does not describe N rows.
     """
-    check_ptr(ptr, value.shape[0])
     keys, value = settled(keys, value)
+    (count, heads, features), streams = keys.shape, ptr.shape[0] - 1
     largest = None
     if log:
-        floor = lowest(keys.dtype)
-        largest = torch.segment_reduce(keys.detach(), "max", offsets=ptr, initial=floor)
-        keys = (keys - spread(largest, ptr, keys.shape[0])).exp()
-    with without_autocast(keys):
-        sums = system_sums(keys.transpose(0, 1), with_ones(value).transpose(0, 1), ptr)
+        largest = largest_per_system(keys, ptr)[:-1]
+        keys = (keys - spread(largest, ptr, count)).exp()
+    # What M queries read whose features are the rows of a unit matrix.
+    unit = torch.eye(features, dtype=keys.dtype, device=keys.device).repeat(streams, 1)
+    own = torch.arange(streams + 1, device=ptr.device) * features
+    sums = linear_sums(unit[:, None].expand(-1, heads, -1), keys, value, own, ptr)
+    sums = sums.unflatten(0, (streams, features)).transpose(1, 2).contiguous()
     return CausalState(sums, largest, ptr.diff().to(torch.int64))
 
 

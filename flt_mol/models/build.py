@@ -6,14 +6,14 @@ import inspect
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.groups import without_autocast
+from flt_mol.functional.groups import outside, without_autocast
 from flt_mol.functional.images import log_sum_over_images
 from flt_mol.functional.lattice import Floats, UnfitSystemError, checked_cells, virtual_cells
 from flt_mol.functional.mesh import mesh_numbers
@@ -38,6 +38,7 @@ from flt_mol.nn import (
 )
 from flt_mol.nn.embedding import AtomError
 from flt_mol.nn.radial import log_smooth_cutoff
+from flt_mol.nn.spectral_filter import MAX_PRODUCTS
 from flt_mol.structures import Structures
 
 
@@ -128,7 +129,7 @@ class Geometry(nn.Module):
     def __init__(self, config: EnergyConfig, generator: torch.Generator) -> None:
         super().__init__()
         pairs, images, heads = config.pairs, config.images, config.num_heads
-        self.cutoff = config.cutoff
+        self.needs, self.cutoff = needs_of(config), config.cutoff
         self.local = self.density = self.correction = None
         self.images: ImageKeys | GaussianBias | None = None
         if pairs is not None:
@@ -159,19 +160,22 @@ class Geometry(nn.Module):
         Raises:
             ValueError: a system that is too large or whose numbers are not finite.
         """
+        if not self.needs.met_by(structures):
+            run = outside(prepare_batch) if torch.compiler.is_compiling() else prepare_batch
+            structures = run(self.needs, structures)
         numbers, ptr = structures.atomic_numbers, structures.ptr
         where = structures.positions, structures.cell, structures.pbc, ptr
         found: dict[str, Any] = {}
         filters = (block.spectral for block in encoder.blocks)
         first = next((layer for layer in filters if isinstance(layer, SpectralFilter)), None)
         if first is not None:
-            found["waves"] = first.geometry(*where)
+            found["waves"] = first.geometry(*where, structures.reciprocal)
         if encoder.rpe is not None:
             _check_finite(structures)
             found["position_features"] = encoder.rpe(structures.positions, ptr)
         if self.cutoff is None:
             return x, BlockGeometry(**found)
-        pairs = self.pairs(structures)
+        pairs = cast(NeighborPairs, structures.pairs)
         vectors = pairs.vectors(structures.positions, structures.cell, ptr)
         if self.local is not None:
             found["local"] = self.local(pairs, vectors, numbers)
@@ -182,14 +186,6 @@ class Geometry(nn.Module):
         if self.images is not None:
             x, found["images"] = self._with_images(x, structures, pairs)
         return x, BlockGeometry(**found)
-
-    def pairs(self, structures: Structures) -> NeighborPairs:
-        """Those that the structures carry, if they are for this cutoff; else found here."""
-        assert self.cutoff is not None
-        if structures.pairs is None or structures.cutoff != self.cutoff:
-            structures = structures.with_pairs(self.cutoff)
-        assert structures.pairs is not None
-        return structures.pairs
 
     def _with_images(
         self, x: Tensor, structures: Structures, pairs: NeighborPairs
@@ -210,7 +206,47 @@ class Geometry(nn.Module):
             summed = log_sum_over_images(mask, groups.group, len(groups.index_i))
             if self.images.density_out is not None:
                 x = x + self.images.density(features, distances, pairs, len(x)).to(x.dtype)
-        return x, PairWeights(groups.index_i, groups.index_j, summed)
+        return x, PairWeights(groups.index_i, groups.index_j, summed, once=True)
+
+
+class Needs(NamedTuple):
+    """What a model needs of a batch beside its fields: see `Structures`; None for nothing."""
+
+    cutoff: float | None
+    reciprocal: dict[str, Any] | None
+
+    def met_by(self, structures: Structures) -> bool:
+        """Whether the batch has it."""
+        if self.cutoff is not None and structures.cutoff != self.cutoff:
+            return False
+        if self.reciprocal is None:
+            return True
+        # Vectors made before say nothing about derivatives by the cell.
+        lattice, constant = structures.reciprocal, not structures.cell.requires_grad
+        found = structures.reciprocal_settings == self.reciprocal
+        return lattice is not None and found and (constant or lattice.inverse.requires_grad)
+
+
+def needs_of(config: EnergyConfig) -> Needs:
+    """Those of a model of this configuration."""
+    if (spectral := config.spectral) is None:
+        return Needs(config.cutoff, None)
+    padding = 4 * spectral.sigma_max if spectral.padding is None else spectral.padding
+    settings = {"k_max": spectral.k_max, "padding": padding, "max_vectors": spectral.max_vectors}
+    return Needs(config.cutoff, settings | {"max_products": MAX_PRODUCTS})
+
+
+def prepare_batch(needs: Needs, structures: Structures) -> Structures:
+    """The batch with the pairs and reciprocal vectors that a model needs, where they are missing.
+
+    Raises:
+        ValueError: a system that is too large or whose numbers are not finite, by its sid.
+    """
+    if needs.cutoff is not None and structures.cutoff != needs.cutoff:
+        structures = structures.with_pairs(needs.cutoff)
+    if needs.reciprocal is not None and not needs.met_by(structures):
+        structures = structures.with_reciprocal(**needs.reciprocal)
+    return structures
 
 
 def _check_finite(structures: Structures) -> None:
@@ -220,9 +256,13 @@ def _check_finite(structures: Structures) -> None:
         raise UnfitSystemError(system, "positions hold a number that is not finite")
 
 
+def naming_sid(structures: Structures) -> AbstractContextManager[None]:
+    """Errors about a system or atom as ValueErrors that name its sid; graphs have none."""
+    return nullcontext() if torch.compiler.is_compiling() else _naming_sid(structures)
+
+
 @contextmanager
-def naming_sid(structures: Structures) -> Iterator[None]:
-    """Errors about one system or atom of the batch as ValueErrors that name its sid."""
+def _naming_sid(structures: Structures) -> Iterator[None]:
     try:
         yield
     except UnfitSystemError as error:

@@ -6,14 +6,13 @@ import json
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32, sum_per_system
-from flt_mol.models.build import Geometry, build_encoder, check_systems, naming_sid
+from flt_mol.models.build import Geometry, build_encoder, check_systems, naming_sid, prepare_batch
 from flt_mol.models.config import EnergyConfig
 from flt_mol.nn import BlockGeometry, DisplacementHead, EnergyHead
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
@@ -169,7 +168,7 @@ class EnergyModel(nn.Module):
         """Outputs for B systems with N atoms.
 
         Args:
-            structures: pairs they carry are used if they are for this model's cutoff.
+            structures: as `prepare_batch` gives them, else what is missing is found here.
             embeddings: whether features are given, too.
 
         Returns:
@@ -210,6 +209,14 @@ class EnergyModel(nn.Module):
             out["atom_embeddings"] = x
             out["system_embeddings"] = sum_per_system(at_least_float32(x), structures.ptr)
         return out
+
+    def prepare_batch(self, structures: Structures) -> Structures:
+        """The batch with the pairs and reciprocal vectors that `forward` needs: for data loaders.
+
+        Raises:
+            ValueError: a system that is too large or whose numbers are not finite, by its sid.
+        """
+        return prepare_batch(self.geometry.needs, structures)
 
     def check(self, structures: Structures) -> None:
         """ValueError, with its sid, for a system that is too large for the memory at hand."""
@@ -256,7 +263,7 @@ class EnergyModel(nn.Module):
     ) -> tuple[Tensor, BlockGeometry]:
         """First features and geometry of the positions that a recycle predicted."""
         positions = (structures.positions + displacement).to(structures.positions.dtype)
-        moved = replace(structures, positions=positions, pairs=None, cutoff=None)
+        moved = structures.moved(positions)
         try:
             with naming_sid(moved):
                 x, geometry = self.geometry(moved, self.encoder, start)

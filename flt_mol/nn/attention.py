@@ -10,15 +10,27 @@ from torch import Tensor, nn
 
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
+from flt_mol.functional.feature_maps import stabilised_features
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import (
     at_least_float32,
     index_in_system,
     mean_per_system,
+    row_offsets,
+    settled,
     system_index,
+    without_autocast,
 )
 from flt_mol.functional.images import image_attention
-from flt_mol.functional.linear import KeySums, chunks_of, normalised
+from flt_mol.functional.linear import (
+    joined_sums,
+    key_sums,
+    linear_attention,
+    linear_log_attention,
+    linear_sums,
+    normalised,
+    read_sums,
+)
 from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
@@ -215,28 +227,67 @@ class Attention(nn.Module):
             keys = self.feature_map(rows.key, rows.key_at, key=True)
             run = causal_log_attention if log else causal_attention
             return run(queries, keys, rows.value, rows.ptr)
-        key_ptr = rows.ptr if rows.key_ptr is None else rows.key_ptr
-        size = None
-        # Gradients, graphs and pairs need the features of all rows.
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
-            size = max(1, MAX_FEATURES // (self.num_heads * self.feature_map.num_features))
-        own = others = chunks_of(rows.ptr, rows.query.shape[0], size)
-        if rows.key_ptr is not None:
-            others = chunks_of(key_ptr, rows.key.shape[0], size)
-        sums, parts = KeySums(key_ptr.shape[0] - 1, log), []
-        for chunk in others:
-            at = rows.key_at and rows.key_at._replace(basis=rows.key_at.basis[chunk.rows])
-            keys = self.feature_map(rows.key[chunk.rows], at, key=True)
-            keys = sums.add(keys, rows.value[chunk.rows], chunk)
-        for chunk in own:
-            at = rows.query_at and rows.query_at._replace(basis=rows.query_at.basis[chunk.rows])
-            queries = self.feature_map(rows.query[chunk.rows], at, key=False)
-            queries, read = sums.read(queries, chunk)
-            if rows.pairs is not None:
-                i, j, weight = rows.pairs
-                read = read + pair_sums(queries, keys, rows.value, weight, i, j)
-            parts.append(normalised(read))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            most = MAX_FEATURES // (self.num_heads * self.feature_map.num_features)
+            if max(len(rows.query), len(rows.key)) > most:
+                return self._in_chunks(rows, max(1, most))
+        queries = self.feature_map(rows.query, rows.query_at, key=False)
+        keys = self.feature_map(rows.key, rows.key_at, key=True)
+        value, ptr, key_ptr = rows.value, rows.ptr, rows.key_ptr
+        if rows.pairs is None:
+            run = linear_log_attention if log else linear_attention
+            return run(queries, keys, value, ptr, key_ptr)
+        if log:
+            queries, keys = stabilised_features(queries, keys, ptr)
+        i, j, weight, _ = rows.pairs
+        sums = linear_sums(queries, keys, value, ptr)
+        return normalised(sums + pair_sums(queries, keys, value, weight, i, j))
+
+    def _in_chunks(self, rows: AttentionRows, size: int) -> Tensor:
+        """The same without gradients, with the features of about `size` rows at a time."""
+        ends = row_offsets(rows.ptr, len(rows.query))
+        key_ends = row_offsets(rows.key_offsets, len(rows.key))
+        parts, first = [], 0
+        while first < len(ends) - 1:
+            last = first + 1
+            while last < len(ends) - 1 and size >= max(
+                ends[last + 1] - ends[first], key_ends[last + 1] - key_ends[first]
+            ):
+                last += 1
+            own, keys = (slice(x[first], x[last]) for x in (ends, key_ends))
+            some = _between(rows, own, keys)
+            if last > first + 1 or size >= max(len(some.query), len(some.key)):
+                ptr = rows.ptr[first : last + 1] - ends[first]
+                key_ptr = rows.key_ptr
+                if key_ptr is not None:
+                    key_ptr = key_ptr[first : last + 1] - key_ends[first]
+                parts.append(self._linear(some._replace(ptr=ptr, key_ptr=key_ptr)))
+            else:
+                parts.append(self._long(some, size))
+            first = last
+        return torch.cat(parts)
+
+    def _long(self, rows: AttentionRows, size: int) -> Tensor:
+        """One system, by sums over `size` keys at a time."""
+        log, parts = self.feature_map.exponential, []
+        value = at_least_float32(rows.value)
+        sums = None
+        with without_autocast(value):
+            for start in range(0, len(value), size):
+                some = slice(start, start + size)
+                at = rows.key_at and rows.key_at.rows(some)
+                keys, own = settled(self.feature_map(rows.key[some], at, key=True), value[some])
+                found = key_sums(keys.transpose(0, 1), own.transpose(0, 1), log=log)
+                sums = found if sums is None else joined_sums(sums, found)
+            if sums is None:
+                return value.new_zeros(len(rows.query), *value.shape[1:])
+            for start in range(0, len(rows.query), size):
+                some = slice(start, start + size)
+                at = rows.query_at and rows.query_at.rows(some)
+                (queries,) = settled(self.feature_map(rows.query[some], at, key=False))
+                read = read_sums(queries.to(sums[0].dtype).transpose(0, 1), *sums)
+                parts.append(normalised(read).transpose(0, 1))
+        return torch.cat(parts) if parts else value[:0]
 
     def _by_size(self, rows: AttentionRows) -> Tensor:
         """Each system by its own number of keys: exact below `exact_below`, linear from there."""
@@ -555,7 +606,7 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     if rows.pairs is None:
         return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)
     # All pairs (i, j) written out, by i then j: for small systems.
-    i, j, weight = rows.pairs
+    i, j, weight, _ = rows.pairs
     system = system_index(ptr, query.shape[0])
     partners, start = ptr.diff()[system], ptr[system]
     first = partners.cumsum(0) - partners  # of each i among all pairs
@@ -564,7 +615,7 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     correction = weight.to(query.dtype).log1p()
     log_weight = correction.new_zeros(len(index_i), correction.shape[1])
     log_weight = log_weight.index_add(0, first[i] + j - start[i], correction)
-    return image_attention(query, key, value, ptr, index_i, index_j, log_weight, scale=1.0)
+    return image_attention(query, key, value, ptr, index_i, index_j, log_weight, True, scale=1.0)
 
 
 def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
@@ -577,6 +628,17 @@ def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
     key_at = rows.key_at and rows.key_at.rows(keys)
     return order, AttentionRows(
         rows.query[order], rows.key[keys], rows.value[keys], ptr, key_ptr, at, key_at
+    )
+
+
+def _between(rows: AttentionRows, own: slice, keys: slice) -> AttentionRows:
+    """Some consecutive systems, with their offsets as they were."""
+    return rows._replace(
+        query=rows.query[own],
+        key=rows.key[keys],
+        value=rows.value[keys],
+        query_at=rows.query_at and rows.query_at.rows(own),
+        key_at=rows.key_at and rows.key_at.rows(keys),
     )
 
 
@@ -604,13 +666,18 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
 
 def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
     """Refuse pairs of other heads, of rows that there are not, or of two systems."""
-    index_i, index_j, weight = pairs
+    index_i, index_j, weight, _ = pairs
     ptr, num_heads = rows.ptr, rows.query.shape[1]
     if index_i.shape != index_j.shape or weight.shape != (*index_i.shape, num_heads):
         raise ValueError(
             f"{name} have indices {tuple(index_i.shape)} and {tuple(index_j.shape)} and weights "
             f"{tuple(weight.shape)}, expected (P,), (P,) and (P, {num_heads})"
         )
+    # Blocks share pairs, and a look at them waits for the device: one for each batch.
+    compiling = torch.compiler.is_compiling()
+    seen = None if compiling else getattr(index_i, "_flt_mol_pairs", None)
+    if seen is not None and seen[0] is index_j and seen[1] is ptr:
+        return
     both = torch.stack([index_i, index_j]).to(torch.int64)
     inside = ((both >= 0) & (both < ptr[-1])).all()
     system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)
@@ -618,3 +685,5 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
         inside & (system[0] == system[1]).all(),
         f"{name} join rows that are not of one system: were they made with the ptr of this batch?",
     )
+    if not compiling:
+        index_i._flt_mol_pairs = index_j, ptr  # type: ignore[attr-defined]

@@ -42,24 +42,16 @@ class AtomEmbedding(nn.Module):
         return out
 
 
-def check_elements(atomic_numbers: Tensor, num_atoms: int) -> None:
-    """Refuse atomic numbers that are not one for each atom, 1 to 118."""
-    _check_index("atomic_numbers", atomic_numbers, num_atoms)
+def check_elements(atomic_numbers: Tensor) -> None:
+    """Refuse atomic numbers that are not 1 to 118; graphs do not look."""
     wrong = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
     if not torch.compiler.is_compiling() and bool(wrong.any()):
         raise ValueError(f"atomic_numbers hold {int(atomic_numbers[wrong][0])}, expected 1 to 118")
 
 
-def check_tags(tags: Tensor, num_atoms: int) -> None:
-    """Refuse tags that are not one for each atom, 0 to 2."""
-    _check_index("tags", tags, num_atoms)
-    if not torch.compiler.is_compiling() and bool(((tags < 0) | (tags >= NUM_TAGS)).any()):
-        raise ValueError(f"tags are not all {_TAGS}")
-
-
 def _check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
-    _check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[0])
-    _check_index("tags", tags, atomic_numbers.shape[0])
+    check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[0])
+    check_index("tags", tags, atomic_numbers.shape[0])
     no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
     wrong = no_element | (tags < 0) | (tags >= NUM_TAGS)
     if torch.compiler.is_compiling() or not bool(wrong.any()):
@@ -70,8 +62,8 @@ def _check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
     raise AtomError(row, f"tag {int(tags[row])}, expected {_TAGS}")
 
 
-def _check_index(name: str, value: Tensor, count: int) -> None:
-    # torch takes uint8 for a mask.
+def check_index(name: str, value: Tensor, count: int) -> None:
+    """Refuse indices of another dtype, uint8 above all, which torch takes for a mask, or shape."""
     if value.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} are {value.dtype}, expected torch.int64: {name}.long()")
     if tuple(value.shape) != (count,):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from flt_mol.functional.groups import (
     at_least_float32,
@@ -13,7 +14,7 @@ from flt_mol.functional.groups import (
     without_autocast,
 )
 from flt_mol.functional.pairs import filtered_dots, segment_sum
-from flt_mol.nn.embedding import check_tags
+from flt_mol.nn.embedding import NUM_TAGS, check_index
 from flt_mol.nn.layers import drawn_linear, drawn_weight, placed, seeded_generator
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
@@ -82,6 +83,7 @@ class EnergyHead(nn.Module):
 
         Raises:
             ValueError: tags or a `ptr` that do not describe N rows.
+            IndexError: other tags, on CPU.
         """
         check_ptr(ptr, x.shape[0])
         with without_autocast(x):
@@ -92,8 +94,9 @@ class EnergyHead(nn.Module):
             if self.readout == "tags":
                 if tags is None:
                     raise ValueError("readout='tags' needs the tags (N,) of the atoms")
-                check_tags(tags, x.shape[0])
-                per_atom = self.tag_weight[tags] * per_atom
+                check_index("tags", tags, x.shape[0])
+                weight = self.tag_weight.view(NUM_TAGS, -1)
+                per_atom = embedding(tags, weight).view(per_atom.shape) * per_atom
         reduce = mean_per_system if self.readout == "mean" else sum_per_system
         return reduce(at_least_float32(per_atom), ptr)
 

@@ -27,11 +27,15 @@ _SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number
 
 
 class PairWeights(NamedTuple):
-    """A weight (G, H), or its logarithm, per head for pairs of a query i and a key j, (G,) each."""
+    """A weight (G, H), or its logarithm, per head for pairs of a query i and a key j, (G,) each.
+
+    `once` tells that every (i, j) is there once at most, which saves time.
+    """
 
     index_i: Tensor
     index_j: Tensor
     weight: Tensor
+    once: bool = False
 
 
 class ImageKeys(nn.Module):
@@ -87,7 +91,7 @@ class ImageKeys(nn.Module):
         if groups is None:
             return PairWeights(pairs.index_i, pairs.index_j, log_weight)
         drawn = log_sum_over_images(log_weight, groups.group, len(groups.index_i))
-        return PairWeights(groups.index_i, groups.index_j, drawn)
+        return PairWeights(groups.index_i, groups.index_j, drawn, once=True)
 
 
 class GaussianBias(nn.Module):

@@ -214,7 +214,7 @@ class PairCorrection(nn.Module):
             per_pair = basis @ self.weight.to(basis.dtype)
             total = segment_sum(per_pair, groups.group, len(groups.index_i))
             weight = torch.expm1(self.bound * torch.tanh(total / self.bound))
-        return PairWeights(groups.index_i, groups.index_j, weight)
+        return PairWeights(groups.index_i, groups.index_j, weight, once=True)
 
 
 def check_features(x: Tensor, channels: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, check_elements
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, check_elements, check_index
 from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 
 SMALLEST_EXPONENT = -60.0  # e⁻⁶⁰ = 9e-27, beside values of up to 1; denormal numbers are slow
@@ -71,7 +71,8 @@ class PairTypes(nn.Module):
     def forward(self, distances: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """Distances r (P,) and the atomic numbers (P,) of both atoms, 1 to 118, to r' (P,)."""
         for elements in (receiver, sender):
-            check_elements(elements, distances.shape[0])
+            check_index("atomic_numbers", elements, distances.shape[0])
+        check_elements(torch.stack([receiver, sender]))
         scale = 1 + (self.scale_receiver[receiver] * self.scale_sender[sender]).sum(-1)
         shift = (self.shift_receiver[receiver] * self.shift_sender[sender]).sum(-1)
         return scale.to(distances.dtype) * distances + shift.to(distances.dtype)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.mesh import Mesh, make_mesh, mesh_filter, mesh_modes, mode_integers
@@ -18,34 +17,13 @@ from flt_mol.functional.reciprocal import (
     fractional_positions,
     reciprocal_vectors,
 )
-from flt_mol.functional.spectral import (
-    kernel_filter,
-    kernel_matrices,
-    lattice_waves,
-    padded_groups,
-    padded_rows,
-    structure_factor_filter,
-)
+from flt_mol.functional.spectral import spectral_sums, spectral_tables
 from flt_mol.nn.layers import draw_normal, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import check_sizes
 
 # Of a system's atoms and plane waves; beyond, a mesh is faster and takes less memory.
 MAX_PRODUCTS = 5e6
 _DENSITY = 0.05  # atoms/Å³, about that of a metal; sets the initial scale only
-
-
-class SpectralGroup(NamedTuple):
-    """G systems of a batch, padded to L atoms and K vectors.
-
-    Attributes:
-        atoms: (G, L) int64, rows of the batch; N for padding.
-        spectra: (G, K, T), weights times radial functions, 0 for padding.
-        table: kernels (G, T, L, L), or plane waves (G, L, 2K) for structure factors.
-    """
-
-    atoms: Tensor
-    spectra: Tensor
-    table: Tensor
 
 
 class SpectralMesh(NamedTuple):
@@ -60,14 +38,23 @@ class SpectralMesh(NamedTuple):
 class SpectralGeometry(NamedTuple):
     """Geometry of a batch for filters of one radial basis: computed once, shared by layers.
 
-    `place` (N,) int64 is each atom's row among those of all groups, then of all meshes; `settings`
-    as of the layer.
+    Attributes:
+        spectra: (K, T), weights times radial functions of the reciprocal vectors.
+        table: kernels or plane waves, of `functional.spectral.spectral_tables`.
+        ptr: (B + 1,), first atom of each system.
+        key_ptr: (B + 1,), first vector of each system.
+        meshes: of systems without vectors.
+        settings: as of the layer.
+        below: systems of up to so many atoms go by kernels.
     """
 
-    groups: tuple[SpectralGroup, ...]
+    spectra: Tensor
+    table: Tensor
+    ptr: Tensor
+    key_ptr: Tensor
     meshes: tuple[SpectralMesh, ...]
-    place: Tensor
     settings: tuple[float, float, int]
+    below: int
 
 
 class SpectralFilter(nn.Module):
@@ -149,49 +136,37 @@ class SpectralFilter(nn.Module):
         return (self.k_max, self.sigma_max, self.num_basis)
 
     def geometry(
-        self, positions: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr: Tensor
+        self,
+        positions: Tensor,
+        cell: Tensor | None,
+        pbc: Tensor | None,
+        ptr: Tensor,
+        lattice: ReciprocalVectors | None = None,
     ) -> SpectralGeometry:
         """Plane waves and kernels of a batch, for all filters with the same basis; differentiable.
 
-        Arguments and errors are those of `reciprocal_vectors`. Not for compiled regions.
+        Arguments and errors are those of `reciprocal_vectors`, which gives the `lattice` with the
+        layer's own `k_max`, `padding`, `max_vectors` and `MAX_PRODUCTS`; without, it breaks graphs.
         """
-        lattice = reciprocal_vectors(
-            cell,
-            pbc,
-            positions,
-            ptr,
-            k_max=self.k_max,
-            padding=self.padding,
-            max_vectors=self.max_vectors,
-            max_products=MAX_PRODUCTS,
-        )
-        ptr = ptr.to(torch.int64)
-        # Padded atoms and vectors are a last row of zeros.
-        fraction = pad(fractional_positions(positions, ptr, lattice), (0, 0, 0, 1))
-        spectra = self._radial(pair_lengths(lattice.vectors)) * lattice.weight[:, None]
-        spectra, integers = pad(spectra, (0, 0, 0, 1)), pad(lattice.integers, (0, 0, 0, 1))
-        sizes, counts = ptr.diff().tolist(), lattice.ptr.diff().tolist()
-        costs = [2 * n * k for n, k in zip(sizes, counts, strict=True)]
-        # Kernels of few vectors would be larger than the waves they are made of.
-        small = [n <= min(self.kernels_below, 2 * k) for n, k in zip(sizes, counts, strict=True)]
-        dtype, groups = at_least_float32(self.amplitudes).dtype, []
-        for kernels in (True, False):
-            chosen = [b for b, k in enumerate(counts) if k and small[b] == kernels]
-            for systems in padded_groups(costs, chosen, positions.device):
-                atoms = padded_rows(ptr, systems, len(positions))
-                vectors = padded_rows(lattice.ptr, systems, len(integers) - 1)
-                waves = lattice_waves(fraction[atoms], integers[vectors]).to(dtype)
-                own = spectra[vectors].to(dtype)
-                table = kernel_matrices(waves, own) if kernels else waves
-                groups.append(SpectralGroup(atoms, own, table))
-        large = [b for b, (n, k) in enumerate(zip(sizes, counts, strict=True)) if n and not k]
-        meshes = tuple(self._mesh(b, positions, ptr, lattice, dtype) for b in large)
-        parts = [group.atoms.flatten() for group in groups]
-        parts += [torch.arange(m.start, m.stop, device=ptr.device) for m in meshes]
-        rows = torch.cat(parts or [ptr[:0]])
-        place = torch.empty(len(positions) + 1, dtype=torch.int64, device=positions.device)
-        place[rows] = torch.arange(len(rows), device=rows.device)
-        return SpectralGeometry(tuple(groups), meshes, place[:-1], self.settings)
+        if lattice is None:
+            lattice = reciprocal_vectors(
+                cell,
+                pbc,
+                positions,
+                ptr,
+                k_max=self.k_max,
+                padding=self.padding,
+                max_vectors=self.max_vectors,
+                max_products=MAX_PRODUCTS,
+            )
+        dtype, below = at_least_float32(self.amplitudes).dtype, self.kernels_below
+        with without_autocast(positions):
+            fraction = fractional_positions(positions, ptr, lattice)
+            spectra = self._radial(pair_lengths(lattice.vectors)) * lattice.weight[:, None]
+            spectra = spectra.to(dtype)
+            table = spectral_tables(fraction, spectra, lattice.integers, ptr, lattice.ptr, below)
+        meshes = tuple(self._mesh(b, positions, ptr, lattice, dtype) for b in lattice.large)
+        return SpectralGeometry(spectra, table, ptr, lattice.ptr, meshes, self.settings, below)
 
     def _mesh(
         self, b: int, positions: Tensor, ptr: Tensor, lattice: ReciprocalVectors, dtype: torch.dtype
@@ -213,9 +188,8 @@ class SpectralFilter(nn.Module):
         Raises:
             ValueError: `x` of another width or number of rows, or a geometry of another basis.
         """
-        shape = (len(geometry.place), self.embed_dim)
-        if x.shape != shape:
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected {shape}")
+        if x.dim() != 2 or x.shape[1] != self.embed_dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {self.embed_dim})")
         value = self.value(x)
         summed = self.convolve(value.unflatten(1, (self.num_heads, -1)), geometry)
         out: Tensor = self.out(summed.flatten(1).to(value.dtype))
@@ -227,22 +201,17 @@ class SpectralFilter(nn.Module):
             given, own = geometry.settings, self.settings
             raise ValueError(f"geometry for k_max, sigma_max, num_basis = {given}, not {own}")
         value = at_least_float32(value)
-        padded, parts = pad(value, (0, 0, 0, 0, 0, 1)), [value[:0]]
+        dtype, where = value.dtype, (geometry.ptr, geometry.key_ptr, geometry.below)
+        tensors = (x.to(dtype) for x in (self.amplitudes, geometry.spectra, geometry.table))
         with without_autocast(value):
-            amplitudes = self.amplitudes.to(value.dtype)
-            for group in geometry.groups:
-                rows, table = padded[group.atoms], group.table.to(value.dtype)
-                if table.dim() == 4:
-                    out = kernel_filter(rows, amplitudes, table)
-                else:
-                    spectrum = group.spectra.to(value.dtype) @ amplitudes.T
-                    out = structure_factor_filter(rows, spectrum, table)
-                parts.append(out.flatten(0, 1))
+            amplitudes, spectra, table = tensors
+            out = spectral_sums(value, amplitudes, spectra, table, *where)
             for start, stop, spectra, mesh in geometry.meshes:
-                spectrum = (spectra.to(value.dtype) @ amplitudes.T).movedim(-1, 0)
-                mesh = mesh._replace(weights=mesh.weights.to(value.dtype))
-                parts.append(mesh_filter(value[start:stop], spectrum, mesh))
-            return torch.cat(parts).index_select(0, geometry.place)
+                spectrum = (spectra.to(dtype) @ amplitudes.T).movedim(-1, 0)
+                mesh = mesh._replace(weights=mesh.weights.to(dtype))
+                found = mesh_filter(value[start:stop], spectrum, mesh)
+                out = torch.cat([out[:start], found, out[stop:]])
+            return out
 
     def spectrum(self, magnitude: Tensor) -> Tensor:
         r"""g_h(\|k\|): (K,), cycles/Å → (K, H), Å³."""

@@ -156,10 +156,17 @@ def predict_structures(
 
 
 def _finite(model: nn.Module, name: str, batch: Structures) -> NDArray[np.float64]:
-    values = energies_of(model(batch.to(model_device(model))), batch)
+    values = energies_of(model(prepared(model, batch)), batch)
     for b in np.flatnonzero(~np.isfinite(values))[:1]:
         raise ValueError(f"the model gives {values[b]} eV for structure {batch.sid[b]} ({name})")
     return values
+
+
+def prepared(model: Any, batch: Structures) -> Structures:
+    """The batch on the device of a module, with what its `prepare_batch` attaches, if any."""
+    if callable(prepare := getattr(model, "prepare_batch", None)):
+        batch = prepare(batch)
+    return batch.to(model_device(model))
 
 
 def batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Structures]:

@@ -31,6 +31,8 @@ def rotate(structures: Structures, kind: str) -> Structures:
         positions=_apply(structures.positions, per_atom),
         positions_relaxed=None if relaxed is None else _apply(relaxed, per_atom),
         cell=structures.cell @ matrix,
+        reciprocal=None,
+        reciprocal_settings=None,
     )
 
 
@@ -59,6 +61,8 @@ def shift_images(structures: Structures) -> Structures:
         positions=structures.positions + shift,
         positions_relaxed=None if relaxed is None else relaxed + shift,
         pairs=pairs,
+        reciprocal=None,
+        reciprocal_settings=None,
     )
 
 
@@ -101,7 +105,7 @@ def move_atoms(
         positions = positions + noise * torch.randn_like(positions) * free[:, None]
         moved = torch.ones_like(moved)
     num_free = torch.zeros_like(structures.natoms).index_add_(0, system, free.to(torch.int64))
-    return replace(structures, positions=positions, pairs=None, cutoff=None), moved & (num_free > 0)
+    return structures.moved(positions), moved & (num_free > 0)
 
 
 def _apply(rows: Tensor, matrices: Tensor) -> Tensor:

@@ -137,6 +137,8 @@ class TrainingConfig(Settings):
     """ε of the optimiser."""
     gradient_clip: Positive | None = 5.0
     """Gradient clipping: largest norm of the gradient; null does not clip."""
+    compile: bool = False
+    """Whether the model is compiled by `torch.compile`, about a minute before the first step."""
     accumulate: Count = 1
     """Batches of one step, which follows the mean over all their systems."""
     ema_decay: Inside | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from flt_mol.training.processes import World
 _TARGETS: dict[str, str] = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
 # Output of a model → field of `Structures` that is its target, and key of `data` that names it.
 _IN_MEMORY = 20_000  # systems of a split
-_PAIRS_IN_MEMORY = 1 << 30  # bytes, for each split
+_ATTACHED_IN_MEMORY = 1 << 30  # bytes of pairs and reciprocal vectors, for each split
 _AT_ONCE = 256
 
 
@@ -173,19 +174,23 @@ def split_loader(
     systems: Any,
     settings: TrainingConfig,
     world: World,
-    cutoff: float | None = None,
+    prepare: Callable[[Structures], Structures] | None = None,
     training: bool = False,
 ) -> Loader:
     """Batches of a split for one of the processes that share it.
 
-    Batches come with their pairs within `cutoff`, Å, which are searched once where they fit. Those
+    Batches come prepared (`EnergyModel.prepare_batch`), once for all epochs where that fits. Those
     for training are shuffled, and come with what all batches of their step hold.
     """
-    if cutoff is not None and isinstance(systems, list):
-        paired = [system.with_pairs(cutoff) for system in systems]
-        sizes = (sum(x.nbytes for x in one.pairs) for one in paired if one.pairs is not None)
-        if sum(sizes) <= _PAIRS_IN_MEMORY:
-            systems, cutoff = paired, None
+    if prepare is not None and isinstance(systems, list):
+        prepared, size = [], 0
+        for system in systems:
+            prepared.append(prepare(system))
+            size += _attached_bytes(prepared[-1])
+            if size > _ATTACHED_IN_MEMORY:
+                break
+        else:
+            systems, prepare = prepared, None
     on_gpu = settings.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     loader = make_loader(
         systems,
@@ -194,13 +199,18 @@ def split_loader(
         shuffle=training,
         seed=settings.seed,
         num_workers=settings.num_workers,
-        cutoff=cutoff,
+        prepare=prepare,
         rank=world.rank,
         world_size=world.size,
         pin_memory=on_gpu,
     )
     loader.window = settings.accumulate if training else None
     return loader
+
+
+def _attached_bytes(system: Structures) -> int:
+    tensors = [*(system.pairs or ()), *(system.reciprocal or ())]
+    return sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
 
 
 def data_digest(splits: Splits, processes: int) -> int:

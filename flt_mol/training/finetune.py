@@ -133,7 +133,7 @@ def _residuals(
     systems = [training[int(i)] for i in chosen]
     missed: dict[str, list[Tensor]] = {name: [] for name in outputs}
     with evaluating(model), torch.inference_mode():
-        for batch in make_loader(systems, _AT_ONCE, cutoff=model.cutoff):
+        for batch in make_loader(systems, _AT_ONCE, prepare=model.prepare_batch):
             found = model(batch)
             for name, values in missed.items():
                 values.append(getattr(batch, name).double() - found[name].double())

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rich.console import Console
 from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
+from flt_mol.models.build import needs_of, prepare_batch
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
@@ -208,11 +210,11 @@ def _fit(
 ) -> None:
     """Train; afterwards the model has the final weights, averaged where that is asked for."""
     settings, console, resume = config.training, history.console, history.folder / RESUME
-    moves = settings.noise > 0 or settings.interpolation > 0  # pairs are searched afterwards
-    cutoff = None if moves else model.cutoff
+    prepare = partial(prepare_batch, needs_of(model.config))  # without weights: workers get a copy
+    moves = settings.noise > 0 or settings.interpolation > 0  # batches are prepared afterwards
     loaders = (
-        split_loader(splits.training, settings, world, cutoff, training=True),
-        split_loader(splits.validation, settings, world, model.cutoff),
+        split_loader(splits.training, settings, world, None if moves else prepare, training=True),
+        split_loader(splits.validation, settings, world, prepare),
     )
     each = math.ceil(len(loaders[0]) / settings.accumulate)
     steps = min(each * settings.epochs, settings.max_steps or each * settings.epochs)
@@ -227,6 +229,8 @@ def _fit(
         say(console, f"resuming the run in {history.folder} after step {done:,} of {steps:,}")
     point = ResumePoint(resume, settings.save_minutes, digest)
     names = config.data.train, config.data.validation
+    if settings.compile:
+        model.compile(dynamic=True)
     task = EnergyTask(model, settings, steps, config.loss, names)
     with _lightning(world):
         limits = {"max_epochs": math.ceil(steps / each), "max_steps": steps}

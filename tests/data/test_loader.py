@@ -27,6 +27,10 @@ def dataset(tmp_path):
     return open_dataset(write_records(tmp_path / "a.lmdb", records))
 
 
+def _paired(batch):
+    return batch.with_pairs(3.0)
+
+
 def sids(batches):
     return [sid for batch in batches for sid in batch.sid]
 
@@ -113,7 +117,7 @@ def test_a_plain_loader_of_torch(dataset):
 
 
 def test_pairs_are_made_on_the_way(systems):
-    batch = next(iter(make_loader(systems, 4, cutoff=3.0)))
+    batch = next(iter(make_loader(systems, 4, prepare=_paired)))
     assert batch.cutoff == 3.0
     assert same(batch, Structures.cat(systems[:4]).with_pairs(3.0))
 
@@ -167,7 +171,7 @@ def test_the_state_of_other_batches_is_refused(systems):
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_give_the_same(method, dataset):
     dataset[0]  # the parent has read before
-    options = {"max_atoms": 40, "shuffle": True, "cutoff": 3.0}
+    options = {"max_atoms": 40, "shuffle": True, "prepare": _paired}
     alone = make_loader(dataset, **options)
     loader = make_loader(dataset, **options, num_workers=2, multiprocessing_context=method)
     for _ in range(2):

@@ -3,6 +3,7 @@ import torch
 
 from flt_mol.functional import exact
 from flt_mol.functional.exact import exact_attention
+from flt_mol.functional.groups import budget_of, group_budget
 from flt_mol.functional.reference import softmax_attention
 
 H, D, V = 3, 5, 4
@@ -29,8 +30,11 @@ def draw(name, dtype=torch.float64, scale=1.0):
 def path(request, monkeypatch):
     """Both ways: a system's weights at once, and as systems too large for that are treated."""
     if request.param != "whole":
-        monkeypatch.setattr(exact, "MAX_WEIGHTS", 8)
         monkeypatch.setattr(exact, "MIN_ROWS", 2)
+        with group_budget(2):
+            yield
+    else:
+        yield
 
 
 @pytest.mark.parametrize("name", PTRS)
@@ -81,7 +85,7 @@ def test_a_large_system_takes_the_other_way_and_agrees():
         torch.randn(710, 3, width, generator=generator, dtype=torch.float64).requires_grad_()
         for width in (6, 6, 9)
     ]
-    assert exact.MAX_WEIGHTS < 3 * 700**2
+    assert budget_of(torch.device("cpu")) < 700**2
     for causal in (False, True):
         out = exact_attention(*inputs, ptr, causal=causal)
         expected = softmax_attention(*inputs, ptr, causal=causal)
@@ -133,7 +137,7 @@ def test_other_systems_and_padding_leave_no_trace(poison, causal):
         x[:4] = poison
     dirty = [torch.cat([x, torch.full_like(x[:2], poison)]).requires_grad_() for x in dirty]
     heads_first = [x.transpose(0, 1) for x in dirty]
-    out = torch.ops.flt_mol.exact_attention(*heads_first, ptr, ptr, causal)
+    out = torch.ops.flt_mol.exact_attention(*heads_first, ptr, ptr, "causal" if causal else "all")
     assert torch.equal(out[:, 4:9].transpose(0, 1), expected)
     assert (out[:, 9:] == 0).all()
     seed = torch.full_like(out, poison)

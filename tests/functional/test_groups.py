@@ -2,17 +2,20 @@ import pytest
 import torch
 
 from flt_mol.functional.groups import (
+    budget_of,
     centred,
     check_ptr,
     first_per_system,
+    group_budget,
+    groups_of,
     index_in_system,
     mean_per_system,
     offsets_of,
+    row_offsets,
     spread,
     sum_per_system,
     system_index,
     system_sizes,
-    systems_of,
 )
 
 PTR = torch.tensor([0, 2, 2, 5])
@@ -22,7 +25,7 @@ def test_sizes_index_and_slices_describe_the_same_rows():
     assert system_sizes(PTR, 5) == [2, 0, 3]
     assert system_index(PTR, 6).tolist() == [0, 0, 2, 2, 2, 3]
     assert index_in_system(PTR, 6).tolist() == [0, 1, 0, 1, 2, 0]
-    assert systems_of(PTR, 6) == [slice(0, 2), slice(2, 2), slice(2, 5)]
+    assert row_offsets(PTR, 6) == (0, 2, 2, 5)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,48 @@ def test_offsets_of_keys():
 @pytest.mark.parametrize("ptr", [[1, 5], [0, 7], [0, 3, 2]])
 def test_operators_refuse_what_no_rows_are_at(ptr):
     with pytest.raises(ValueError, match="ptr"):
-        systems_of(torch.tensor(ptr), 6)
+        row_offsets(torch.tensor(ptr), 6)
+
+
+CPU = torch.device("cpu")
+OFFSETS, KEYS = (0, 3, 3, 5, 10, 13), (0, 1, 2, 4, 4, 10)  # two more rows are padding
+
+
+@pytest.mark.parametrize("budget", [1, 6, 8, 30, 2**40])
+def test_groups_hold_each_system_once_within_the_budget(budget):
+    with group_budget(budget):
+        assert budget_of(CPU) == budget
+    costs = 3, 0, 4, 0, 18
+    groups = groups_of(costs, OFFSETS, KEYS, 15, CPU, budget)
+    assert sorted(sum(groups.systems, ())) == [0, 2, 4]
+    for systems in groups.systems:
+        assert len(systems) == 1 or len(systems) * max(costs[b] for b in systems) <= budget
+    x = torch.arange(15.0)[:, None]
+    for offsets, blocks in ((OFFSETS, groups.rows), (KEYS, groups.keys)):
+        for systems, block in zip(groups.systems, blocks, strict=True):
+            padded = block.take(x).squeeze(-1)
+            real = torch.ones_like(padded, dtype=bool) if block.real is None else block.real
+            for b, rows, own in zip(systems, padded, real, strict=True):
+                assert rows[own].tolist() == list(range(*offsets[b : b + 2]))
+                assert (rows[~own] == offsets[b + 1] - 1).all()
+            for heads in (x.expand(2, -1, -1), torch.stack([x, x], 1).transpose(0, 1)):
+                flat = padded.repeat(2, 1)[..., None]
+                torch.testing.assert_close(block.by_head(heads), flat, rtol=0, atol=0)
+    back = groups.put_back([block.take(x).flatten(0, 1) for block in groups.rows])
+    expected = [0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 10, 11, 12, 0, 0]
+    assert back.flatten().tolist() == expected
+
+
+def test_systems_of_one_size_are_views():
+    x = torch.rand(3, 12, 2)
+    (group,) = groups_of((4, 4, 4), (0, 4, 8, 12), (0, 4, 8, 12), 12, CPU, 2**40).rows
+    assert group.slots is None
+    assert group.by_head(x).data_ptr() == x.data_ptr()
+    groups = groups_of((5, 0, 4, 4), (0, 2, 2, 6, 10), (0, 2, 2, 6, 10), 10, CPU, 8)
+    assert groups.systems == ((2, 3), (0,))
+    assert [(g.start, g.slots) for g in groups.rows] == [(2, None), (0, None)]
+    assert groups.complete
+    assert groups.place.tolist() == [8, 9, *range(8)]
 
 
 def test_system_indices_in_any_order():

@@ -3,7 +3,7 @@ import torch
 from periodic import F64, batch, kept_sizes, seeded
 from torch.autograd import gradcheck, gradgradcheck
 
-from flt_mol.functional import image_attention, neighbor_pairs
+from flt_mol.functional import group_budget, image_attention, neighbor_pairs
 from flt_mol.functional import images as module
 from flt_mol.functional.images import log_sum_over_images
 
@@ -62,11 +62,12 @@ def test_gradients_of_gradients(route):
     assert gradgradcheck(run, inputs, fast_mode=True)
 
 
-def test_systems_in_one_group_or_each_alone(monkeypatch):
+def test_systems_in_one_group_or_each_alone():
     inputs, ptr, i, j = case((5, 2, 0, 3))
     together = image_attention(*inputs[:3], ptr, i, j, inputs[3])
-    monkeypatch.setattr("flt_mol.functional.spectral._BUDGET", {"cpu": 1})
-    torch.testing.assert_close(image_attention(*inputs[:3], ptr, i, j, inputs[3]), together)
+    with group_budget(1):
+        alone = image_attention(*inputs[:3], ptr, i, j, inputs[3])
+    torch.testing.assert_close(alone, together)
 
 
 def test_huge_logits_and_pairs_without_weight(route):

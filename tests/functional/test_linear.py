@@ -2,13 +2,14 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+from flt_mol.functional.causal import causal_log_attention
 from flt_mol.functional.feature_maps import stabilised_features
+from flt_mol.functional.groups import group_budget
 from flt_mol.functional.linear import (
     linear_attention,
+    linear_log_attention,
     linear_sums,
     normalised,
-    read_sums,
-    system_sums,
 )
 from flt_mol.functional.reference import kernel_attention
 
@@ -67,6 +68,42 @@ def test_second_derivatives(case):
     )
 
 
+@pytest.mark.parametrize("budget", [1, 40, 60, 10**6])
+@pytest.mark.parametrize("case", ["ragged", "empty", "two sets", "no keys"])
+@pytest.mark.parametrize("run", [linear_attention, linear_log_attention, linear_sums])
+def test_groups_of_any_size_give_the_same(budget, case, run):
+    inputs, ptr, key_ptr = draw(case)
+    expected = run(*inputs, ptr, key_ptr)
+    seed = torch.randn_like(expected)
+    with group_budget(budget):
+        out = run(*inputs, ptr, key_ptr)
+        found = torch.autograd.grad(out, inputs, seed)
+    agree([out], [expected], 1e-12)
+    agree(found, torch.autograd.grad(expected, inputs, seed), 1e-12)
+    if run is linear_log_attention:
+        q, k, v = inputs
+        agree([out], [linear_attention(q.exp(), k.exp(), v, ptr, key_ptr)], 1e-12)
+
+
+def test_logits_of_minus_infinity_are_features_of_nothing():
+    inputs, ptr, _ = draw("ragged")
+    with torch.no_grad():
+        q, k, v = inputs
+        k[0], k[2, :, 1], k[4:, :, 2], q[5, :, 3], q[6] = [-torch.inf] * 5
+    out = linear_log_attention(*inputs, ptr)
+    features = [x.detach().exp().requires_grad_() for x in (q, k)]
+    expected = linear_attention(*features, v, ptr)
+    assert (out[0] == 0).all()
+    assert (out[6] == 0).all()
+    agree([out, causal_log_attention(*inputs, ptr)[0]], [expected, out[0]], 1e-12)
+    true = torch.autograd.grad(expected.sum(), features)
+    for create_graph in (False, True):
+        found = torch.autograd.grad(out.sum(), inputs, retain_graph=True, create_graph=create_graph)
+        agree(found[:2], [x * y for x, y in zip(true, features, strict=True)], 1e-12)
+    causal = torch.autograd.grad(causal_log_attention(*inputs, ptr).sum(), inputs)
+    assert all(x.isfinite().all() for x in (*causal, *found))
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
 def test_log_features_of_any_size_give_the_softmax_of_their_sums(scale):
     inputs, ptr, _ = draw("ragged", torch.float32)
@@ -110,19 +147,18 @@ def test_other_systems_leave_no_trace(poison):
 @pytest.mark.parametrize("padding", [0.0, float("nan")])
 def test_rows_beyond_the_last_system_are_padding(padding):
     # As compiled graphs have them; public functions refuse such a ptr in eager mode.
-    x, y = (torch.randn(H, 5, n, requires_grad=True) for n in (M, V))
-    ptr = torch.tensor([0, 2, 3])
-    with torch.no_grad():
-        x[:, 3:], y[:, 3:] = padding, padding
-    sums = system_sums(x, y, ptr)
-    out = read_sums(x, sums, ptr)
-    torch.testing.assert_close(sums[1], x[:, 2:3].mT @ y[:, 2:3])
-    assert (out[:, 3:] == 0).all()
-    seed = torch.full_like(out, padding)
-    seed[:, :3] = 1.0
-    for gradient in torch.autograd.grad(out, (x, y), seed):
-        assert gradient[:, :3].isfinite().all()
-        assert (gradient[:, 3:] == 0).all()
+    q, v = (torch.rand(H, 5, n) for n in (M, V))
+    q[:, 3:], v[:, 3:] = padding, padding
+    inputs, ptr = [x.requires_grad_() for x in (q, q * 2, v)], torch.tensor([0, 2, 3])
+    for mode in ("features", "log", "sums"):
+        out = torch.ops.flt_mol.linear_attention(*inputs, ptr, ptr, mode)
+        assert out[:, :3].isfinite().all()
+        assert (out[:, 3:] == 0).all()
+        seed = torch.full_like(out, padding)
+        seed[:, :3] = 1.0
+        for gradient in torch.autograd.grad(out, inputs, seed):
+            assert gradient[:, :3].isfinite().all()
+            assert (gradient[:, 3:] == 0).all()
 
 
 def test_sums_are_numerator_and_denominator():

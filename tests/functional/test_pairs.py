@@ -3,8 +3,7 @@ import torch
 from periodic import F64, kept_sizes, seeded
 from torch.autograd import gradcheck, gradgradcheck
 
-from flt_mol.functional import linear_attention, pair_filter, pair_sums
-from flt_mol.functional import pairs as module
+from flt_mol.functional import group_budget, linear_attention, pair_filter, pair_sums
 from flt_mol.functional.linear import linear_sums, normalised
 from flt_mol.functional.pairs import (
     filtered_dots,
@@ -26,9 +25,10 @@ def index(rows=N, seed=0):
 
 
 @pytest.fixture(params=[2**17, 7])
-def chunk(request, monkeypatch):
+def chunk(request):
     """All pairs together, or a few at a time."""
-    monkeypatch.setattr(module, "_CHUNK", {"cpu": request.param})
+    with group_budget(request.param):
+        yield
 
 
 CALLS = {

@@ -5,12 +5,13 @@ import torch
 from periodic import F64, seeded
 from torch.autograd import gradcheck, gradgradcheck
 
+from flt_mol.functional import group_budget
 from flt_mol.functional.spectral import (
     kernel_filter,
     kernel_matrices,
     lattice_waves,
-    padded_groups,
-    padded_rows,
+    spectral_sums,
+    spectral_tables,
     structure_factor_filter,
 )
 from flt_mol.nn.spectral_filter import radial_basis
@@ -86,13 +87,30 @@ def test_radial_functions_are_even_bumps_that_end_smoothly():
     assert not out[3:].any()
 
 
-def test_groups_are_of_similar_size_and_hold_everyone_once(monkeypatch):
-    monkeypatch.setattr("flt_mol.functional.spectral._BUDGET", {"cpu": 100})
-    costs = [30, 5, 200, 32, 6, 31]
-    groups = padded_groups(costs, [0, 1, 2, 3, 4, 5], torch.device("cpu"))
-    assert sorted(b for group in groups for b in group) == [0, 1, 2, 3, 4, 5]
-    for group in groups:
-        assert len(group) == 1 or len(group) * max(costs[b] for b in group) <= 100
-    assert groups[0][:2] == [1, 4]
-    ptr = torch.tensor([0, 2, 2, 5])
-    assert padded_rows(ptr, [2, 0], 99).tolist() == [[2, 3, 4], [0, 1, 99]]
+def test_steps_of_graphs_give_what_eager_code_gives():
+    generator = seeded()
+    ptr, key_ptr = torch.tensor([0, 5, 5, 9, 20]), torch.tensor([0, 6, 6, 20, 32])
+    fraction = torch.rand(20, 3, generator=generator) - 0.5
+    spectra = torch.randn(32, T, generator=generator)
+    integers = torch.randint(-2, 3, (32, 3), generator=generator)
+    value = torch.randn(20, H, D, generator=generator)
+    inputs = [value, torch.randn(H, T, generator=generator), fraction, spectra]
+    inputs = [x.requires_grad_() for x in inputs]
+    ops = torch.ops.flt_mol
+
+    def run(tables, sums, below):
+        where = ptr, key_ptr, below
+        table = tables(fraction, spectra, integers, *where)
+        return sums(*inputs[:2], spectra, table, *where)
+
+    for below in (0, 7, 100):  # by structure factors, mixed, by kernels
+        with group_budget(2**40):
+            expected = run(spectral_tables, spectral_sums, below)
+        out = run(ops.spectral_tables, ops.spectral_sums, below)
+        torch.testing.assert_close(out, expected)
+        wanted = torch.autograd.grad(expected.sin().sum(), inputs)
+        found = torch.autograd.grad(out.sin().sum(), inputs)
+        torch.testing.assert_close(found, wanted)
+        table = spectral_tables(fraction, spectra, integers, ptr, key_ptr, below).detach()
+        fixed = ops.spectral_sums_fixed(*inputs[:2], spectra, table, ptr, key_ptr, below)
+        torch.testing.assert_close(torch.autograd.grad(fixed.sin().sum(), inputs[:2]), wanted[:2])

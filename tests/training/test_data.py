@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from operator import methodcaller
 
 import pytest
 import torch
@@ -126,12 +127,13 @@ def test_the_digest_changes_with_the_data(tmp_path):
 def test_pairs_of_small_splits_are_searched_once(tmp_path, monkeypatch):
     run = tiny_run(tmp_path, model=ALL_OUTPUTS)
     training, _ = load_splits(run)
-    loader = split_loader(training, run.training, ALONE, 3.5)
+    pairs = methodcaller("with_pairs", 3.5)
+    loader = split_loader(training, run.training, ALONE, pairs)
     first, again = ([x.pairs.index_i for x in loader] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert all(one.pairs is not None for one in loader.dataset.systems)
-    monkeypatch.setattr(data, "_PAIRS_IN_MEMORY", 10)
-    loader = split_loader(training, run.training, ALONE, 3.5)
+    monkeypatch.setattr(data, "_ATTACHED_IN_MEMORY", 10)
+    loader = split_loader(training, run.training, ALONE, pairs)
     assert all(one.pairs is None for one in loader.dataset.systems)
     assert all(torch.equal(a, x.pairs.index_i) for a, x in zip(first, loader, strict=True))
 
