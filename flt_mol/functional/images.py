@@ -114,7 +114,7 @@ def _over_pairs(
 
 def _by_matrices(ptr: Tensor, q: Tensor, i: Tensor) -> bool:
     offsets = row_offsets(ptr, q.shape[1])
-    return sum((b - a) ** 2 for a, b in pairwise(offsets)) <= _PAIR_COST * len(i)
+    return 0 < sum((b - a) ** 2 for a, b in pairwise(offsets)) <= _PAIR_COST * len(i)
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
