@@ -3,24 +3,20 @@
 Systems lie one after the other, as in :class:`flt_mol.structures.Structures`: B systems, N atoms in
 all, and one tensor for each field.
 
-======================  =======  =========  ==================================================
-tensor                  type     shape
-======================  =======  =========  ==================================================
-``ptr``                 int64    (B + 1,)   first atom of each system, and N at the end
-``atomic_numbers``      uint8    (N,)       1 to 118
-``tags``                uint8    (N,)       0 below the surface, 1 surface, 2 adsorbate
-``fixed``               bool     (N,)       held fixed in the relaxation
-``positions``           float32  (N, 3)     Å, initial structure
-``cell``                float32  (B, 3, 3)  Å, rows are the lattice vectors
-``pbc``                 bool     (B, 3)
-``sid``                 int64    (B,)       in ``info``, if one name is not a whole number
-``energy``              float64  (B,)       eV, the target; optional, NaN where there is none
-``energy_initial``      float64  (B,)       eV, before relaxation; likewise
-``positions_relaxed``   float32  (N, 3)     Å; likewise
-``force``               float32  (N, 3)     eV/Å, of the initial structure; on request
-``info``                uint8    (bytes,)   further plain values, a JSON object a system; optional
-``info_ptr``            int64    (B + 1,)   where each of them begins
-======================  =======  =========  ==================================================
+- ``ptr`` int64 (B + 1,): first atom of each system, and N at the end
+- ``atomic_numbers`` uint8 (N,): 1 to 118
+- ``tags`` uint8 (N,): 0 below the surface, 1 surface, 2 adsorbate
+- ``fixed`` bool (N,): held fixed in the relaxation
+- ``positions`` float32 (N, 3): Å, initial structure
+- ``cell`` float32 (B, 3, 3): Å, rows are the lattice vectors
+- ``pbc`` bool (B, 3)
+- ``sid`` int64 (B,): in ``info``, if one name is not a whole number
+- ``energy`` float64 (B,): eV, the target; optional, NaN where there is none
+- ``energy_initial`` float64 (B,): eV, before relaxation; likewise
+- ``positions_relaxed`` float32 (N, 3): Å; likewise
+- ``force`` float32 (N, 3): eV/Å, of the initial structure; on request
+- ``info`` uint8 (bytes,): further plain values, a JSON object a system; optional
+- ``info_ptr`` int64 (B + 1,): where each of them begins
 
 The JSON objects are UTF-8, one after the other. The metadata has one key, ``flt_mol.flat``, with a
 JSON object that holds ``version`` (1), and where the systems are from. Any reader of safetensors

@@ -429,9 +429,8 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
     return local - (total.index_add(0, system, local) / sizes[:, None])[system]
 
 
-# Attention over groups is one step for autograd and for compilers: graphs cannot loop over groups,
-# whose number depends on the data. Inputs are all that is kept: the backward pass computes a
-# group's features or weights again, while they are in a core's cache.
+# Attention over groups is one step for autograd and for compilers: graphs cannot loop over groups.
+# Inputs are all that is kept: the backward pass computes features or weights again, in the cache.
 
 Run = Callable[..., tuple[Tensor, ...]]
 Cost = Callable[[int, int, int], int]

@@ -1,12 +1,11 @@
 r"""Sums over the atoms of one large system with a filter of limited band, on a mesh: O(N log N).
 
-out_i = Σ_j F_h(r_i − r_j) v_jh with F_h(r) = Σ_{\|k\| < k_max} γ_kh cos 2πk·r, as in `spectral`, by
-two non-uniform fast Fourier transforms [1]: values are spread over the nodes of a mesh of the cell
-with a compact kernel, transformed, multiplied by γ and by the inverse squared transform of the
-kernel, transformed back and read at the atoms with the same kernel, here that of Kaiser and Bessel.
+The sums of `spectral` by two non-uniform fast Fourier transforms [1]: values are spread over the
+nodes of a mesh with the kernel of Kaiser and Bessel, transformed, multiplied by the spectrum over
+the kernel's squared transform, transformed back and read at the atoms with the same kernel.
 
-Atoms are sorted into bins as wide as the kernel. All of a bin touch the same block of nodes, two
-bins wide, so spreading and reading are matrix products over its atoms instead of scattered sums.
+Atoms are sorted into bins as wide as the kernel. All of a bin touch one block of nodes, two bins
+wide, so that spreading and reading are matrix products.
 
 References:
     [1] Barnett, Magland, af Klinteberg, "A parallel non-uniform fast Fourier transform library

@@ -310,7 +310,7 @@ def memory_at_hand(device: torch.device) -> float:
 
 def memory_needed(config: EnergyConfig, atoms: int, cell: Floats) -> float:
     """About how many bytes the energy of one system takes, without gradients. Measured on bulk."""
-    numbers = atoms * (16.0 * config.embed_dim + 4 * config.ffn_dim)
+    numbers = atoms * (12.0 * config.embed_dim + 4 * config.ffn_dim)
     if config.cutoff is not None:
         density = atoms / abs(np.linalg.det(cell))
         basis = (

@@ -382,8 +382,7 @@ class FLTAttention(Streaming, Attention):
         bias: whether the four linear maps have one.
         mode: "linear", "exact" or "auto".
         exact_below: number of keys from which "auto" is linear. The default, 6.5 M/D^¼ divided by
-            1 + R/(D + 32), or 18 M/D^¼ for causal layers, is about where the two take the same time
-            on one thread of a CPU: without positions about 160 keys at D = M = 64, 250 at D = 16.
+            1 + R/(D + 32), or 18 M/D^¼ for causal layers, is about where both take the same time.
         causal: whether row i attends to the rows of its system up to itself only.
         redraw_every: training steps after which training draws new random features; eval uses
             those saved (see `nn.redraw.Redrawn`). None: training uses those, too.

@@ -65,12 +65,10 @@ class SpectralFilter(nn.Module):
     spectrum g_h = Σ_n a_hn h_n G_n is a sum of the T functions `radial_basis`, of width
     s = 1/(2πσ_max) in k. In space that makes shells, of either sign.
 
-    Invariant, to rounding, to translation, permutation, lattice shifts of atoms, the choice of the
-    cell's basis and the rotation of periodic systems, and the same in supercells. Open directions
-    and vacuum are made periodic behind `padding`, with errors of at most 5e-4 of the root mean
-    square output at 4σ_max, 3e-4 at 5σ_max (1e-3 for a few atoms). By as much does rotation change
-    outputs of molecules without distinct principal axes, spheres and cubes, and are forces off in
-    open directions: up to 1e-3 of the largest force for small molecules and slabs.
+    Invariant, to rounding, to translation, permutation, lattice shifts of atoms, the cell's basis
+    and the rotation of periodic systems, and the same in supercells. Open directions and vacuum are
+    periodic behind `padding`: 4σ_max makes errors of 5e-4 of the root mean square output (1e-3 for
+    a few atoms), also under rotation of spheres and cubes, and of 1e-3 of the largest force.
 
     Args:
         embed_dim: C.
