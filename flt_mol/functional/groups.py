@@ -246,9 +246,8 @@ def check_ptr(
 ) -> Tensor:
     """The offsets of keys, `ptr` itself where none are given, after a look at both.
 
-    `ptr` (B + 1,) is to describe all N queries, `key_ptr` all K keys, K = N unless given. Reading
-    offsets breaks a graph, so nothing is checked while torch compiles or exports one: rows beyond
-    the last offset are padding there.
+    `ptr` (B + 1,) is to describe all N queries, `key_ptr` all K keys, K = N unless given. In graphs,
+    which reading offsets would break, nothing is checked.
 
     Raises:
         ValueError: offsets that do not describe these rows, or two that are not of the same B.
@@ -325,9 +324,8 @@ def index_in_system(ptr: Tensor, num_rows: int) -> Tensor:
 def offsets_of(system: Tensor, num_systems: int | None = None) -> tuple[Tensor, Tensor | None]:
     """`ptr` of a vector of system indices, and the order that sorts its rows.
 
-    While torch compiles or exports a graph the numbers in `system` are unknown, so nothing is
-    checked, order is always given, and without `num_systems` each system that has rows takes the
-    next free number: B = N then, with empty systems at the end.
+    In graphs nothing is checked, order is always given, and without `num_systems` each system that
+    has rows takes the next free number: B = N then, with empty systems at the end.
 
     Args:
         system: (N,) integers ≥ 0, the system of each row, in any order.

@@ -359,8 +359,7 @@ class FLTAttention(Streaming, Attention):
     [Ψ, k] (FLT [1]; without positions: Performer), in time linear in N. ``mode="exact"`` is the
     softmax they estimate, with the same sampled mask N̂, parameters and state_dict, in time
     quadratic in the size of a system. ``mode="auto"`` takes the exact form for systems of fewer
-    than `exact_below` keys, where it is the faster one, and the linear form for the others; what a
-    system gets depends on its own size alone. Set `.mode` at any time.
+    than `exact_below` keys, and the linear form for the others. `.mode` can be set at any time.
 
     Rows come packed, (N, C) with `ptr` or `system`, or padded, (B, L, C) with `mask`; see
     `AttentionInputs`. Positions come from `rpe`, owned by this layer, or, where several layers
@@ -384,10 +383,9 @@ class FLTAttention(Streaming, Attention):
         exact_below: number of keys from which "auto" is linear. The default, 6.5 M/D^¼ divided by
             1 + R/(D + 32), or 18 M/D^¼ for causal layers, is about where both take the same time.
         causal: whether row i attends to the rows of its system up to itself only.
-        redraw_every: training steps after which training draws new random features; eval uses
-            those saved (see `nn.redraw.Redrawn`). None: training uses those, too.
-        generator: on CPU, for weights and random features; None takes a seed from torch's global
-            one. Random features are buffers, saved with the weights.
+        redraw_every: training steps with one draw of random features, see `nn.redraw.Redrawn`.
+        generator: on CPU, for weights and random features (buffers, saved with the weights); None
+            takes a seed from torch's global one.
 
     Raises:
         ValueError: sizes that do not fit together, unknown mode or feature map, or mode "auto"

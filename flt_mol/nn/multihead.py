@@ -25,8 +25,7 @@ class FLTMultiheadAttention(nn.Module):
     Takes the place of `self_attn` and `multihead_attn` in torch's Transformer layers. What differs
     from torch's module:
 
-    - ``need_weights`` is False unless asked for: weights are a matrix, which linear attention does
-      not form. If asked for, they are formed, at quadratic cost.
+    - ``need_weights`` is False by default: weights are formed at quadratic cost.
     - ``attn_mask`` may only be the causal mask, of a layer built with ``causal=True``. That layer
       is causal whether a mask is given or not.
     - Rows of padding come out as 0, and a row whose keys are all masked as ``out(0)``, not NaN.

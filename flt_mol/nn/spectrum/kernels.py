@@ -143,8 +143,8 @@ class BSplineSpectrum(TermSpectrum):
     head, with radii per term and dimension, f(x) = Σ_t a_t Π_j β_k(kx_j/2v_tj)/β_k(0),
     g(ξ) = Σ_t a_t Π_j (2v_tj/k) [sin(2πv_tjξ_j/k)/(2πv_tjξ_j/k)]^k / β_k(0).
 
-    It is the paper's "continuous local RPE" [1] put right: there the power is on the sine alone,
-    which for even k is the spectrum of an odd, imaginary mask, for odd k ≥ 3 of one with jumps.
+    The paper's "continuous local RPE" [1], whose power is on the sine alone: for even k the
+    spectrum of an odd, imaginary mask, for odd k ≥ 3 of one with jumps.
     \|g\| decays as \|ξ_j\|^{−k}: a sampled box has infinite variance under every density of
     frequencies, and its exact `mask` no gradient to the radii. Masks know the axes.
 
