@@ -18,9 +18,8 @@ all, and one tensor for each field.
 - ``info`` uint8 (bytes,): further plain values, a JSON object a system; optional
 - ``info_ptr`` int64 (B + 1,): where each of them begins
 
-The JSON objects are UTF-8, one after the other. The metadata has one key, ``flt_mol.flat``, with a
-JSON object that holds ``version`` (1), and where the systems are from. Any reader of safetensors
-opens such a file.
+The JSON objects are UTF-8. The metadata has one key, ``flt_mol.flat``, a JSON object with
+``version`` (1), and where the systems are from.
 """
 
 from __future__ import annotations

@@ -246,8 +246,8 @@ def check_ptr(
 ) -> Tensor:
     """The offsets of keys, `ptr` itself where none are given, after a look at both.
 
-    `ptr` (B + 1,) is to describe all N queries, `key_ptr` all K keys, K = N unless given. In graphs,
-    which reading offsets would break, nothing is checked.
+    `ptr` (B + 1,) is to describe all N queries, `key_ptr` all K keys, K = N unless given. Nothing
+    is checked in graphs, which it would break.
 
     Raises:
         ValueError: offsets that do not describe these rows, or two that are not of the same B.

@@ -22,9 +22,9 @@ class GaussianFrequencies(Frequencies):
     [2], without the heavy tails of each frequency's own. With means it is
     p(ξ) = (1/R) Σ_j ½[N(ξ; μ_j, σ_j²I) + N(ξ; −μ_j, σ_j²I)], drawn from the first half alone:
     Re g(ξ) e^{2πiξ·x} is the same at ξ and −ξ. The expectation of the mask is f for *every* σ and
-    μ: learning σ, as the paper [1] proposes, moves the one set of frequencies that the model keeps,
-    and does not go with `redraw_every`. Goes with every spectrum; for the long tails of "matern",
-    "laplace", "cauchy" and "box" the variance of the mask is infinite.
+    μ: learning σ, as the paper [1] proposes, moves the frequencies that the model keeps, and does
+    not go with `redraw_every`. With the long tails of "matern", "laplace", "cauchy" and "box" the
+    variance of the mask is infinite.
 
     Args:
         num_frequencies: R.
