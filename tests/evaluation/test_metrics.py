@@ -8,6 +8,17 @@ TARGET = np.array([0.0, 0.0, 2.0, 0.5, -3.0])
 PREDICTION = np.array([0.01, 0.02, 2.03, 1.0, -4.0])  # errors 0.01, exactly 0.02, 0.03, 0.5, -1
 
 
+@pytest.mark.parametrize("convert", [np.float32, lambda x: torch.tensor(x, dtype=torch.float32)])
+@pytest.mark.parametrize("target", [0.0, 1.0, -3.0])
+def test_the_threshold_is_that_of_float32_where_energies_are(convert, target):
+    errors = np.array([0.02, -0.02, 0.0199, 0.0201, 0.5])
+    wanted = np.float32(target) + np.zeros(5, np.float32)
+    found = metrics_of(convert(wanted + errors.astype(np.float32)), convert(wanted))
+    inside = np.abs((wanted + errors.astype(np.float32)) - wanted) < np.float32(0.02)
+    assert found["ewt"] == inside.mean()
+    assert target or found["ewt"] == 0.2
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 @pytest.mark.parametrize("columns", [(False, False), (True, False), (False, True), (True, True)])
 def test_sums_over_systems_whatever_the_batches_and_shapes(size, columns):
