@@ -11,7 +11,10 @@ build_model = run.build_model
 
 
 def widened(task, batch, device, dataloader_idx):
-    return replace(batch, positions=batch.positions.double(), cell=batch.cell.double())
+    if isinstance(batch, tuple):  # with what its step holds, in training
+        return widened(task, batch[0], device, dataloader_idx), batch[1]
+    batch = batch.moved(batch.positions.double())
+    return replace(batch, cell=batch.cell.double())
 
 
 if __name__ == "__main__":

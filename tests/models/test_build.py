@@ -98,11 +98,11 @@ def test_the_density_is_a_local_filter_of_elements(structures):
 
 
 def test_pairs_given_are_for_this_cutoff(structures):
-    geometry = small_model(**KINDS["pairs"]).geometry
+    model = small_model(**KINDS["pairs"])
     carried, short = structures.with_pairs(CUTOFF), structures.with_pairs(CUTOFF - 1)
-    assert geometry.pairs(carried) is carried.pairs
+    assert model.prepare_batch(carried).pairs is carried.pairs
     for other in (short, structures):
-        found = geometry.pairs(other)
+        found = model.prepare_batch(other).pairs
         assert all(torch.equal(x, y) for x, y in zip(found, carried.pairs, strict=True))
 
 

@@ -185,7 +185,7 @@ def image_attention(seed):
 
 def local_filter(vectors=0, **settings):
     def call(parts, rows):
-        local = parts["basis"](*neighbours(rows), rows.num_rows, rows.atomic_numbers)
+        local = parts["basis"](*neighbours(rows), rows.atomic_numbers)
         return parts["filter"](rows.x, local)
 
     def build(seed):
@@ -215,7 +215,7 @@ def blocks_with_filters(*parts, count=1, **settings):
     def call(modules, rows):
         given = {}
         if "local" in parts:
-            given["local"] = modules["basis"](*neighbours(rows), rows.num_rows)
+            given["local"] = modules["basis"](*neighbours(rows))
         if "spectral" in parts:
             geometry = modules["stack"].blocks[0].spectral.geometry
             given["waves"] = geometry(rows.positions, rows.cell, rows.pbc, rows.ptr)

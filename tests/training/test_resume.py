@@ -92,7 +92,7 @@ def test_interrupted_again_and_again(base, undisturbed, tmp_path, monkeypatch):
     original = EnergyTask.training_step
 
     def step(self, batch, batch_idx):
-        shown.append(list(batch.sid))
+        shown.append(list(batch[0].sid))
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(EnergyTask, "training_step", step)
