@@ -48,7 +48,8 @@ def test_a_prepared_model_is_one_graph_for_all_batches(name):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    for sizes in ((12, 20, 7), (30, 5, 9, 14, 8, 21), (40, 3)):
+    # Not 3 systems first: torch takes equal sizes for one, and that of space is fixed.
+    for sizes in ((12, 20, 7, 9), (30, 5, 9, 14, 8, 21), (40, 3, 8), (11, 6)):
         batch, found = model.prepare_batch(batch_of(*sizes)), []
         for run in (model, compiled):
             model.zero_grad()
