@@ -177,7 +177,7 @@ class Loader(DataLoader[Any]):
 
     Each iteration is an epoch: the next one after the last, finished or not, or the one that
     :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs. With `window`
-    batches are read in groups of so many, and come with what their group holds, (batch, Window).
+    so many batches are read together, and come with what all of them hold, (batch, Window).
 
     Example:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])

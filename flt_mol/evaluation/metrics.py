@@ -34,7 +34,7 @@ class EnergyMetrics:
     - `mae` = (1/S) Σ |e_s|, `rmse` = √((1/S) Σ e_s²), `me` = (1/S) Σ e_s (the bias), `median_ae`,
       the median of |e_s|, in eV;
     - `ewt` = (1/S) #{s : |e_s| < 0.02 eV}, a fraction, strictly below (Chanussot et al. 2021,
-      ACS Catal. 11, 6059), in the precision given: of float32 energies 0.02 is not below 0.02.
+      ACS Catal. 11, 6059), compared in float32 where energies are.
 
     Errors, not means of batches, are kept, so batches may have any sizes and order.
 

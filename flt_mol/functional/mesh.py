@@ -148,8 +148,7 @@ def mesh_filter(value: Tensor, spectrum: Tensor, mesh: Mesh) -> Tensor:
     r"""Σ_j Σ_k γ_kh cos 2πk·(r_i − r_j) v_jh: value (N, H, D), spectrum (H, modes) → (N, H, D).
 
     γ_kh are those of k and of −k, one each, at `mode_integers`, and 0 from k_max on. All tensors
-    of one dtype, float32 or float64. Differentiable any number of times; what the backward pass
-    needs is made again, some channels at a time.
+    of one dtype, float32 or float64. Differentiable any number of times, with recomputation.
     """
     heads, width = value.shape[1:]
     for axis, (n, m) in enumerate(zip(mesh.nodes, mesh.modes, strict=True)):

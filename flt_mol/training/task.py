@@ -73,8 +73,7 @@ class EnergyTask(LightningModule):
     def _shares(self, window: Window, systems: int) -> Callable[[str, int], float]:
         """Factors of a batch's means: a step follows the means over all its batches and processes.
 
-        Lightning divides by the number of batches, also of a window with fewer, and DDP by that of
-        processes.
+        Lightning divides by `accumulate`, for fewer batches too, and DDP by the processes.
         """
 
         def share(name: str, count: int) -> float:
