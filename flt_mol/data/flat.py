@@ -1,7 +1,6 @@
 """Flat files: a whole split as one safetensors file, memory-mapped, of which a batch is a slice.
 
-Systems lie one after the other, as in :class:`flt_mol.structures.Structures`: B systems, N atoms in
-all, and one tensor for each field.
+Systems lie one after the other, as in `Structures`: B systems, N atoms, a tensor for each field.
 
 - ``ptr`` int64 (B + 1,): first atom of each system, and N at the end
 - ``atomic_numbers`` uint8 (N,): 1 to 118

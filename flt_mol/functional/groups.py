@@ -32,8 +32,8 @@ _budget: ContextVar[int | None] = ContextVar("flt_mol_group_budget", default=Non
 def group_budget(numbers: int) -> Iterator[None]:
     """In this context the largest tensor of a group of systems has at most so many numbers.
 
-    Chunks of pairs hold as many. A group has one system at least. The default fits a core's cache
-    on CPUs, and is 2³⁰ on other devices. Results depend on it by rounding only.
+    Chunks of pairs hold as many. A group has one system at least. The default fits a CPU core's
+    cache, and is 2³⁰ elsewhere. Results depend on it by rounding only.
 
     Example:
         >>> with group_budget(2**40):  # a batch is one group

@@ -68,8 +68,7 @@ def linear_sums(
 ) -> Tensor:
     """Numerator and denominator of `linear_attention`, φ(q_i)·S and φ(q_i)·z, before the division.
 
-    Both are sums over keys, so those of other sets of keys, or of neighbour pairs, can be added to
-    them under the same normaliser: (N, H, V + 1), the normaliser last.
+    Sums of other keys, or of pairs, can be added to them: (N, H, V + 1), the normaliser last.
     """
     key_ptr = check_ptr(ptr, query_features.shape[0], key_ptr, value.shape[0])
     return _linear(query_features, key_features, value, ptr, key_ptr, "sums")

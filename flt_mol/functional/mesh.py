@@ -60,12 +60,7 @@ def mesh_modes(lengths: Sequence[float], k_max: float) -> tuple[int, int, int]:
 
 
 def mesh_nodes(modes: Sequence[int]) -> tuple[int, int, int]:
-    """Nodes n of a mesh that resolves these modes: w times numbers that transforms like.
-
-    Example:
-        >>> mesh_nodes((3, 30, 31))
-        (16, 96, 96)
-    """
+    """Nodes n of a mesh that resolves these modes: w times numbers that transforms like."""
     sizes = [(2 * m + 1) * _OVERSAMPLING / _WIDTH for m in modes]
     factors = 1, 3, 5, 7, 9
     a, b, c = (
@@ -83,12 +78,7 @@ def mesh_numbers(lengths: Sequence[float], k_max: float, channels: int, function
 
 
 def mode_integers(modes: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """(2m + 1, 2m + 1, m + 1, 3) int64, in the order of a transform: 0, 1, …, m, −m, …, −1.
-
-    Example:
-        >>> mode_integers((1, 0, 0))[:, 0, 0, 0]
-        tensor([ 0,  1, -1])
-    """
+    """(2m + 1, 2m + 1, m + 1, 3) int64, in the order of a transform: 0, 1, …, m, −m, …, −1."""
     a, b, c = (torch.arange(2 * m + 1, device=device) for m in modes)
     a, b = (torch.where(x <= m, x, x - 2 * m - 1) for x, m in zip((a, b), modes, strict=False))
     return torch.stack(torch.meshgrid(a, b, c[: modes[2] + 1], indexing="ij"), -1)

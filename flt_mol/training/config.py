@@ -59,9 +59,8 @@ class DataConfig(Settings):
     """Splits reported at the end and by `flt-mol evaluate`."""
     paths: dict[str, Text] = Field(default={})
     """Split → path of a file, which overrides the data set's own. Relative paths start at the run
-    file's folder, on the command line at the working directory. A training file without a
-    validation file takes the place of the whole data set `name`: a tenth of it, or
-    `validation_fraction`, is held out."""
+    file's folder, on the command line at the working directory. A training file alone takes the
+    place of `name`: a tenth of it, or `validation_fraction`, is held out."""
     validation_fraction: Inside | None = None
     """Fraction of the training split held out at random and used instead of `validation`, also by
     `flt-mol evaluate`; null trains on the whole split."""

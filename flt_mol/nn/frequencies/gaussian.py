@@ -23,8 +23,7 @@ class GaussianFrequencies(Frequencies):
     p(ξ) = (1/R) Σ_j ½[N(ξ; μ_j, σ_j²I) + N(ξ; −μ_j, σ_j²I)], drawn from the first half alone:
     Re g(ξ) e^{2πiξ·x} is the same at ξ and −ξ. The expectation of the mask is f for *every* σ and
     μ: learning σ, as the paper [1] proposes, moves the frequencies that the model keeps, and does
-    not go with `redraw_every`. With the long tails of "matern", "laplace", "cauchy" and "box" the
-    variance of the mask is infinite.
+    not go with `redraw_every`. Of "matern", "laplace", "cauchy" and "box" its variance is infinite.
 
     Args:
         num_frequencies: R.
