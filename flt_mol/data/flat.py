@@ -17,8 +17,8 @@ Systems lie one after the other, as in `Structures`: B systems, N atoms, a tenso
 - ``info`` uint8 (bytes,): further plain values, a JSON object a system; optional
 - ``info_ptr`` int64 (B + 1,): where each of them begins
 
-The JSON objects are UTF-8. The metadata has one key, ``flt_mol.flat``, a JSON object with
-``version`` (1), and where the systems are from.
+JSON is UTF-8. The metadata has one key, ``flt_mol.flat``, a JSON object with ``version`` (1) and
+where the systems are from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""Sums over the atoms of one large system with a filter of limited band, on a mesh: O(N log N).
 
 The sums of `spectral` by two non-uniform fast Fourier transforms [1]: values are spread over the
-nodes of a mesh with the kernel of Kaiser and Bessel, transformed, multiplied by the spectrum over
+nodes of a mesh by Kaiser and Bessel's kernel, transformed, multiplied by the spectrum over
 the kernel's squared transform, transformed back and read at the atoms with the same kernel.
 
 Atoms are sorted into bins as wide as the kernel. All of a bin touch one block of nodes, two bins
