@@ -4,7 +4,7 @@ Row n is of system b if ``ptr[b] <= n < ptr[b + 1]``. Systems may be empty. Rows
 which compiled and exported graphs have, are padding: they belong to no system and get zeros.
 
 What is done system by system is done in **groups**: systems of similar size, padded to the longest,
-as many as `group_budget` allows. The number of operations depends on that of groups only.
+as many as `group_budget` allows. The number of operations depends on groups only.
 """
 
 from __future__ import annotations

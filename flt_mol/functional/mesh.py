@@ -4,8 +4,8 @@ The sums of `spectral` by two non-uniform fast Fourier transforms [1]: values ar
 nodes of a mesh by Kaiser and Bessel's kernel, transformed, multiplied by the spectrum over
 the kernel's squared transform, transformed back and read at the atoms with the same kernel.
 
-Atoms are sorted into bins as wide as the kernel. All of a bin touch one block of nodes, two bins
-wide, so that spreading and reading are matrix products.
+Atoms are sorted into bins as wide as the kernel. All of a bin touch one block of nodes, so that
+spreading and reading are matrix products.
 
 References:
     [1] Barnett, Magland, af Klinteberg, "A parallel non-uniform fast Fourier transform library
