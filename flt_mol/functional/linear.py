@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flt_mol.functional.feature_maps import LEAST_EXPONENT, features_of, row_level
+from flt_mol.functional.feature_maps import features_of, row_level
 from flt_mol.functional.groups import PaddedRows, check_ptr, lowest, operator, real_only
 
 
@@ -128,12 +128,9 @@ def read_sums(queries: Tensor, sums: Tensor, level: Tensor | None) -> Tensor:
 def _features(q: Tensor, k: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     if mode != "log":
         return q, k
-    floor, least = torch.finfo(k.dtype).min / 4, LEAST_EXPONENT[k.dtype]
-    level = k.detach().amax(1, keepdim=True).clamp_(min=floor)
+    level = k.detach().amax(1, keepdim=True).clamp_(min=lowest(k.dtype))
     q = q + level
-    q = q.sub_(q.detach().amax(2, keepdim=True).clamp_(min=floor))
-    q, k = (torch.threshold_(x, least, -torch.inf).exp_() for x in (q, k - level))
-    return q, k
+    return features_of(q.sub_(row_level(q))), features_of(k - level)
 
 
 def _attend(

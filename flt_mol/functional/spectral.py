@@ -39,7 +39,7 @@ def spectral_tables(
         spectra: (K, T), weights w_k times radial functions.
         integers: (K, 3) int64, of `ReciprocalVectors`.
         ptr: (B + 1,), first atom of each system.
-        key_ptr: (B + 1,), first vector of each system; those without vectors are left out.
+        key_ptr: (B + 1,), first vector of each system; those without vectors are skipped.
         below: systems of up to so many atoms go by kernels.
     """
     run = _tables_step if torch.compiler.is_compiling() else _tables

@@ -282,9 +282,8 @@ def check_systems(
         ValueError: the first system that is too large, by its sid, with the need and the limit; or
             one that has a singular cell.
     """
-    padding = config.spectral.padding if config.spectral else config.cutoff
-    if config.spectral and padding is None:
-        padding = 4 * config.spectral.sigma_max
+    needs = needs_of(config)
+    padding = needs.cutoff if needs.reciprocal is None else needs.reciprocal["padding"]
     if padding is None:
         return
     where = structures.positions, structures.ptr

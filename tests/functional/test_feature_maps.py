@@ -1,5 +1,5 @@
 """Random features. Statistical tests use fixed seeds and bounds of 5 standard errors: were the
-seeds drawn anew, one comparison in 1.7 million would fail by chance."""
+seeds resampled, one comparison in 1.7 million would fail by chance."""
 
 import math
 from itertools import pairwise

@@ -18,7 +18,7 @@ def structures():
 
 
 def of(name, structures):
-    """A model's geometry: first features, what is added to them, and what blocks are told."""
+    """A model's geometry: first features, what is added to them, and what blocks get."""
     model = small_model(**KINDS[name])
     start = model.embedding(structures.atomic_numbers, structures.tags)
     x, geometry = model.geometry(structures, model.encoder, start)

@@ -130,7 +130,7 @@ def test_the_next_pass_sees_free_atoms_where_they_were_moved_to(structures):
 
 
 def test_a_recycle_by_hand(structures):
-    """Features go on, and what is added to them is what the surroundings add anew."""
+    """Features are kept, and what the new surroundings add is added to them."""
     model = build(KINDS["both filters"], 2, "positions")
     model.displacement_head = head = Along([0.2, -0.1, 0.3])
     numbers, ptr = structures.atomic_numbers, structures.ptr
