@@ -44,6 +44,9 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
         temporary.replace(path)
         if durable and os.name == "posix":  # elsewhere folders cannot be opened
             _flush(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -54,6 +57,22 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def import_matplotlib() -> None:
+    """Also where MPLBACKEND names a backend that is not there: figures that are files need none.
+
+    Jupyter and Colab hand theirs down to programs in other environments.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ValueError:
+        if (backend := os.environ.pop("MPLBACKEND", None)) is None:
+            raise
+        try:
+            import matplotlib  # noqa: F401
+        finally:
+            os.environ["MPLBACKEND"] = backend
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:

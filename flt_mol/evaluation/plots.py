@@ -12,7 +12,7 @@ import numpy as np
 
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
 from flt_mol.evaluation.splits import SplitResult
-from flt_mol.files import temporary_path
+from flt_mol.files import import_matplotlib, temporary_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +33,6 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     Raises:
         ValueError: no row has a finite `train/mae` or `val/mae`.
     """
-    from matplotlib.ticker import MaxNLocator
-
     figure, rows = _figure(6.4, 4.2), list(history)
     axis = figure.subplots()
     for name, key, color in (
@@ -51,7 +49,7 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     if not axis.lines:
         raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
     axis.set(xlabel="epoch", ylabel="MAE (eV)", yscale="log")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
     return _save(figure, path)
@@ -127,6 +125,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _figure(width: float, height: float) -> Figure:
+    import_matplotlib()
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

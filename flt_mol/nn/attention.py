@@ -35,7 +35,15 @@ from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear, seeded_generator
-from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, chosen_rows, layout_of, require
+from flt_mol.nn.layout import (
+    Layout,
+    aligned_layouts,
+    check_rows,
+    chosen_rows,
+    layout_of,
+    packed_positions,
+    require,
+)
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
 
@@ -481,9 +489,16 @@ class FLTAttention(Streaming, Attention):
     )
 
     def rows(
-        self, x: Tensor, positions: Tensor | None, given: AttentionInputs
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        given: AttentionInputs,
+        origin: Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
-        """The layout of the rows, and their queries, keys, values and geometry, packed."""
+        """The layout of the rows, and their queries, keys, values and geometry, packed.
+
+        Positions are relative to `origin` (B, ℓ); by default it is their first, or their mean.
+        """
         unknown = given.keys() - _INPUTS
         if unknown:
             raise TypeError(f"attention has no argument {', '.join(map(repr, unknown))}")
@@ -524,16 +539,17 @@ class FLTAttention(Streaming, Attention):
         if images is None:
             key_positions = given.get("context_positions")
             key_features = given.get("context_features")
-            origin: str | Tensor = "first" if self.causal else "mean"
+            start: str | Tensor = "first" if self.causal else "mean"
+            start = start if origin is None else origin
             if context is not None and self.rpe is not None and key_features is None:
                 # One origin for both: what an estimate's features are depends on it.
                 packed = packed_positions(keys, key_positions, self.rpe.dim)
                 packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
-                origin = mean_per_system(packed, keys.ptr)
+                start = mean_per_system(packed, keys.ptr)
             features = given.get("position_features")
-            at = key_at = self.features_at(layout, positions, features, origin)
+            at = key_at = self.features_at(layout, positions, features, start)
             if context is not None:
-                key_at = self.features_at(keys, key_positions, key_features, origin)
+                key_at = self.features_at(keys, key_positions, key_features, start)
         key_ptr = None if context is None else keys.ptr
         return layout, AttentionRows(
             query, key, value, layout.ptr, key_ptr, at, key_at, pairs, images
@@ -573,25 +589,8 @@ class FLTAttention(Streaming, Attention):
         )
 
 
-def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tensor:
-    """(N, ℓ): those given, or places in the sequence where ℓ = 1.
-
-    Raises:
-        ValueError: they are missing in more dimensions, or not one for each row.
-    """
-    if positions is None:
-        if dim != 1:
-            raise ValueError(f"positions are missing: the rpe needs {layout.num_rows} of them")
-        # Sequences of more tokens than float32 counts one by one do not fit any memory.
-        return index_in_system(layout.ptr, layout.num_rows)[:, None].float()
-    expected = (*layout.leading, dim)
-    if tuple(positions.shape) != expected:
-        raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
-    return layout.pack(positions)
-
-
-def _exact(rows: AttentionRows, causal: bool) -> Tensor:
-    """softmax(q·k/√D + Φ·Ψ), the logit as one product of [q D^{-1/4}, Φ] and [k D^{-1/4}, Ψ]."""
+def logit_factors(rows: AttentionRows) -> tuple[Tensor, Tensor]:
+    """[q D^{-1/4}, Φ] and [k D^{-1/4}, Ψ], whose product is the logit q·k/√D + Φ·Ψ."""
     scale = rows.query.shape[-1] ** -0.25
     query, key = at_least_float32(rows.query) * scale, at_least_float32(rows.key) * scale
     if rows.query_at is not None and rows.key_at is not None:
@@ -599,6 +598,11 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
         at_queries = rows.query_at.query.expand(-1, query.shape[1], -1)
         query = torch.cat([query, at_queries.to(query.dtype)], dim=-1)
         key = torch.cat([key, rows.key_at.key.to(key.dtype)], dim=-1)
+    return query, key
+
+
+def _exact(rows: AttentionRows, causal: bool) -> Tensor:
+    query, key = logit_factors(rows)
     value, ptr = rows.value, rows.ptr
     if rows.pairs is None:
         return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.nn.attention import FLTAttention, packed_positions
+from flt_mol.functional.streaming import CausalState
+from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layout import layout_of
+from flt_mol.nn.layout import Layout, layout_of, packed_positions
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
+from flt_mol.nn.streaming import placed_state, present
+
+EncoderState = tuple[CausalState, ...]
 
 
 class BlockGeometry(NamedTuple):
@@ -209,6 +214,96 @@ class FLTEncoder(nn.Module):
         for _ in range(self.recycles):
             rows = self.once(rows, layout.ptr, geometry)
         return layout.unpack(rows)
+
+    def initial_state(self, num_streams: int) -> EncoderState:
+        """States of all attention layers, recycle by recycle, before the first token.
+
+        Raises:
+            ValueError: an encoder that is not causal, or not in linear mode.
+        """
+        if not self.causal:
+            raise ValueError("only a causal encoder streams tokens: build it of causal blocks")
+        layers = [block.attention for block in self.blocks] * self.recycles
+        first, *others = (layer.initial_state(num_streams) for layer in layers)
+        if self.rpe is not None:
+            first = first._replace(origin=first.sums.new_zeros(num_streams, self.rpe.dim))
+        return (first, *others)
+
+    def state_after(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        state: EncoderState | None = None,
+        *,
+        ptr: Tensor | None = None,
+        system: Tensor | None = None,
+        num_systems: int | None = None,
+        mask: Tensor | None = None,
+    ) -> EncoderState:
+        """The state after tokens (N, C) or (B, L, C), from the beginning or on top of a `state`.
+
+        Arguments as of `forward`; with ℓ = 1 positions default to the number of tokens before.
+
+        Raises:
+            ValueError: as `initial_state` and `forward`.
+        """
+        layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
+        state = self.initial_state(len(layout.ptr) - 1) if state is None else state
+        places = None if positions is None else layout.pack(positions)
+        rows, own = layout.pack(x), Layout(layout.ptr, None, None, (layout.num_rows,))
+
+        def attend(layer: FLTAttention, h: Tensor, old: CausalState, at: Any, there: Any) -> Any:
+            return layer.extend(h, old, there, ptr=own.ptr, position_features=at)
+
+        return self._stream(rows, places, own, state, attend)[1]
+
+    def step(
+        self,
+        x: Tensor,
+        state: EncoderState,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, EncoderState]:
+        """One more token of every sequence; arguments as of `FLTAttention.step`.
+
+        Steps give what `forward` gives for the whole sequence, token by token.
+
+        Raises:
+            ValueError: as `FLTAttention.step`.
+        """
+        x, positions = present(mask, x, state[0]), present(mask, positions, state[0])
+        layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
+
+        def attend(layer: FLTAttention, h: Tensor, old: CausalState, at: Any, there: Any) -> Any:
+            return layer.step(h, old, there, at, mask)
+
+        out, after = self._stream(x, positions, layout, state, attend)
+        return present(mask, out, state[0]), after
+
+    def _stream(
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        layout: Layout,
+        states: EncoderState,
+        attend: Callable[..., tuple[Tensor, CausalState]],
+    ) -> tuple[Tensor, EncoderState]:
+        features, old, new = None, list(states), []
+        if self.rpe is not None:
+            packed = packed_positions(layout, positions, self.rpe.dim)
+            old[0], start = placed_state(self.rpe, layout, positions, old[0])
+            features, positions = self.rpe(packed, layout.ptr, origin=start), None
+        elif not self._blocks_have_rpes:
+            positions = None
+        for k, state in enumerate(old):
+            block = self.blocks[k % len(self.blocks)]
+            attended, after = attend(
+                block.attention, block.attention_norm(x), state, features, positions
+            )
+            new.append(after)
+            x = x + attended
+            x = x + block.ffn(block.ffn_norm(x))
+        return x, tuple(new)
 
     def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
         """One recycle: (N, C) → (N, C), for models that read out every recycle."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import check_ptr, offsets_of
+from flt_mol.functional.groups import check_ptr, index_in_system, offsets_of
 
 
 class Layout(NamedTuple):
@@ -152,6 +152,23 @@ def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tup
             "own context, which may be empty; with system, give num_systems"
         )
     return layout, keys
+
+
+def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tensor:
+    """(N, ℓ): those given, or places in the sequence where ℓ = 1.
+
+    Raises:
+        ValueError: they are missing in more dimensions, or not one for each row.
+    """
+    if positions is None:
+        if dim != 1:
+            raise ValueError(f"positions are missing: the rpe needs {layout.num_rows} of them")
+        # Sequences of more tokens than float32 counts one by one do not fit any memory.
+        return index_in_system(layout.ptr, layout.num_rows)[:, None].float()
+    expected = (*layout.leading, dim)
+    if tuple(positions.shape) != expected:
+        raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
+    return layout.pack(positions)
 
 
 def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flt_mol.nn.attention import AttentionInputs, FLTAttention
-from flt_mol.nn.layout import require
+from flt_mol.nn.attention import AttentionInputs, FLTAttention, logit_factors
+from flt_mol.nn.layout import layout_of, require
+
+_HIDDEN = -1e4
 
 
 class _NoFusedPath:
@@ -26,8 +28,9 @@ class FLTMultiheadAttention(nn.Module):
     from torch's module:
 
     - ``need_weights`` is False by default: weights are formed at quadratic cost.
-    - ``attn_mask`` may only be the causal mask, of a layer built with ``causal=True``. That layer
-      is causal whether a mask is given or not.
+    - With mode "exact" any ``attn_mask`` is added to the logits. Else it may hide nothing, or be the
+      causal mask of a layer built with ``causal=True``, which is causal with and without a mask.
+    - Numbers of −10⁴ and below in masks are −∞.
     - Rows of padding come out as 0, and a row whose keys are all masked as ``out(0)``, not NaN.
     - ``dropout`` acts on the attended values, since there is no matrix to drop from.
     - There are no ``add_bias_kv``, ``add_zero_attn``, and keys and values have the same width.
@@ -153,9 +156,9 @@ class FLTMultiheadAttention(nn.Module):
             key_padding_mask: (B, S) or (S,); bool, **True = ignore**, as torch has it, or float
                 with 0 and −inf.
             need_weights: whether weights are returned.
-            attn_mask: the causal mask or None, see the class.
+            attn_mask: (L, S) or (B·H, L, S), bool, True = ignore, or float; see the class.
             average_attn_weights: whether weights are averaged over heads.
-            is_causal: whether `attn_mask` is the causal mask.
+            is_causal: whether attention is causal: `attn_mask`, or this layer, says that already.
             positions: of the queries, for a layer with an RPE over ℓ > 1, in their layout.
             key_positions: of the keys, where they are another set.
 
@@ -174,7 +177,6 @@ class FLTMultiheadAttention(nn.Module):
             )
         x = self._batched(query)
         at = None if positions is None else self._batched(positions)
-        self._check_causal(attn_mask, is_causal, x.shape[1])
         real = _real(key_padding_mask)
         given: AttentionInputs = {"mask": real}
         # Keys at other places than the queries are another set of rows, if of the same features.
@@ -184,10 +186,16 @@ class FLTMultiheadAttention(nn.Module):
                 given["context_positions"] = self._batched(key_positions)
         if value is not key:
             given["context_values"] = self._batched(value)
-        out = self.attention(x, at, **given)
-        weights = None
-        if need_weights:
-            weights = self._weights(x, at, given)
+        shape = len(x), x.shape[1], self._batched(key).shape[1]
+        bias, weights = self._bias(attn_mask, is_causal, shape), None
+        if bias is not None:
+            out, weights = self._biased(x, at, given, bias)
+        else:
+            out = self.attention(x, at, **given)
+            weights = self._weights(x, at, given) if need_weights else None
+        if not need_weights:
+            weights = None
+        elif weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights[0] if query.dim() == 2 else weights
         if query.dim() == 2:
@@ -200,24 +208,68 @@ class FLTMultiheadAttention(nn.Module):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _check_causal(self, attn_mask: Tensor | None, is_causal: bool, length: int) -> None:
-        if attn_mask is not None:
-            hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
-            causal = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-            message = (
-                "attn_mask is not the causal mask: linear attention has no other; for padding use "
-                "key_padding_mask, for relative positions an rpe"
+    def _bias(
+        self, attn_mask: Tensor | None, is_causal: bool, shape: tuple[int, int, int]
+    ) -> Tensor | None:
+        """What is added to the logits; None where this layer does without it what the mask says."""
+        layer, (batch, length, keys) = self.attention, shape
+        if attn_mask is None:
+            if is_causal and not layer.causal:
+                raise ValueError("is_causal without attn_mask: build this layer with causal=True")
+            return None
+        expected = (length, keys), (batch * self.num_heads, length, keys)
+        if tuple(attn_mask.shape) not in expected:
+            raise ValueError(
+                f"attn_mask has shape {tuple(attn_mask.shape)}, expected {' or '.join(map(str, expected))}"
             )
-            if hidden.shape != causal.shape:
-                raise ValueError(f"{message} (it has shape {tuple(attn_mask.shape)})")
-            # Floats other than 0 and −inf would be a bias.
-            plain = (hidden | (attn_mask == 0)).all()
-            if self.attention.causal:
-                require((hidden == causal).all() & plain, message)
-            elif not torch.compiler.is_compiling() and bool(plain & ~hidden.any()):
-                return  # a mask that hides nothing
-        if (attn_mask is not None or is_causal) and not self.attention.causal:
-            raise ValueError("a causal mask was given: build this layer with causal=True")
+        bias = _additive(attn_mask)
+        later = torch.ones(length, keys, dtype=torch.bool, device=bias.device).triu(1)
+        causal = (bias == torch.zeros_like(bias).masked_fill(later, -torch.inf)).all()
+        fits = causal if layer.causal else (bias == 0).all()
+        if layer.mode == "exact":
+            return bias if torch.compiler.is_compiling() or not bool(fits) else None
+        use = "mode='exact' has any, key_padding_mask is for padding, an rpe for relative positions"
+        if layer.causal:
+            require(fits, f"attn_mask is not the causal mask, the one of this linear layer: {use}")
+        else:
+            require(
+                ~causal | fits, "attn_mask is the causal mask: build this layer with causal=True"
+            )
+            require(
+                fits, f"attn_mask is for single pairs, which linear attention does not see: {use}"
+            )
+        return None
+
+    def _biased(
+        self, x: Tensor, at: Tensor | None, given: AttentionInputs, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs (B, L, C) and weights (B, H, L, S) of exact attention with additive logits."""
+        layer, real, context = self.attention, given.get("mask"), given.get("context")
+        layout, rows = layer.rows(x, at, given)
+        seen, keys = real, layout
+        if context is not None:
+            seen = given.get("context_mask")
+            keys = layout_of(context, mask=seen)
+        query, key = logit_factors(rows)
+        q, k, v = (
+            of.unpack(y).transpose(1, 2)
+            for of, y in ((layout, query), (keys, key), (keys, rows.value.to(key.dtype)))
+        )
+        bias = bias.unflatten(0, (-1, self.num_heads)) if bias.dim() == 3 else bias
+        hidden = bias == -torch.inf
+        if layer.causal:
+            hidden = hidden | torch.ones_like(hidden).triu(1)
+        if seen is not None:
+            hidden = hidden | ~seen[:, None, None]
+        if real is not None:
+            hidden = hidden | ~real[:, None, :, None]
+        # Rows that see nothing have weights of 0, without a NaN on the way.
+        empty = hidden.all(-1, keepdim=True)
+        logits = torch.where(hidden & ~empty, -torch.inf, q @ k.mT + torch.where(hidden, 0, bias))
+        weights = logits.softmax(-1).masked_fill(empty, 0)
+        out = (weights @ v).transpose(1, 2).flatten(2).to(rows.value.dtype)
+        out = layer.out(layer.dropout(out))
+        return out if real is None else torch.where(real[..., None], out, 0), weights
 
     def _weights(self, x: Tensor, at: Tensor | None, given: AttentionInputs) -> Tensor:
         """(B, H, L, S), zeros in rows and columns of padding."""
@@ -239,12 +291,19 @@ def _real(key_padding_mask: Tensor | None) -> Tensor | None:
     if key_padding_mask is None:
         return None
     mask = key_padding_mask
-    if mask.is_floating_point():
-        allowed = ((mask == 0) | (mask == -torch.inf)).all()
-        require(allowed, "a key_padding_mask of floats must hold 0 or −inf, no weights")
-        mask = mask != 0
-    elif mask.dtype != torch.bool:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ValueError(
             f"key_padding_mask is {mask.dtype}, expected bool, True = ignore, or float with 0, −inf"
         )
+    bias = _additive(mask)
+    mask = bias == -torch.inf
+    allowed = (mask | (bias == 0)).all()
+    require(allowed, "a key_padding_mask of floats must hold 0 or −inf, no weights")
     return ~(mask if mask.dim() == 2 else mask[None])
+
+
+def _additive(mask: Tensor) -> Tensor:
+    """−∞ where a mask hides: where it is True, or a number that tools write for −∞."""
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
+    return mask.masked_fill(mask <= _HIDDEN, -torch.inf)

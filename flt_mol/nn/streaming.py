@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import streaming
+from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState
-from flt_mol.nn.layout import layout_of
+from flt_mol.nn.layout import Layout, layout_of, packed_positions
+from flt_mol.nn.rpe import FourierRPE
 
 
 class Streaming:
@@ -27,34 +29,64 @@ class Streaming:
         Raises:
             ValueError: a layer that is not causal, or not in linear mode.
         """
+        self._check_streaming()
         weight = self.query.weight
         keys = weight.new_zeros(0, self.num_heads, self.num_features)
         value = weight.new_zeros(0, self.num_heads, self.embed_dim // self.num_heads)
         ptr = torch.zeros(num_streams + 1, dtype=torch.int64, device=weight.device)
-        return self._state(keys, value, ptr, None)
+        state = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
+        if self.rpe is None:
+            return state
+        return state._replace(origin=state.sums.new_zeros(num_streams, self.rpe.dim))
 
-    def state_after(self, x: Tensor, positions: Tensor | None = None, **given: Any) -> CausalState:
+    def state_after(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        state: CausalState | None = None,
+        **given: Any,
+    ) -> CausalState:
         """The state after whole sequences, one per system, for `step`; arguments as of `forward`.
+
+        With a `state` they continue its streams, and positions default to the places after it.
 
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        layout, rows = self.rows(x, positions, given)
-        keys = self.feature_map(rows.key, rows.key_at, key=True)
-        first = None
-        if self.rpe is not None and positions is not None:
-            first = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
-        return self._state(keys, rows.value, rows.ptr, first)
+        return self.extend(x, state, positions, **given)[1]
 
-    def _state(
-        self, keys: Tensor, value: Tensor, ptr: Tensor, origin: Tensor | None
-    ) -> CausalState:
-        self._check_streaming()
-        state = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
-        if self.rpe is not None and origin is None:
-            # Without positions tokens count from 0.
-            origin = state.sums.new_zeros(len(ptr) - 1, self.rpe.dim)
-        return state._replace(origin=origin)
+    def extend(
+        self,
+        x: Tensor,
+        state: CausalState | None = None,
+        positions: Tensor | None = None,
+        **given: Any,
+    ) -> tuple[Tensor, CausalState]:
+        """What `forward` gives for tokens after a state, and the state after them.
+
+        Args:
+            x: (N, C) or (B, L, C), several tokens of each of the B streams.
+            state: before them; None is the beginning. It stays as it is.
+            positions: as of `forward`; with ℓ = 1 the default is the number of tokens before.
+            **given: ptr, system, mask and more, as of `forward`.
+
+        Raises:
+            ValueError: as `initial_state` and `forward`, or another number of streams.
+        """
+        names = "ptr", "system", "num_systems", "mask"
+        layout = layout_of(x, **{name: given.get(name) for name in names})
+        state = self.initial_state(len(layout.ptr) - 1) if state is None else state
+        state, start = placed_state(self.rpe, layout, positions, state)
+        layout, rows = self.rows(x, positions, given, start)
+        phi = self.feature_map
+        keys = phi(rows.key, rows.key_at, key=True)
+        after = state.joined(streaming.state_of(keys, rows.value, rows.ptr, log=phi.exponential))
+        keys, value, ptr, place = streaming.continued(keys, rows.value, rows.ptr, state)
+        queries = phi(rows.query, rows.query_at, key=False).to(keys.dtype)
+        queries = torch.zeros_like(keys).index_copy(0, place, queries)
+        run = causal_log_attention if phi.exponential else causal_attention
+        out = run(queries, keys, value, ptr)[place].flatten(1).to(rows.value.dtype)
+        return layout.unpack(self.out(self.dropout(out))), after
 
     def step(
         self,
@@ -62,6 +94,7 @@ class Streaming:
         state: CausalState,
         positions: Tensor | None = None,
         position_features: PositionFeatures | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, CausalState]:
         """Process one more token of every sequence, at a cost independent of the tokens before.
 
@@ -72,6 +105,7 @@ class Streaming:
             state: from `initial_state`, `state_after` or the step before; it stays as it is.
             positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before.
             position_features: of these tokens, used instead of `positions`.
+            mask: (B,) bool; streams with False have no token now: 0 comes out.
 
         Returns:
             (B, C), and the state after these tokens.
@@ -80,28 +114,19 @@ class Streaming:
             ValueError: as `initial_state`, or shapes that do not fit.
         """
         self._check_streaming()
-        length, origin = state.length, state.origin
-        shape = len(length), self.num_heads, -1
-        if x.shape != (len(length), self.embed_dim):
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected {(len(length), self.embed_dim)}: one "
-                "token of each sequence of the state"
-            )
-        if self.rpe is not None and position_features is None and origin is not None:
-            if positions is None and self.rpe.dim == 1:
-                positions = length[:, None].to(origin.dtype)
-            if positions is not None and positions.shape == origin.shape:
-                positions = at_least_float32(positions)
-                first = (length == 0)[:, None]
-                origin = torch.where(first, positions, origin.to(positions.dtype))
-        layout = layout_of(x, ptr=torch.arange(len(length) + 1, device=length.device))
-        at = self.features_at(layout, positions, position_features, origin)
+        x, positions = present(mask, x, state, self.embed_dim), present(mask, positions, state)
+        shape = len(x), self.num_heads, -1
+        layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
+        before, start = placed_state(self.rpe, layout, positions, state)
+        at = self.features_at(layout, positions, position_features, start)
         query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)
-        out, state = streaming.step(queries, keys, value, state._replace(origin=origin))
+        out, after = streaming.step(queries, keys, value, before)
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
-        return out, state
+        if mask is None:
+            return out, after
+        return present(mask, out, state), state.updated(mask, after)
 
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
@@ -109,3 +134,45 @@ class Streaming:
                 "only a causal layer in linear mode streams tokens: build it with causal=True and "
                 f"mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
             )
+
+
+def present(mask: Tensor | None, x: Tensor | None, state: CausalState, width: int = -1) -> Any:
+    """`x` (B, C), one row of each stream of a state, with 0 where the mask (B,) is False.
+
+    Raises:
+        ValueError: other shapes.
+    """
+    streams = len(state.length)
+    if x is not None and (x.dim() != 2 or len(x) != streams or width not in (-1, x.shape[1])):
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, expected ({streams}, {width}): one token of each "
+            "sequence of the state"
+        )
+    if mask is None or x is None:
+        return x
+    if mask.shape != (streams,) or mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)} and {mask.dtype}, expected bool ({streams},), "
+            "True for streams with a token"
+        )
+    return torch.where(mask[:, None], x, 0.0)
+
+
+def placed_state(
+    rpe: FourierRPE | None, layout: Layout, positions: Tensor | None, state: CausalState
+) -> tuple[CausalState, Tensor | None]:
+    """The state with its origin, and the origin (B, ℓ) of the positions of the next tokens.
+
+    Raises:
+        ValueError: the layout has another number of systems than the state has streams.
+    """
+    if len(layout.ptr) - 1 != len(state.length):
+        raise ValueError(f"x has {len(layout.ptr) - 1} systems, the state {len(state.length)}")
+    if rpe is None or state.origin is None:
+        return state, None
+    if positions is None:  # which count from 0
+        return state, state.origin - state.length[:, None]
+    packed = at_least_float32(packed_positions(layout, positions, rpe.dim))
+    first, origin = first_per_system(packed, layout.ptr), state.origin.to(packed.dtype)
+    origin = torch.where((state.length == 0)[:, None], first, origin)
+    return state._replace(origin=origin), origin

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
@@ -125,16 +127,41 @@ class History(Callback):
             writer.writerows(rows)
 
 
-def make_loggers(names: Sequence[str], folder: Path, step: int | None) -> list[Logger]:
-    """Lightning's loggers "tensorboard" and "wandb", which write to `folder`/logs.
+def make_loggers(names: Sequence[str], history: History, step: int | None) -> list[Logger]:
+    """Lightning's loggers "tensorboard" and "wandb", with the settings, which write to logs/.
 
     What was logged after `step`, where a run is resumed, is dropped; it comes again.
     """
     made: list[Logger] = []
     if "tensorboard" in names:
-        made.append(TensorBoardLogger(folder, name="logs", version="tensorboard", purge_step=step))
+        made.append(
+            TensorBoardLogger(history.folder, name="logs", version="tensorboard", purge_step=step)
+        )
     if "wandb" in names:
         if importlib.util.find_spec("wandb") is None:
             raise ValueError("training.loggers has wandb, which is not installed: pip install it")
-        made.append(WandbLogger(name=folder.name, save_dir=str(folder / "logs"), project="flt_mol"))
+        made.append(_wandb(history.folder, history.console))
+    for logger in made:
+        logger.log_hyperparams(dict(history.config))
     return made
+
+
+def _wandb(folder: Path, console: Console) -> WandbLogger:
+    """Offline unless logged in; a resumed run goes on under the id in its folder."""
+    import wandb
+
+    logs, file = folder / "logs", folder / "logs" / "wandb-id"
+    if not file.exists():
+        with temporary_path(file) as temporary:
+            temporary.write_text(uuid4().hex[:8], encoding="utf-8")
+    offline = "WANDB_MODE" not in os.environ and not wandb.api.api_key
+    if offline:
+        say(console, f"wandb is not logged in: offline; wandb sync {logs}/wandb/offline-* sends it")
+    return WandbLogger(
+        name=folder.name,
+        save_dir=str(logs),
+        project="flt_mol",
+        offline=offline,
+        id=file.read_text(encoding="utf-8"),
+        resume="allow",
+    )

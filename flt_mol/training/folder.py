@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,6 @@ _CONFIG = "config.yaml"
 _LOCK = ".training.lock"
 _WAIT = 6.0  # s; workers of a killed run end within 5
 _FREE = {"training.num_workers", "training.save_minutes"}  # weights do not depend on these
-_FOLLOWED = "FLT_MOL_RUN_FOLDER"
 
 
 @contextmanager
@@ -41,9 +39,9 @@ def run_folder(
             training into it.
     """
     if not world.is_first:
-        given = os.environ.get(_FOLLOWED) or output
+        given = world.folder or output
         if given is None:
-            raise ValueError("torchrun needs output=FOLDER, the same for all processes")
+            raise ValueError(f"{world.starter} needs output=FOLDER, the same for all processes")
         yield Path(given)
         return
     with ExitStack() as stack:
@@ -57,7 +55,6 @@ def run_folder(
                 with temporary_path(folder / _CONFIG) as temporary:
                     text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
                     temporary.write_text(text, encoding="utf-8")
-            stack.enter_context(_shown(folder))
             yield folder
         except BaseException as error:
             best, resume = folder / BEST, folder / RESUME
@@ -115,18 +112,6 @@ def _lock(folder: Path, stack: ExitStack) -> bool:
         raise ValueError(f"output {folder} cannot be written: {error.strerror or error}") from error
     stack.callback((folder / _LOCK).unlink, missing_ok=True)
     return True
-
-
-@contextmanager
-def _shown(folder: Path) -> Iterator[None]:
-    """Processes that Lightning starts meanwhile find the folder of the run in their environment."""
-    before = dict(os.environ)
-    os.environ[_FOLLOWED] = str(folder.absolute())
-    try:
-        yield
-    finally:  # of what Lightning added, too
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import math
 import signal
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from flt_mol.training.data import (
 )
 from flt_mol.training.finetune import start_from
 from flt_mol.training.folder import run_folder, written_files
-from flt_mol.training.processes import World, world_of
+from flt_mol.training.processes import Environment, World, joined, together, world_of
 from flt_mol.training.resume import RESUME, ResumePoint, resume_step
 from flt_mol.training.task import EnergyTask
 
@@ -99,7 +99,11 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     config = RunConfig.model_validate(absolute_paths(config.model_dump(), Path.cwd(), False))
     config, idle = without_idle_outputs(config)
     settings = config.model_dump(mode="json", exclude={"output"})
-    with run_folder(config.output, name, settings, world) as folder, isolate_rng():
+    with (
+        run_folder(config.output, name, settings, world) as folder,
+        joined(world, folder) if world.starter else nullcontext(),
+        isolate_rng(),
+    ):
         if (folder / LAST).exists():
             best = read_checkpoint(folder / BEST)["metrics"]
             done = f"the run in {folder} is finished: to train longer give another output"
@@ -237,7 +241,10 @@ def _fit(
         trainer = _trainer(config, history, point, done, world, limits)
         resumed = done is not None
         path = resume if resumed else None
-        trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
+        # Those that are not there yet are started now: what is wrong with data is said once.
+        with joined(world, history.folder):
+            together()
+            trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
     model.load_state_dict(history.weights(task).state_dict())
 
 
@@ -262,6 +269,7 @@ def _trainer(
             accelerator=settings.accelerator,
             devices=world.devices,
             num_nodes=world.nodes,
+            plugins=[Environment(world)],
             strategy="ddp" if world.size > 1 else "auto",
             use_distributed_sampler=False,
             precision=settings.precision,
@@ -271,7 +279,7 @@ def _trainer(
             enable_checkpointing=False,
             enable_progress_bar=bar,
             enable_model_summary=False,
-            logger=make_loggers(settings.loggers, history.folder, done),
+            logger=make_loggers(settings.loggers, history, done) if world.is_first else [],
             callbacks=[*callbacks, point],  # whose file has the states of the others
         )
     except MisconfigurationException as error:
@@ -290,8 +298,8 @@ def _lightning(world: World) -> Iterator[None]:
                 warnings.filterwarnings("ignore", message=message)
             yield
     except SystemExit as stop:
-        if not (world.is_first or world.torchrun):
-            raise SystemExit(0) from None  # else the first process, which started it, is killed
+        if world.folder:
+            raise SystemExit(0) from None  # the process that started this one says it
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         if isinstance(stop, SIGTERMException):
