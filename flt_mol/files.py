@@ -65,7 +65,7 @@ def import_matplotlib() -> None:
     Jupyter and Colab hand theirs down to programs in other environments.
     """
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib
     except ValueError:
         if (backend := os.environ.pop("MPLBACKEND", None)) is None:
             raise

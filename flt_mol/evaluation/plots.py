@@ -49,7 +49,7 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     if not axis.lines:
         raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
     axis.set(xlabel="epoch", ylabel="MAE (eV)", yscale="log")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
     return _save(figure, path)

@@ -91,16 +91,10 @@ def state_of(keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> CausalSt
 def continued(
     keys: Tensor, value: Tensor, ptr: Tensor, state: CausalState
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys and values behind M rows a stream that stand for its state.
+    """Keys (N, H, M) and values (N, H, V) behind M rows a stream that stand for its state.
 
     Row m has the one feature w_m, w = Σ_j φ(k_j), and the value Σ_j φ(k_j)_m v_j / w_m, so that
     attention among all these rows is attention to all tokens.
-
-    Args:
-        keys: log φ(k) (N, H, M) where the state is one of log features, or φ(k) ≥ 0.
-        value: (N, H, V).
-        ptr: (B + 1,), first row of each stream.
-        state: of the B streams.
 
     Returns:
         keys, values and offsets of N + B·M rows, and where the N rows are among them (N,).
@@ -120,11 +114,11 @@ def continued(
         start[1:].repeat_interleave(ptr.diff(), output_size=len(keys))
     )
     at = (ptr[:-1, None] + start[:-1, None] + start.new_tensor(range(features))).flatten()
-    joined = tuple(
+    keys, value = (
         x.new_zeros(len(at) + len(x), *x.shape[1:]).index_copy(0, place, x).index_copy(0, at, y)
         for x, y in ((keys, former), (value, means))
     )
-    return (*joined, ptr + start, place)
+    return keys, value, ptr + start, place
 
 
 def step(

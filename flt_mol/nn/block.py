@@ -223,7 +223,7 @@ class FLTEncoder(nn.Module):
         """
         if not self.causal:
             raise ValueError("only a causal encoder streams tokens: build it of causal blocks")
-        layers = [block.attention for block in self.blocks] * self.recycles
+        layers: list[Any] = [block.attention for block in self.blocks] * self.recycles
         first, *others = (layer.initial_state(num_streams) for layer in layers)
         if self.rpe is not None:
             first = first._replace(origin=first.sums.new_zeros(num_streams, self.rpe.dim))
@@ -234,28 +234,18 @@ class FLTEncoder(nn.Module):
         x: Tensor,
         positions: Tensor | None = None,
         state: EncoderState | None = None,
-        *,
-        ptr: Tensor | None = None,
-        system: Tensor | None = None,
-        num_systems: int | None = None,
         mask: Tensor | None = None,
     ) -> EncoderState:
-        """The state after tokens (N, C) or (B, L, C), from the beginning or on top of a `state`.
-
-        Arguments as of `forward`; with ℓ = 1 positions default to the number of tokens before.
-
-        Raises:
-            ValueError: as `initial_state` and `forward`.
-        """
-        layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
+        """The state after tokens (B, L, C), as `FLTAttention.state_after`, for `step`."""
+        layout = layout_of(x, mask=mask)
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
         places = None if positions is None else layout.pack(positions)
-        rows, own = layout.pack(x), Layout(layout.ptr, None, None, (layout.num_rows,))
+        own = Layout(layout.ptr, None, None, (layout.num_rows,))
 
         def attend(layer: FLTAttention, h: Tensor, old: CausalState, at: Any, there: Any) -> Any:
             return layer.extend(h, old, there, ptr=own.ptr, position_features=at)
 
-        return self._stream(rows, places, own, state, attend)[1]
+        return self._stream(layout.pack(x), places, own, state, attend)[1]
 
     def step(
         self,
@@ -264,13 +254,7 @@ class FLTEncoder(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, EncoderState]:
-        """One more token of every sequence; arguments as of `FLTAttention.step`.
-
-        Steps give what `forward` gives for the whole sequence, token by token.
-
-        Raises:
-            ValueError: as `FLTAttention.step`.
-        """
+        """One more token (B, C) of every sequence, as `FLTAttention.step`."""
         x, positions = present(mask, x, state[0]), present(mask, positions, state[0])
         layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
 
@@ -296,10 +280,9 @@ class FLTEncoder(nn.Module):
         elif not self._blocks_have_rpes:
             positions = None
         for k, state in enumerate(old):
-            block = self.blocks[k % len(self.blocks)]
-            attended, after = attend(
-                block.attention, block.attention_norm(x), state, features, positions
-            )
+            block: Any = self.blocks[k % len(self.blocks)]
+            h = block.attention_norm(x)
+            attended, after = attend(block.attention, h, state, features, positions)
             new.append(after)
             x = x + attended
             x = x + block.ffn(block.ffn_norm(x))

@@ -28,9 +28,8 @@ class FLTMultiheadAttention(nn.Module):
     from torch's module:
 
     - ``need_weights`` is False by default: weights are formed at quadratic cost.
-    - With mode "exact" any ``attn_mask`` is added to the logits. Else it may hide nothing, or be the
-      causal mask of a layer built with ``causal=True``, which is causal with and without a mask.
-    - Numbers of −10⁴ and below in masks are −∞.
+    - Mode "exact" takes any ``attn_mask``; else it may be the causal mask, of a layer built with
+      ``causal=True``, which is causal with and without it. −10⁴ and less in masks is −∞.
     - Rows of padding come out as 0, and a row whose keys are all masked as ``out(0)``, not NaN.
     - ``dropout`` acts on the attended values, since there is no matrix to drop from.
     - There are no ``add_bias_kv``, ``add_zero_attn``, and keys and values have the same width.
@@ -192,10 +191,10 @@ class FLTMultiheadAttention(nn.Module):
             out, weights = self._biased(x, at, given, bias)
         else:
             out = self.attention(x, at, **given)
-            weights = self._weights(x, at, given) if need_weights else None
         if not need_weights:
             weights = None
-        elif weights is not None:
+        else:
+            weights = self._weights(x, at, given) if weights is None else weights
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights[0] if query.dim() == 2 else weights
         if query.dim() == 2:
@@ -219,9 +218,7 @@ class FLTMultiheadAttention(nn.Module):
             return None
         expected = (length, keys), (batch * self.num_heads, length, keys)
         if tuple(attn_mask.shape) not in expected:
-            raise ValueError(
-                f"attn_mask has shape {tuple(attn_mask.shape)}, expected {' or '.join(map(str, expected))}"
-            )
+            raise ValueError(f"attn_mask has shape {tuple(attn_mask.shape)}, expected {expected}")
         bias = _additive(attn_mask)
         later = torch.ones(length, keys, dtype=torch.bool, device=bias.device).triu(1)
         causal = (bias == torch.zeros_like(bias).masked_fill(later, -torch.inf)).all()

@@ -64,17 +64,10 @@ class Streaming:
     ) -> tuple[Tensor, CausalState]:
         """What `forward` gives for tokens after a state, and the state after them.
 
-        Args:
-            x: (N, C) or (B, L, C), several tokens of each of the B streams.
-            state: before them; None is the beginning. It stays as it is.
-            positions: as of `forward`; with ℓ = 1 the default is the number of tokens before.
-            **given: ptr, system, mask and more, as of `forward`.
-
-        Raises:
-            ValueError: as `initial_state` and `forward`, or another number of streams.
+        Arguments as of `state_after`; raises the same.
         """
-        names = "ptr", "system", "num_systems", "mask"
-        layout = layout_of(x, **{name: given.get(name) for name in names})
+        names = {"ptr", "system", "num_systems", "mask"} & given.keys()
+        layout = layout_of(x, **{name: given[name] for name in names})
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
         state, start = placed_state(self.rpe, layout, positions, state)
         layout, rows = self.rows(x, positions, given, start)
@@ -137,11 +130,7 @@ class Streaming:
 
 
 def present(mask: Tensor | None, x: Tensor | None, state: CausalState, width: int = -1) -> Any:
-    """`x` (B, C), one row of each stream of a state, with 0 where the mask (B,) is False.
-
-    Raises:
-        ValueError: other shapes.
-    """
+    """Rows (B, C), one of each stream of a state, with 0 where the mask (B,) is False."""
     streams = len(state.length)
     if x is not None and (x.dim() != 2 or len(x) != streams or width not in (-1, x.shape[1])):
         raise ValueError(
@@ -151,21 +140,14 @@ def present(mask: Tensor | None, x: Tensor | None, state: CausalState, width: in
     if mask is None or x is None:
         return x
     if mask.shape != (streams,) or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)} and {mask.dtype}, expected bool ({streams},), "
-            "True for streams with a token"
-        )
+        raise ValueError(f"mask is {mask.dtype} {tuple(mask.shape)}, expected bool ({streams},)")
     return torch.where(mask[:, None], x, 0.0)
 
 
 def placed_state(
     rpe: FourierRPE | None, layout: Layout, positions: Tensor | None, state: CausalState
 ) -> tuple[CausalState, Tensor | None]:
-    """The state with its origin, and the origin (B, ℓ) of the positions of the next tokens.
-
-    Raises:
-        ValueError: the layout has another number of systems than the state has streams.
-    """
+    """The state with its origin, and the origin (B, ℓ) of the positions of the next tokens."""
     if len(layout.ptr) - 1 != len(state.length):
         raise ValueError(f"x has {len(layout.ptr) - 1} systems, the state {len(state.length)}")
     if rpe is None or state.origin is None:

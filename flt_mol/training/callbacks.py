@@ -150,7 +150,8 @@ def _wandb(folder: Path, console: Console) -> WandbLogger:
     """Offline unless logged in; a resumed run goes on under the id in its folder."""
     import wandb
 
-    logs, file = folder / "logs", folder / "logs" / "wandb-id"
+    logs = folder / "logs"
+    file = logs / "wandb-id"
     if not file.exists():
         with temporary_path(file) as temporary:
             temporary.write_text(uuid4().hex[:8], encoding="utf-8")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,12 +14,14 @@ from socket import create_connection
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_only
 from torch import distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
-_LIMIT = 60.0  # s, for a process that another program should have started
+_LIMIT = 50.0  # s, for a process that another program should have started
 _STARTED = "FLT_MOL_PROCESS"  # rank, port and folder, for a process that the first one starts
 _TORCHRUN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -27,8 +29,7 @@ _TORCHRUN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 class World(NamedTuple):
     """Processes on `nodes` machines, `devices` on each, of which this is number `rank`.
 
-    They are there if `starter`, torchrun or srun, is given; else the first one starts the others,
-    and gives them its `folder`. They meet at `address` and `port`.
+    Their `starter` is torchrun or srun, or else the first one, which gives others its `folder`.
     """
 
     devices: int = 1
@@ -51,13 +52,13 @@ class World(NamedTuple):
 
 
 def world_of(devices: int, nodes: int) -> World:
-    """The processes of a run: those that torchrun or srun started, or else `devices` on this machine.
+    """The processes of a run: those that torchrun or srun started, else `devices` on this machine.
 
-    What SLURM allots to a job is not what was started: only tasks of an srun count, for a run on
-    several devices.
+    What SLURM allots to a job does not count. Tasks of an srun are one run if it is on as many
+    devices, and a run each if it is on one.
 
     Raises:
-        ValueError: others were started than asked for, or several machines by nobody.
+        ValueError: others were started than asked for.
     """
     env, asked = os.environ, devices * nodes
     if env.keys() >= _TORCHRUN:
@@ -77,8 +78,8 @@ def world_of(devices: int, nodes: int) -> World:
         raise ValueError(f"training.nodes is {nodes}: start the run with torchrun (docs/train.md)")
     else:
         started = env.get(_STARTED, "0:0:") if devices > 1 else "0:0:"
-        rank, port, folder = started.split(":", 2)
-        return World(devices, 1, int(rank), "", folder, port=int(port))
+        number, port, folder = started.split(":", 2)
+        return World(devices, 1, int(number), "", folder, port=int(port))
     if not fits:
         raise ValueError(
             f"training.devices is {devices} and training.nodes {nodes}, but {starter} started "
@@ -95,7 +96,7 @@ class Environment(LightningEnvironment):
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
-        rank_zero_only.rank = world.rank
+        rank_zero_only.rank = world.rank  # type: ignore[attr-defined]
 
     def local_rank(self) -> int:
         """Number of the process on its machine."""
@@ -111,10 +112,7 @@ class Environment(LightningEnvironment):
 
 @contextmanager
 def joined(world: World, folder: Path) -> Iterator[None]:
-    """All processes meet, and exchange values until the end of the block, also in nested ones.
-
-    A process that another program should have started is waited for a minute, one that the first
-    has started as long as it runs. Signals end any wait.
+    """Processes meet, and exchange values until the end of the block; signals end any wait.
 
     Raises:
         ValueError: a process that does not come, or that ends before the others.
@@ -123,15 +121,16 @@ def joined(world: World, folder: Path) -> Iterator[None]:
         yield
         return
     others: list[subprocess.Popen[bytes]] = []
-    over = threading.Event()
     try:
         store = _store(world)
         if not world.starter and world.is_first:
-            others = [_start(rank, store.port, folder) for rank in range(1, world.size)]
-            threading.Thread(target=_watch, args=(others, over), daemon=True).start()
+            command = [sys.executable, *sys.orig_argv[1:]]
+            for rank in range(1, world.size):
+                variables = {_STARTED: f"{rank}:{store.port}:{folder.absolute()}"}
+                others.append(subprocess.Popen(command, env=os.environ | variables))
         _meet(store, world, others)
         gpu = torch.cuda.is_available() and distributed.is_nccl_available()
-        backend, own = "cpu:gloo,cuda:nccl" if gpu else "gloo", distributed.PrefixStore("", store)
+        backend, own = "cpu:gloo,cuda:nccl" if gpu else "gloo", PrefixStore("", store)
         distributed.init_process_group(backend, store=own, rank=world.rank, world_size=world.size)
         yield
     except RuntimeError as error:
@@ -139,10 +138,8 @@ def joined(world: World, folder: Path) -> Iterator[None]:
             raise
         if world.folder:
             raise SystemExit(1) from None  # the first process says what is wrong
-        hint = "its message says why"
-        raise ValueError(f"another process of this run has ended: {hint}") from error
+        raise ValueError("another process of this run has ended, see its message") from error
     finally:
-        over.set()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         for end in (subprocess.Popen.terminate, subprocess.Popen.kill):
@@ -152,7 +149,7 @@ def joined(world: World, folder: Path) -> Iterator[None]:
                 end(other)
 
 
-def _store(world: World) -> distributed.TCPStore:
+def _store(world: World) -> TCPStore:
     """What the first process holds and the others reach."""
     address, port = world.address, world.port
     server = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -162,47 +159,28 @@ def _store(world: World) -> distributed.TCPStore:
             create_connection((address, port), 1).close()
             break
         except OSError as error:
-            if time.monotonic() > end:
-                raise ValueError(_absent(world, [0]) + f" to {address}:{port}") from error
-            time.sleep(0.2)
+            _check_time(world, end, f"0 ({address}:{port})", error)
     try:
-        return distributed.TCPStore(address, port, None, server, wait_for_workers=False)
+        return TCPStore(address, port, None, server, wait_for_workers=False)
     except distributed.DistNetworkError as error:
         raise ValueError(f"port {port} cannot be used: set MASTER_PORT to a free one") from error
 
 
-def _start(rank: int, port: int, folder: Path) -> subprocess.Popen[bytes]:
-    """The same command, as process `rank`."""
-    command = [sys.executable, *sys.orig_argv[1:]]
-    variables = {**os.environ, _STARTED: f"{rank}:{port}:{folder.absolute()}"}
-    return subprocess.Popen(command, env=variables)
-
-
-def _meet(
-    store: distributed.Store, world: World, others: Sequence[subprocess.Popen[bytes]]
-) -> None:
+def _meet(store: TCPStore, world: World, others: Sequence[subprocess.Popen[bytes]]) -> None:
     store.set(f"here/{world.rank}", "")
     end = time.monotonic() + _LIMIT
     while absent := [r for r in range(world.size) if not store.check([f"here/{r}"])]:
         for rank, other in enumerate(others, 1):
             if other.poll() is not None:
                 raise ValueError(f"process {rank} has ended with status {other.returncode}")
-        if world.starter and time.monotonic() > end:
-            raise ValueError(_absent(world, absent))
-        time.sleep(0.1)
+        _check_time(world, end if world.starter else math.inf, absent)
 
 
-def _absent(world: World, ranks: Sequence[int]) -> str:
-    of = f"of {world.size}, by {world.starter}'s variables," if world.starter else ""
-    return f"process {', '.join(map(str, ranks))} {of} did not come within {_LIMIT:g} s"
-
-
-def _watch(others: Sequence[subprocess.Popen[bytes]], over: threading.Event) -> None:
-    """On a GPU nothing else ends the wait for a process that has died."""
-    while not over.wait(1):
-        if any(other.poll() for other in others) and not over.wait(_LIMIT / 2):
-            print("flt-mol: error: another process of this run has ended", file=sys.stderr)
-            os._exit(2)
+def _check_time(world: World, end: float, absent: object, error: Exception | None = None) -> None:
+    if time.monotonic() > end:
+        of = f"of {world.size} {world.starter or 'own'} processes"
+        raise ValueError(f"{of} number {absent} did not come within {_LIMIT:g} s") from error
+    time.sleep(0.1)
 
 
 def together() -> None:
