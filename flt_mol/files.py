@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 VERSION = "0.2.0"
@@ -64,15 +65,15 @@ def import_matplotlib() -> None:
 
     Jupyter and Colab hand theirs down to programs in other environments.
     """
+    if "matplotlib" in sys.modules or (backend := os.environ.pop("MPLBACKEND", None)) is None:
+        return
     try:
         import matplotlib
-    except ValueError:
-        if (backend := os.environ.pop("MPLBACKEND", None)) is None:
-            raise
-        try:
-            import matplotlib  # noqa: F401
-        finally:
-            os.environ["MPLBACKEND"] = backend
+
+        with suppress(ValueError):  # as matplotlib does it, where it raises
+            matplotlib.rcParams["backend"] = backend
+    finally:
+        os.environ["MPLBACKEND"] = backend
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:

@@ -148,21 +148,22 @@ def make_loggers(names: Sequence[str], history: History, step: int | None) -> li
 
 def _wandb(folder: Path, console: Console) -> WandbLogger:
     """Offline unless logged in; a resumed run goes on under the id in its folder."""
-    import wandb
-
     logs = folder / "logs"
     file = logs / "wandb-id"
     if not file.exists():
         with temporary_path(file) as temporary:
             temporary.write_text(uuid4().hex[:8], encoding="utf-8")
-    offline = "WANDB_MODE" not in os.environ and not wandb.api.api_key
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("/")[2]
+    keys = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    known = "WANDB_API_KEY" in os.environ or (keys.is_file() and host in keys.read_text())
+    offline = "WANDB_MODE" not in os.environ and not known
     if offline:
         say(console, f"wandb is not logged in: offline; wandb sync {logs}/wandb/offline-* sends it")
     return WandbLogger(
         name=folder.name,
         save_dir=str(logs),
         project="flt_mol",
-        offline=offline,
+        mode="offline" if offline else None,
         id=file.read_text(encoding="utf-8"),
         resume="allow",
     )
