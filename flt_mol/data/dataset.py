@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, decoded, to_numpy
+from flt_mol.data.schema import ReadOptions, Record, decoded, may_be_energy, to_numpy
 from flt_mol.structures import Structures
 
 _AT_ONCE = 64  # systems read together when a whole file is read
@@ -118,6 +118,14 @@ class StructuresDataset(Dataset[Structures]):
                 raise ValueError(f"{self._where(row)}: {name} {error}") from error
         return fields
 
+    def frame(self, index: int) -> int:
+        """Which record of the file system `index` is, from 0."""
+        return self._rows_of([index])[0]
+
+    def first_frame(self, index: int) -> Structures | None:
+        """Where system `index` is a frame of a relaxation, the first frame of that."""
+        return None
+
     def where(self, index: int) -> str:
         """How errors name system `index`, e.g. ``data.lmdb, key 3``."""
         return self._where(self._rows_of([index])[0])
@@ -150,7 +158,7 @@ class StructuresDataset(Dataset[Structures]):
                 record = self._records([row])[0]
                 if record.get(self.options.energy) is not None:
                     return None
-                found |= {str(name): _is_energy(name, value) for name, value in record.items()}
+                found |= {str(name): may_be_energy(name, value) for name, value in record.items()}
         numbers = [name for name, possible in found.items() if possible]
         text = (
             f"this split has no targets (no record holds {self.options.energy}); train and "
@@ -185,9 +193,15 @@ class StructuresDataset(Dataset[Structures]):
                 raise ValueError(f"{self._where(rows[0])}, {error}") from None
         return structures
 
-    def _finish(self, count: int) -> None:
-        """Look at the records now, as far as the options ask for it."""
-        self._rows = np.arange(count)
+    def _finish(self, count: int, index: str | None = None) -> None:
+        """Look at the records now, those of `index` or the options' (ASE's, as text)."""
+        index = index or self.options.frames or ""
+        parts = [int(x) if x else None for x in (":" if index.isalpha() else index).split(":")]
+        if len(parts) == 1 and parts[0] is not None:
+            parts = [parts[0], parts[0] + 1 or None]  # -1 is the last
+        self._rows = np.arange(count)[slice(*parts)]
+        if count and not len(self):
+            raise ValueError(f"{self.path} has {count} frames, and none of {index}")
         if self.options.require_energy and (text := self.without_targets()) is not None:
             raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
@@ -206,14 +220,6 @@ class StructuresDataset(Dataset[Structures]):
                 return [row for one in rows for row in self._valid([one])]
             self.skipped.append(str(error))
             return []
-
-
-def _is_energy(name: Any, value: Any) -> bool:
-    """Whether a field may be a target: one floating-point number (frames are counted by ints)."""
-    with suppress(ValueError):
-        array = to_numpy(value)
-        return name not in GRAPH_FIELDS and array.size == 1 and array.dtype.kind == "f"
-    return False
 
 
 class JoinedDataset(StructuresDataset):
@@ -264,6 +270,11 @@ class JoinedDataset(StructuresDataset):
     def _where(self, row: int) -> str:
         part, inside = self._locate(row)
         return self.parts[part].where(inside)
+
+    def first_frame(self, index: int) -> Structures | None:
+        """As of a single file."""
+        part, inside = self._locate(self.frame(index))
+        return self.parts[part].first_frame(inside)
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         return [self.parts[part].record(inside) for part, inside in map(self._locate, rows)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class EnergyMetrics:
 
     def __init__(self) -> None:
         self._errors: list[NDArray[np.float64]] = [np.empty(0)]
+        self._sids: set[str] = set()
 
     def update(self, prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> None:
         """Add the systems of one batch.
@@ -55,27 +57,18 @@ class EnergyMetrics:
         Args:
             prediction: (B,) or (B, 1), eV.
             target: (B,) or (B, 1), eV.
-            sid: B names, for error messages; row numbers are named without it.
+            sid: B names, each of which comes once in all batches.
 
         Raises:
-            ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
+            ValueError: as :func:`errors_of`; a sid that comes twice.
         """
-        predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
-        names = [f"row {row}" for row in range(len(wanted))]
-        names = names if sid is None else [f"sid {one}" for one in sid]
-        if not len(predicted) == len(wanted) == len(names):
-            raise ValueError(
-                f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"
-            )
-        for kind, values in (("prediction", predicted), ("target", wanted)):
-            for row in np.flatnonzero(~np.isfinite(values))[:1]:
-                raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
-        error = predicted - wanted
-        if _is_float32(prediction) and _is_float32(target):
-            single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
-            edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
-            error = np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
-        self._errors.append(error)
+        errors = errors_of(prediction, target, sid)
+        names = [] if sid is None else [str(one) for one in sid]
+        for name, count in Counter(names).items():
+            if count > 1 or name in self._sids:
+                raise ValueError(f"sid {name} comes twice, and would count twice")
+        self._sids.update(names)
+        self._errors.append(errors)
 
     def compute(self) -> dict[str, float]:
         """`count`, `mae`, `ewt`, `rmse`, `me`, `median_ae` as plain numbers, see the class.
@@ -87,6 +80,34 @@ class EnergyMetrics:
         if not len(error):
             raise ValueError("no systems: the metrics of an empty split are undefined")
         return {"count": len(error), **{x: float(of(error)) for x, of in _STATISTICS.items()}}
+
+
+def errors_of(
+    prediction: Any, target: Any, sid: Sequence[Any] | None = None
+) -> NDArray[np.float64]:
+    """Errors, prediction − target, of B systems, (B,) or (B, 1) each, as (B,) float64, eV.
+
+    Energies in float32 are subtracted in float32, where 0.02 eV is not within 0.02 eV.
+
+    Raises:
+        ValueError: shapes that would broadcast, or a value that is not finite, naming its sid, or
+            row where none are given.
+    """
+    predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
+    names = [f"row {row}" for row in range(len(wanted))]
+    names = names if sid is None else [f"sid {one}" for one in sid]
+    if not len(predicted) == len(wanted) == len(names):
+        raise ValueError(
+            f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"
+        )
+    for kind, values in (("prediction", predicted), ("target", wanted)):
+        for row in np.flatnonzero(~np.isfinite(values))[:1]:
+            raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
+    if not (_is_float32(prediction) and _is_float32(target)):
+        return predicted - wanted
+    single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
+    edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
+    return np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
 
 
 def _is_float32(values: Any) -> bool:

@@ -16,8 +16,8 @@ from flt_mol.data import from_ase
 from flt_mol.prediction.energies import (
     evaluating,
     model_device,
+    open_quietly,
     predict_structures,
-    structure_of,
 )
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
@@ -103,7 +103,7 @@ class FLTCalculator(Calculator):
         super().calculate(atoms, properties, system_changes)  # type: ignore[no-untyped-call]
         if self.atoms is None:
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
-        structure = structure_of(self.atoms, str(self.atoms.symbols))
+        structure = replace(open_quietly(self.atoms)[0], sid=(str(self.atoms.symbols),))
         found = predict_structures(self._members, [structure])
         if self._members.ensemble:
             self.spread, found = float(found.spread[0]), found.mean
