@@ -21,10 +21,8 @@ Example:
 
 from flt_mol.testing.invariance import (
     check_batch_equals_alone,
-    check_causality,
     check_cell_basis,
     check_empty_and_single_atom,
-    check_padding,
     check_periodic_images,
     check_permutation,
     check_rotation,
@@ -32,19 +30,10 @@ from flt_mol.testing.invariance import (
     check_translation,
 )
 from flt_mol.testing.layers import PackedLayer, PaddedLayer
-from flt_mol.testing.numerics import (
-    check_autocast,
-    check_coincident,
-    check_dtype,
-    check_gradients,
-    check_save_load,
-)
 from flt_mol.testing.rows import Rows, random_rows, random_structures
 
 __all__ = [
-    "PackedLayer", "PaddedLayer", "Rows", "check_autocast", "check_batch_equals_alone",
-    "check_causality", "check_cell_basis", "check_coincident", "check_dtype",
-    "check_empty_and_single_atom", "check_gradients", "check_padding", "check_periodic_images",
-    "check_permutation", "check_rotation", "check_save_load", "check_supercell",
-    "check_translation", "random_rows", "random_structures",
+    "PackedLayer", "PaddedLayer", "Rows", "check_batch_equals_alone", "check_cell_basis",
+    "check_empty_and_single_atom", "check_periodic_images", "check_permutation", "check_rotation",
+    "check_supercell", "check_translation", "random_rows", "random_structures",
 ]  # fmt: skip

@@ -1,39 +1,34 @@
-"""Checks of numbers: gradients, coincident rows, precision, saved states."""
-
-from __future__ import annotations
+"""Checks of layers beside `flt_mol.testing`: gradients, dtypes, states, padding, causality."""
 
 import io
 import math
-from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatch
-from typing import Any
 
 import torch
 from torch import nn
 
-from flt_mol.testing.layers import Layer, evaluated, evaluating, fitted, outputs, same, trainable
-from flt_mol.testing.rows import Rows, seeded
+from flt_mol.testing.layers import agree, evaluated, evaluating, fitted, outputs, same
+from flt_mol.testing.rows import seeded
 
 # A gradient smaller than this share of the largest one, in float64, is rounding.
 _INVISIBLE = 1e-10
 
 
-def check_gradients(layer: nn.Module, rows: Any, *, invisible: Sequence[str] = ()) -> None:
+def check_gradients(layer, rows, *, invisible=()):
     """Every trainable parameter gets a gradient: one that is finite and not zero, in float64.
 
-    `invisible` are patterns of names (``*.key.bias``) that outputs cannot depend on: gradients of
-    theirs must be zero or none. The layer is left as it is.
+    `invisible` are patterns of names (``*.key.bias``) that outputs cannot depend on.
     """
     double, rows = fitted(deepcopy(layer).double(), rows)
-    named = trainable(double)
+    named = _trainable(double)
     with evaluating(double):
         out = outputs(double, rows.to(torch.float64))
     if not named or not out.requires_grad:
         raise AssertionError("the outputs do not depend on any trainable parameter")
     direction = torch.randn(out.shape, generator=seeded(), dtype=torch.float32).to(out)
-    options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+    options = {"allow_unused": True, "materialize_grads": True}
     found = torch.autograd.grad(out, list(named.values()), direction, **options)
     sizes = [float(g.abs().max()) if g.numel() else 0.0 for g in found]
     threshold = _INVISIBLE * max((size for size in sizes if size < math.inf), default=0.0)
@@ -46,7 +41,7 @@ def check_gradients(layer: nn.Module, rows: Any, *, invisible: Sequence[str] = (
         raise AssertionError(f"parameters without a proper gradient, with its size: {bad}")
 
 
-def check_coincident(layer: Layer, rows: Rows, *, second: bool = False) -> None:
+def check_coincident(layer, rows, *, second=False):
     """Rows in one place have finite outputs and gradients, by features and by positions.
 
     Two rows of each system are put in one place, and all rows of the largest. With `second`,
@@ -60,7 +55,7 @@ def check_coincident(layer: Layer, rows: Rows, *, second: bool = False) -> None:
     leaves = [positions.requires_grad_(), rows.x.detach().clone().requires_grad_()]
     with evaluating(layer):
         out = outputs(layer, replace(rows, positions=leaves[0], x=leaves[1]))
-        options: dict[str, Any] = {"create_graph": second, "allow_unused": True}
+        options = {"create_graph": second, "allow_unused": True}
         found = torch.autograd.grad(out.square().sum(), leaves, **options)
         if found[0] is None:
             raise AssertionError("outputs do not depend on positions")
@@ -73,9 +68,7 @@ def check_coincident(layer: Layer, rows: Rows, *, second: bool = False) -> None:
             raise AssertionError(f"{name} of rows {bad} are not finite where rows coincide")
 
 
-def check_save_load(
-    layer: nn.Module, build: Callable[[], nn.Module], rows: Any, *, tolerance: float = 0.0
-) -> float:
+def check_save_load(layer, build, rows, *, tolerance=0.0):
     """A second instance, made by `build()`, has the outputs of the first with its state_dict.
 
     The state goes through `torch.save` and `torch.load(weights_only=True)`, as in a file. Let
@@ -92,7 +85,7 @@ def check_save_load(
     return same(layer_, first, second, tolerance, "from a layer to one with its saved state")
 
 
-def check_dtype(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
+def check_dtype(layer, rows, *, tolerance=1e-5):
     """Outputs have the dtype of `x`, and float32 ones agree with float64 ones.
 
     Tried: all in float64; all in float32; float64 positions and cells beside float32 features.
@@ -110,13 +103,11 @@ def check_dtype(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
     return max(same(layer, outs[0], second, tolerance, change) for second in outs[1:])
 
 
-def check_autocast(
-    layer: Layer, rows: Any, dtype: torch.dtype = torch.bfloat16, *, tolerance: float = 0.05
-) -> float:
+def check_autocast(layer, rows, dtype=torch.bfloat16, *, tolerance=0.05):
     """Under autocast, outputs are near those without, and all gradients are finite."""
     layer, rows = fitted(layer, rows)
     first = evaluated(layer, rows)
-    leaves = {"x": rows.x.detach().clone().requires_grad_(), **trainable(layer)}
+    leaves = {"x": rows.x.detach().clone().requires_grad_(), **_trainable(layer)}
     with evaluating(layer):
         with torch.autocast(rows.x.device.type, dtype=dtype):
             out = outputs(layer, replace(rows, x=leaves["x"]))
@@ -126,3 +117,87 @@ def check_autocast(
         if gradient is not None and not bool(gradient.isfinite().all()):
             raise AssertionError(f"the gradient of {name} is not finite under autocast to {dtype}")
     return same(layer, first, out, tolerance, f"under autocast to {dtype}")
+
+
+def check_padding(layer, rows, *, tolerance=0.0):
+    """The content of padding (0, 10⁶, NaN) does not affect values or gradients, bit for bit.
+
+    With padding behind and before the real rows of a `PaddedLayer`: outputs of real rows, and the
+    gradients of all parameters and of real rows, are the same; outputs at padding are zero.
+    """
+    for before in (False, True):
+        first = {}
+        for filler in (0.0, 1e6, float("nan")):
+            found = _values_and_gradients(layer, rows, filler, before)
+            first = first or found
+            for name, value in found.items():
+                agree(
+                    f"{name} changed where padding holds {filler:g}", first[name], value, tolerance
+                )
+
+
+def check_causality(layer, rows, *, tolerance=1e-6):
+    """Rows of a system that come later leave no trace in the outputs of those before.
+
+    From one third and from two thirds of each system on, features and positions are multiplied by
+    50, and then removed: earlier outputs must stay, and their gradients by later features be 0.
+    """
+    errors = []
+    whole = evaluated(layer, rows)
+    place = torch.arange(rows.num_rows) - rows.ptr[rows.system]
+    for share in (1 / 3, 2 / 3):
+        cut = (share * rows.sizes).ceil().to(torch.int64)
+        early = place < cut[rows.system]
+        scale = torch.where(early, 1.0, 50.0).to(rows.x)[:, None]
+        positions = None if rows.positions is None else scale * rows.positions
+        larger = replace(rows, x=scale * rows.x, positions=positions)
+        removed = rows.taken(early.nonzero()[:, 0], torch.cat([cut.new_zeros(1), cut.cumsum(0)]))
+        for change, after in (
+            ("when later rows were 50 times as large", evaluated(layer, larger)[early]),
+            ("when later rows were removed", evaluated(layer, removed)),
+        ):
+            errors.append(same(layer, whole[early], after, tolerance, change))
+        x = rows.x.detach().clone().requires_grad_()
+        with evaluating(layer):
+            out = outputs(layer, replace(rows, x=x))
+            (gradient,) = torch.autograd.grad(out[early].square().sum(), x)
+        expected = torch.where(early[:, None], gradient, 0)
+        words = "gradients of outputs by later rows are not 0"
+        errors.append(agree(words, expected, gradient, tolerance))
+    return max(errors)
+
+
+def filled(layer, rows, filler, extra=2, before=False):
+    """Outputs (B, L, C') of a `PaddedLayer`, and where rows are real; padding holds `filler`."""
+    mask = torch.arange(int(rows.sizes.max()) + extra) < rows.sizes[:, None]
+    mask = mask.flip(1) if before else mask
+
+    def padded(values):
+        out = values.new_full((*mask.shape, values.shape[-1]), filler)
+        out[mask] = values
+        return out
+
+    positions = None if rows.positions is None else padded(rows.positions)
+    return layer.call(layer.module, padded(rows.x), positions, mask), mask
+
+
+def _values_and_gradients(layer, rows, filler, before):
+    """Outputs at real rows, gradients of their squares' sum; padding's outputs are checked."""
+    leaves = {"x": rows.x.detach().clone().requires_grad_()}
+    if rows.positions is not None:
+        leaves["positions"] = rows.positions.detach().clone().requires_grad_()
+    with evaluating(layer):
+        out, mask = filled(layer, replace(rows, **leaves), filler, before=before)
+        if not bool((out[~mask] == 0).all()):
+            raise AssertionError(f"outputs at padding of {filler:g} are not zero")
+        named = {**leaves, **_trainable(layer)}
+        total = out[mask].square().sum()
+        gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    changes = zip(named, gradients, strict=True)
+    found = {f"the gradient of {name}": g for name, g in changes if g is not None}
+    return {"outputs": out[mask].detach(), **found}
+
+
+def _trainable(module):
+    named = module.named_parameters() if isinstance(module, nn.Module) else ()
+    return {name: p for name, p in named if p.requires_grad}
