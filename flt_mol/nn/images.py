@@ -12,7 +12,7 @@ from torch.nn.functional import gelu
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.images import log_sum_over_images
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.nn.layers import applied, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import (
@@ -79,9 +79,9 @@ class ImageKeys(nn.Module):
         ``groups = pairs.groups()`` sums over images here, which costs less where layers share f.
 
         Raises:
-            ValueError: no atom sees itself among the pairs, or vectors of other pairs.
+            ValueError: no atom sees itself among the pairs.
         """
-        distances = pairs.lengths(vectors)
+        distances = pair_lengths(vectors)
         if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
             raise ValueError(
                 "pairs have no self pairs: build them with neighbor_pairs(..., self_pairs=True)"
@@ -149,22 +149,20 @@ class GaussianBias(nn.Module):
     def forward(
         self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
     ) -> Tensor:
-        """Distances (P,), Å, and atomic numbers (P,) of both atoms if types are on → f (P, H)."""
+        """Distances (P,), Å, and atomic numbers (P,) of both atoms if types are on → f (P, H).
+
+        Raises:
+            ValueError: types are on and atomic numbers are missing.
+        """
         return self.bias(self.features(distances, receiver, sender))
 
     def features(
         self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
     ) -> Tensor:
-        """G (P, T) of the pairs, at least float32; arguments as of `forward`.
-
-        Raises:
-            ValueError: types are on and atomic numbers are missing.
-        """
+        """G (P, T) of the pairs, at least float32; arguments and errors as of `forward`."""
         r = at_least_float32(distances)
         with without_autocast(r):
             if self.pair_types is not None:
-                if receiver is None or sender is None:
-                    raise ValueError("pair_types=True needs atomic numbers (P,) of both atoms")
                 r = self.pair_types(r, receiver, sender)
             centre, log_width = (x.to(r.dtype) for x in (self.centre, self.log_width))
             steps = (r[:, None] - centre) * torch.exp(-log_width)

@@ -85,8 +85,6 @@ def test_keys_that_do_not_fit():
     vectors = pairs.vectors(positions, cell, ptr)
     with pytest.raises(ValueError, match="self_pairs"):
         keys_of()(pairs, vectors)
-    with pytest.raises(ValueError, match="vectors"):
-        keys_of()(pairs, vectors[:-1])
 
 
 @pytest.mark.parametrize("pair_types", [False, True])
@@ -136,7 +134,7 @@ def test_biases_that_do_not_fit():
     for wrong in ({"num_heads": 0}, {"cutoff": 0.0}, {"num_basis": 1}, {"embed_dim": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             GaussianBias(**{"num_heads": H, **wrong})
-    with pytest.raises(ValueError, match="atomic numbers"):
+    with pytest.raises(ValueError, match="atomic_numbers"):
         bias_of()(torch.ones(2))
     pairs = neighbor_pairs(*batch((3,)), CUTOFF)
     r = torch.ones(len(pairs.index_i), dtype=F64)

@@ -135,9 +135,13 @@ def spectral_filter(**settings):
         geometry = module.geometry(rows.positions, rows.cell, rows.pbc, rows.ptr)
         return module(rows.x, geometry)
 
-    return lambda seed: PackedLayer(
-        SpectralFilter(C, H, generator=seeded(seed), **{"sigma_max": 2.0, **settings}), call
-    )
+    def build(seed):
+        layer = SpectralFilter(C, H, generator=seeded(seed), sigma_max=2.0)
+        for name, value in settings.items():
+            setattr(layer, name, value)
+        return PackedLayer(layer, call)
+
+    return build
 
 
 def neighbours(rows, **settings):
