@@ -82,16 +82,23 @@ class IrrepsLinear(o3.Linear):  # type: ignore[misc]
         generator: torch.Generator | None = None,
     ) -> None:
         with torch.random.fork_rng(devices=[]):  # e3nn draws from torch's global generator
-            super().__init__(cleaned(irreps_in), cleaned(irreps_out), biases=bias)
+            super().__init__(cleaned(irreps_in), cleaned(irreps_out))
         start = draw_normal(self.weight_numel, generator=seeded_generator(generator))
         with torch.no_grad():
             self.weight.copy_(start)
+        # e3nn's own fail where an irrep is made of nothing else.
+        scalar = [term.ir.is_scalar() for term in self.irreps_out for _ in range(term.dim)]
+        index = torch.tensor(scalar, dtype=torch.bool).nonzero().squeeze(1)
+        self.register_buffer("_scalars", index, persistent=False)
+        self.offset = nn.Parameter(placed(torch.zeros(len(index)))) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, irreps_in.dim) → (N, irreps_out.dim), in the dtype of the weights."""
         check_width(x, self.irreps_in)
         with without_autocast(x):  # e3nn's contractions are not all among those that it converts
             out: Tensor = super().forward(x.to(self.weight.dtype))
+            if self.offset is not None:
+                out = out.index_add(-1, self._scalars, self.offset.expand(*out.shape[:-1], -1))
         return out
 
 

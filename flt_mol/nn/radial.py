@@ -37,11 +37,9 @@ def smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
 
 def log_smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
     """Logarithm of `smooth_cutoff`: −∞ at and beyond the cutoff, with gradient 0 there."""
-    u = distances / cutoff
-    outside = u >= 1
-    u = u.masked_fill(outside, 0.0)
-    log = 3 * torch.log1p(-u) + torch.log1p(3 * u + 6 * u.square())
-    return log.masked_fill(outside, -torch.inf)
+    window = smooth_cutoff(distances, cutoff)
+    zero = window == 0
+    return window.masked_fill(zero, 1.0).log().masked_fill(zero, -torch.inf)
 
 
 class PairTypes(nn.Module):

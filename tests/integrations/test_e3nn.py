@@ -70,7 +70,7 @@ class Whole(torch.nn.Module):
             given["pairs"] = self.correction(near, near.groups(), near.vectors(*place))
         if self.images is not None:
             pairs = neighbor_pairs(*place[:2], rows.pbc, rows.ptr, CUTOFF, self_pairs=True)
-            given["images"] = self.images(pairs, pairs.vectors(*place), pairs.groups())
+            given["images"] = self.images(pairs, pairs.vectors(*place))
         local = self.basis(near, near.vectors(*place))
         return given, local
 
@@ -426,7 +426,7 @@ def test_irreps_without_scalars(irreps):
         by = matrix_of(irreps, turn)
         out = layer(x, ptr)
         torch.testing.assert_close(layer(x @ by.T, ptr), out @ by.T, rtol=0, atol=1e-10)
-    bias = layer.ffn.first.bias
+    bias = layer.ffn.first.offset
     gates = o3.Irreps(irreps).num_irreps - o3.Irreps(irreps).count("0o")
     assert bias.shape == (gates,)
     copied = copy.deepcopy(layer)
@@ -442,12 +442,12 @@ def test_scalars_made_of_nothing_are_their_bias(irreps_out):
     layer = IrrepsLinear("4x1o", irreps_out, bias=True, generator=seeded(0))
     plain = IrrepsLinear("4x1o", irreps_out, generator=seeded(0))
     with torch.no_grad():
-        layer.bias.copy_(torch.arange(1.0, 4.0))
+        layer.offset.copy_(torch.arange(1.0, 4.0))
     x = torch.randn(5, 12, generator=seeded(1))
     parts = o3.Irreps(irreps_out)
     scalar = torch.cat([torch.full((term.dim,), term.ir.l == 0) for term in parts])
     expected = plain(x)
-    expected[:, scalar] = layer.bias.detach()
+    expected[:, scalar] = layer.offset.detach()
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
 
 

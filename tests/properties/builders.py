@@ -164,17 +164,6 @@ def corrected_attention(mode):
     return build
 
 
-class Mask(nn.Module):
-    """f of a spectrum, as a module that holds its parameters."""
-
-    def __init__(self, spectrum):
-        super().__init__()
-        self.spectrum = spectrum
-
-    def forward(self, displacements):
-        return self.spectrum.mask(displacements)
-
-
 def image_attention(seed):
     def call(parts, rows):
         pairs, vectors = neighbours(rows, self_pairs=True)
@@ -183,7 +172,7 @@ def image_attention(seed):
 
     spectrum = GaussianSpectrum(H, 3, generator=seeded(seed))
     layer = make_attention(seed, dim=None, mode="exact")
-    parts = {"attention": layer, "images": ImageKeys(Mask(spectrum), CUTOFF)}
+    parts = {"attention": layer, "images": ImageKeys(spectrum, CUTOFF)}
     return PackedLayer(nn.ModuleDict(parts), call)
 
 
