@@ -38,38 +38,6 @@ class PackedLayer(nn.Module):
         return self.call(self.module, rows)
 
 
-class PaddedLayer(nn.Module):
-    """A module or function on padded rows as a layer under test, which takes packed ones.
-
-    Args:
-        module: what is checked.
-        call: (module, x (B, L, C), positions (B, L, ℓ) or None, mask (B, L) bool, True = real) →
-            (B, L, C'); the default is ``module(x, positions, mask=mask)``.
-    """
-
-    def __init__(
-        self,
-        module: Callable[..., Any],
-        call: Callable[[Any, Tensor, Tensor | None, Tensor], Tensor] | None = None,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.call = call or (lambda module, x, r, mask: module(x, r, mask=mask))
-
-    def forward(self, rows: Rows) -> Tensor:
-        """Rows to (N, C'), without the padding, which holds zeros."""
-        longest = int(rows.sizes.max()) if len(rows) else 0
-        mask = torch.arange(longest, device=rows.ptr.device) < rows.sizes[:, None]
-
-        def padded(values: Tensor) -> Tensor:
-            out = values.new_zeros(*mask.shape, values.shape[-1])
-            out[mask] = values
-            return out
-
-        positions = None if rows.positions is None else padded(rows.positions)
-        return self.call(self.module, padded(rows.x), positions, mask)[mask]
-
-
 class EnergyLayer(nn.Module):
     """A model of energies as a layer: each row's output is its system's energy, eV."""
 

@@ -1,4 +1,4 @@
-"""Checks of layers beside `flt_mol.testing`: gradients, dtypes, states, padding, causality."""
+"""Checks of layers beside `flt_mol.testing`: gradients, dtypes, states, padding, partners."""
 
 import io
 import math
@@ -9,11 +9,38 @@ from fnmatch import fnmatch
 import torch
 from torch import nn
 
-from flt_mol.testing.layers import agree, evaluated, evaluating, fitted, outputs, same
-from flt_mol.testing.rows import seeded
+from flt_mol.testing.invariance import check_batch_equals_alone
+from flt_mol.testing.layers import (
+    EnergyLayer,
+    agree,
+    evaluated,
+    evaluating,
+    fitted,
+    outputs,
+    same,
+)
+from flt_mol.testing.rows import Rows, random_rows, seeded
 
 # A gradient smaller than this share of the largest one, in float64, is rounding.
 _INVISIBLE = 1e-10
+
+
+class PaddedLayer(nn.Module):
+    """A module or function on padded rows as a layer under test, which takes packed ones.
+
+    `call` is (module, x (B, L, C), positions (B, L, ℓ) or None, mask (B, L) bool, True = real) →
+    (B, L, C'); the default is ``module(x, positions, mask=mask)``.
+    """
+
+    def __init__(self, module, call=None):
+        super().__init__()
+        self.module = module
+        self.call = call or (lambda module, x, r, mask: module(x, r, mask=mask))
+
+    def forward(self, rows):
+        """Rows to (N, C'), without the padding."""
+        out, mask = filled(self, rows, 0.0, extra=0)
+        return out[mask]
 
 
 def check_gradients(layer, rows, *, invisible=()):
@@ -117,6 +144,53 @@ def check_autocast(layer, rows, dtype=torch.bfloat16, *, tolerance=0.05):
         if gradient is not None and not bool(gradient.isfinite().all()):
             raise AssertionError(f"the gradient of {name} is not finite under autocast to {dtype}")
     return same(layer, first, out, tolerance, f"under autocast to {dtype}")
+
+
+def check_alone(layer, rows, *, tolerance=1e-5, larger=50):
+    """`check_batch_equals_alone`, and beside large partners, whose features are larger or NaN.
+
+    Between two partners `larger` times the largest system, in reverse, whose features are as large
+    as its own, 50 times as large, or NaN.
+    """
+    error = check_batch_equals_alone(layer, rows, tolerance=tolerance)
+    layer, rows = fitted(layer, rows)
+    parts = list(rows)
+    alone = torch.cat([evaluated(layer, part) for part in parts[::-1]])
+    partner = _partner(max(parts, key=lambda part: part.num_rows), larger)
+    for factor in (1.0,) if isinstance(layer, EnergyLayer) else (1.0, 50.0, float("nan")):
+        other = replace(partner, x=factor * partner.x)
+        beside = evaluated(layer, Rows.cat([other, *parts[::-1], other]))
+        kept = beside[partner.num_rows : partner.num_rows + rows.num_rows]
+        words = f"beside {partner.num_rows} rows, {factor:g} times the size"
+        error = max(error, same(layer, alone, kept, tolerance, words))
+    return error
+
+
+def _partner(part, times):
+    """One system of `times` the rows of another, in random places."""
+    partner = part.taken(torch.arange(part.num_rows).repeat(times), times * part.ptr)
+    if part.positions is None:
+        return partner
+    pbc = False if part.pbc is None else part.pbc[0].tolist()
+    dim, dtype = part.positions.shape[1], part.positions.dtype
+    size = [partner.num_rows]
+    other = random_rows(seeded(), size, 0, dim=dim, periodic=pbc, dtype=dtype)
+    cell = None if part.cell is None else other.cell
+    return replace(partner, positions=other.positions, cell=cell)
+
+
+def check_empty_and_single_atom(layer, rows, *, tolerance=1e-5):
+    """Systems of one row and of none are finite, and leave the others' outputs as they are."""
+    layer, rows = fitted(layer, rows)
+    largest = max(rows, key=lambda part: part.num_rows)
+    if rows.cell is not None:
+        largest = replace(largest, cell=0 * largest.cell, pbc=largest.pbc & False)
+    single, empty = (largest.taken(torch.arange(n), rows.ptr.new_tensor([0, n])) for n in (1, 0))
+    if evaluated(layer, empty).numel():
+        raise AssertionError("a system without rows has outputs")
+    expected = torch.cat([evaluated(layer, rows), evaluated(layer, single)])
+    mixed = evaluated(layer, Rows.cat([empty, rows, empty, single, empty]))
+    return same(layer, expected, mixed, tolerance, "when small systems joined the batch")
 
 
 def check_padding(layer, rows, *, tolerance=0.0):

@@ -16,8 +16,6 @@ from flt_mol.nn import (
     PairCorrection,
 )
 from flt_mol.testing import (
-    PaddedLayer,
-    check_batch_equals_alone,
     check_cell_basis,
     check_periodic_images,
     check_permutation,
@@ -26,6 +24,8 @@ from flt_mol.testing import (
     random_rows,
 )
 from helpers.checks import (
+    PaddedLayer,
+    check_alone,
     check_autocast,
     check_coincident,
     check_dtype,
@@ -193,7 +193,7 @@ def test_outputs_turn_in_float32(name):
 def test_the_block_claims_what_it_is_for():
     whole, rows = made("block", F64), rows_of(F64, sizes=(3, 2))
     check_translation(whole, rows, tolerance=1e-10)
-    check_batch_equals_alone(whole, rows, tolerance=1e-10, larger=5)
+    check_alone(whole, rows, tolerance=1e-10, larger=5)
     check_gradients(whole, rows)
 
 
@@ -223,7 +223,7 @@ def test_symmetries_that_all_layers_have(name):
     whole, rows = made(name, F64), rows_of(F64)
     check_permutation(whole, rows, tolerance=1e-10)
     check_translation(whole, rows, tolerance=1e-10)
-    check_batch_equals_alone(whole, rows, tolerance=1e-10)
+    check_alone(whole, rows, tolerance=1e-10)
     check_periodic_images(whole, rows, tolerance=1e-10)
     check_cell_basis(whole, rows, tolerance=1e-10)
 

@@ -18,8 +18,8 @@ from helpers import checks
 CHECKS = {
     "permutation": testing.check_permutation,
     "translation": testing.check_translation,
-    "alone": testing.check_batch_equals_alone,
-    "small": testing.check_empty_and_single_atom,
+    "alone": checks.check_alone,
+    "small": checks.check_empty_and_single_atom,
     "gradients": checks.check_gradients,
     "rotation": testing.check_rotation,
     "images": testing.check_periodic_images,
