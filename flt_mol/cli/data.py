@@ -24,9 +24,7 @@ Splits = Annotated[list[str] | None, typer.Option("--split", help="Repeatable (d
 Energy = Annotated[
     str, typer.Option(metavar="KEY", help="Name of the target, eV; 'calculator' for ASE's own.")
 ]
-Forces = Annotated[
-    bool, typer.Option("--forces", help="Keep forces; the target is the energy of each frame.")
-]
+Forces = Annotated[bool, typer.Option("--forces", help="Keep forces, and take frames' energies.")]
 References = Annotated[
     str | None,
     typer.Option(

@@ -7,11 +7,11 @@ import torch
 from ase.build import fcc111
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
-from helpers.systems import make_record, write_records
 
 from flt_mol import Structures, open_dataset
 from flt_mol.data import convert
 from flt_mol.data.conversion import SUFFIXES
+from helpers.systems import make_record, write_records
 
 FORCES = [np.full((4, 3), f) for f in (0.5, -1.25, 3.0)]
 
