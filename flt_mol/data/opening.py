@@ -40,6 +40,7 @@ def open_dataset(
     check: Callable[[Structures], None] | None = None,
     layer_numbers: bool = False,
     frames: str | None = "all",
+    forces: bool = False,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
@@ -68,6 +69,9 @@ def open_dataset(
             them after the name, ``relax.traj@-1`` or ``@2:9``. None takes the first of a
             relaxation and all others; a relaxation is a file whose frames all have an energy of a
             calculator, and share atoms, order, cell and pbc.
+        forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
+            there are none. By default the target then is the energy of the same positions, `y` of
+            OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
 
     Raises:
         ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
@@ -86,6 +90,7 @@ def open_dataset(
         check,
         layer_numbers,
         frames,
+        forces,
     )
     if not isinstance(source, str | os.PathLike):
         return MemoryDataset(source, options)
@@ -264,4 +269,5 @@ def _of_structures(system: Structures) -> dict[str, Any]:
         "y_relaxed": system.energy,
         "y_init": system.energy_initial,
         "pos_relaxed": system.positions_relaxed,
+        "forces": system.forces,
     }
