@@ -156,9 +156,8 @@ class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory; invalid frames are found immediately.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several. Further fields are those of :func:`atoms_record`. A relaxation is a file whose frames
-    all have an energy of a calculator, and the atoms, cell and pbc of the first; its name is
-    without suffix, as of :func:`flt_mol.data.from_trajectories`.
+    several; a relaxation is named without suffix, as of :func:`flt_mol.data.from_trajectories`.
+    Further fields are those of :func:`atoms_record`.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class AseDataset(StructuresDataset):
     ) -> None:
         super().__init__(path, options, notes=notes)
         kind = _format_of(self.path)
-        self.kind, rows = f"ASE {kind}", kind in _DATABASES
+        self.kind = f"ASE {kind}"
         self._frames: list[dict[str, Any]] = []
         try:
             self._frames.extend(frames_of(self.path))
@@ -176,9 +175,10 @@ class AseDataset(StructuresDataset):
             self.skipped.append(str(error))
         if not self._frames:
             raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
-        self.is_relaxation = not rows and _is_relaxation(self._frames)
+        are_frames = kind not in _DATABASES
+        self.is_relaxation = are_frames and _is_relaxation(self._frames)
         index = self.options.frames or ("first" if self.is_relaxation else "all")
-        index = _INDEX.get("all" if rows and index.isalpha() else index, index)
+        index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
         name = self.path.stem if self.is_relaxation else self.path.name
         alone = len(self._frames) == 1 or (self.is_relaxation and ":" not in index)
         for row, record in enumerate(self._frames):
@@ -195,12 +195,9 @@ class AseDataset(StructuresDataset):
     def _where(self, row: int) -> str:
         return f"{self.path}#{row}" if len(self._frames) > 1 else str(self.path)
 
-    def first_frame(self, index: int) -> Structures | None:
-        """The first frame of a relaxation, also where another one was chosen."""
-        return self._first if self.is_relaxation else None
-
     @cached_property
-    def _first(self) -> Structures:
+    def first_frame(self) -> Structures:
+        """Of the file, also where others were chosen."""
         return self._batch([0])
 
 

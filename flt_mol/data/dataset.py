@@ -58,6 +58,7 @@ class StructuresDataset(Dataset[Structures]):
         self.notes = Notes(str(path)) if notes is None else notes
         self.skipped: list[str] = []
         self.prefix = ""  # of sids that are not stored
+        self.is_relaxation = False
         self.kind = type(self).__name__.removesuffix("Dataset")
         self._rows: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -121,10 +122,6 @@ class StructuresDataset(Dataset[Structures]):
     def frame(self, index: int) -> int:
         """Which record of the file system `index` is, from 0."""
         return self._rows_of([index])[0]
-
-    def first_frame(self, index: int) -> Structures | None:
-        """Where system `index` is a frame of a relaxation, the first frame of that."""
-        return None
 
     def where(self, index: int) -> str:
         """How errors name system `index`, e.g. ``data.lmdb, key 3``."""
@@ -270,11 +267,6 @@ class JoinedDataset(StructuresDataset):
     def _where(self, row: int) -> str:
         part, inside = self._locate(row)
         return self.parts[part].where(inside)
-
-    def first_frame(self, index: int) -> Structures | None:
-        """As of a single file."""
-        part, inside = self._locate(self.frame(index))
-        return self.parts[part].first_frame(inside)
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         return [self.parts[part].record(inside) for part, inside in map(self._locate, rows)]

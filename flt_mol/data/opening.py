@@ -65,10 +65,9 @@ def open_dataset(
             an invalid record. Picklable, where other processes read.
         layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
             :func:`flt_mol.data.tag_slab` to set them, instead of an error or a warning.
-        frames: which frames of a file that ASE reads: "all", "first", "last", or as ASE writes
-            them after the name, ``relax.traj@-1`` or ``@2:9``. None takes the first of a
-            relaxation and all others; a relaxation is a file whose frames all have an energy of a
-            calculator, and share atoms, order, cell and pbc.
+        frames: of a file that ASE reads, "all", "first" or "last"; ASE's ``relax.traj@-1`` and
+            ``@2:9`` do, too. None takes the first of a relaxation and all of others; a relaxation
+            has frames with an energy of a calculator each, of the same atoms, cell and pbc.
         forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
@@ -207,8 +206,9 @@ class MemoryDataset(StructuresDataset):
         named = isinstance(source, Mapping) and source and all(map(_is_object, source.values()))
         for place, obj in source.items() if named else enumerate(objects):
             try:
-                found = self._split(obj, place)
-                self._items += [{"sid": place, **found[0]}] if named and len(found) == 1 else found
+                records = self._split(obj, place)
+                name = {"sid": place} if named and len(records) == 1 else {}
+                self._items += [{**name, **record} for record in records]
             except ValueError as error:
                 if self.options.on_error == "raise":
                     raise

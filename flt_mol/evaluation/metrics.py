@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,13 +61,11 @@ class EnergyMetrics:
         Raises:
             ValueError: as :func:`errors_of`; a sid that comes twice.
         """
-        errors = errors_of(prediction, target, sid)
-        names = [] if sid is None else [str(one) for one in sid]
-        for name, count in Counter(names).items():
-            if count > 1 or name in self._sids:
+        self._errors.append(errors_of(prediction, target, sid))
+        for name in map(str, () if sid is None else sid):
+            if name in self._sids:
                 raise ValueError(f"sid {name} comes twice, and would count twice")
-        self._sids.update(names)
-        self._errors.append(errors)
+            self._sids.add(name)
 
     def compute(self) -> dict[str, float]:
         """`count`, `mae`, `ewt`, `rmse`, `me`, `median_ae` as plain numbers, see the class.
@@ -87,11 +84,8 @@ def errors_of(
 ) -> NDArray[np.float64]:
     """Errors, prediction − target, of B systems, (B,) or (B, 1) each, as (B,) float64, eV.
 
-    Energies in float32 are subtracted in float32, where 0.02 eV is not within 0.02 eV.
-
     Raises:
-        ValueError: shapes that would broadcast, or a value that is not finite, naming its sid, or
-            row where none are given.
+        ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
     """
     predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
     names = [f"row {row}" for row in range(len(wanted))]

@@ -11,7 +11,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,8 @@ def read_energies(path: str | Path, names: Sequence[str] = _PREDICTION) -> Energ
     """Read a table with the columns sid, split (may be missing) and an energy, eV.
 
     CSV with commas, semicolons or tabs, or JSON (a list of objects), both gzipped or not; or
-    `.npz` with `ids` and `energy`, or ``{split}_ids`` and ``{split}_energy``. An id that comes
-    again with the same energy, as padded processes write it, is dropped.
+    `.npz` with `ids` and `energy`. An id that comes again with the same energy, as padded processes
+    write it, is dropped.
 
     Args:
         path: the file.
@@ -224,7 +224,10 @@ def _rows(path: Path) -> list[Row]:
         data = path.read_bytes()
         if data.startswith(b"PK\x03\x04"):
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                return list(enumerate(_of_arrays(file), start=1))
+                ids = np.reshape(file["ids"], -1).astype(np.str_).tolist()
+                values = np.reshape(file["energy"], -1).tolist()
+            pairs = zip(ids, values, strict=True)
+            return list(enumerate(({"sid": sid, "energy": value} for sid, value in pairs), start=1))
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
         text = data.decode("utf-8-sig").lstrip()
@@ -239,21 +242,6 @@ def _rows(path: Path) -> list[Row]:
         *(csv.Error, zlib.error, zipfile.BadZipFile),
     ) as error:
         raise ValueError(f"{path} cannot be read as a table: {error}") from error
-
-
-def _of_arrays(file: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of the arrays ids and energy, or of those of several splits."""
-    prefixes = [name.removesuffix("ids") for name in file if name == "ids" or name.endswith("_ids")]
-    if not prefixes or not all(f"{prefix}energy" in file for prefix in prefixes):
-        raise ValueError(f"expected the arrays ids and energy, found {', '.join([*file][:5])}")
-    for prefix in prefixes:
-        ids, energies = (np.reshape(file[f"{prefix}{name}"], -1) for name in ("ids", "energy"))
-        if len(ids) != len(energies):
-            raise ValueError(f"{len(energies)} energies for {len(ids)} {prefix}ids")
-        split = {"split": prefix.removesuffix("_")} if prefix else {}
-        ids = ids.astype(np.int64) if ids.dtype.kind == "f" and not (ids % 1).any() else ids
-        for sid, energy in zip(ids.astype(np.str_).tolist(), energies.tolist(), strict=True):
-            yield {"sid": sid, "energy": energy, **split}
 
 
 def _of_csv(text: str) -> list[Row]:

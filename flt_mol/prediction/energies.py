@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def predict(
     """Energies (B,) float64, eV, of all systems of `source`, in their order.
 
     Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the source: see
-    `flt_mol.data.tag_slab`. Objects are not changed, and targets in them are ignored.
+    `flt_mol.data.tag_slab`. Nothing in it is changed, and targets are ignored.
 
     Args:
         source: `ase.Atoms`, one or several; or anything that :func:`flt_mol.open_dataset` takes or
@@ -93,7 +92,7 @@ def predict(
         return predict_structures(members, [], batch_size)
     else:
         opened = open_quietly(source, frames=frames, check=members.check)
-        warn_of_frames([opened])
+        warn_of_frames(parts_of(opened))
     return predict_structures(members, batches_of(opened), batch_size)
 
 
@@ -106,11 +105,15 @@ def open_quietly(source: Any, **options: Any) -> StructuresDataset:
     return dataset
 
 
+def parts_of(dataset: StructuresDataset) -> list[StructuresDataset]:
+    """The data set of each file."""
+    found: list[StructuresDataset] = getattr(dataset, "parts", [dataset])
+    return found
+
+
 def warn_of_frames(datasets: Iterable[StructuresDataset]) -> None:
     """Warn once of relaxations of which the first frame is taken though nobody asked for it."""
-    parts = chain.from_iterable(getattr(dataset, "parts", [dataset]) for dataset in datasets)
-    cut = [x for x in parts if getattr(x, "is_relaxation", False) and x.options.frames is None]
-    if cut:
+    if cut := [x for x in datasets if x.is_relaxation and x.options.frames is None]:
         named = ", ".join(str(x.path) for x in cut[:3]) + ", …" * (len(cut) > 3)
         text = (
             f"{len(cut)} relaxations, of which the first frame is taken ({named}); others: frames"

@@ -14,7 +14,12 @@ from typing import IO, Any
 from flt_mol.data import StructuresDataset, to_ase
 from flt_mol.data.recipes import skipped_message
 from flt_mol.files import temporary_path
-from flt_mol.prediction.energies import open_quietly, predict_structures, warn_of_frames
+from flt_mol.prediction.energies import (
+    open_quietly,
+    parts_of,
+    predict_structures,
+    warn_of_frames,
+)
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
@@ -33,7 +38,7 @@ class Prediction:
         name: the structure's sid; of files without sids, file name and frame; both are also added
             to sids that repeat.
         energy: eV; of an ensemble, the mean.
-        file: the file that it was read from, as given.
+        file: the file that it was read from.
         spread: of an ensemble, the standard deviation of its members (ddof = 1), eV; else None.
         frame: which record of the file, from 0.
     """
@@ -77,38 +82,37 @@ class StructureFiles:
         self.prepare, self.skip_bad = prepare, skip_bad
         self.unprepared: dict[str, None] = {}
         options = {"frames": None, "on_error": "skip" if skip_bad else "raise", **options}
-        self.datasets = [open_quietly(path, **options) for path in self.paths]
-        for dataset in self.datasets:
+        opened = [open_quietly(path, **options) for path in self.paths]
+        for dataset in opened:
             if dataset.skipped:
                 warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
+        self.datasets = [part for dataset in opened for part in parts_of(dataset)]
         warn_of_frames(self.datasets)
 
     def __len__(self) -> int:
         return sum(len(dataset) for dataset in self.datasets)
 
-    def __iter__(self) -> Iterator[tuple[Structures, StructuresDataset, int, str]]:
-        """Each structure, as it is predicted, with its data set, its place there, and its file."""
-        for path, dataset in zip(map(str, self.paths), self.datasets, strict=True):
+    def __iter__(self) -> Iterator[tuple[Structures, StructuresDataset, int]]:
+        """Each structure, as it is predicted, with the data set of its file and its place there."""
+        for dataset in self.datasets:
             for start in range(0, len(dataset), _READ):
                 rows = range(start, min(start + _READ, len(dataset)))
                 batch = dataset.batch(rows)
                 for b, row in enumerate(rows):
                     try:
-                        one = self._prepared(batch[b], dataset.first_frame(row))
+                        one = self._prepared(batch[b], dataset)
                     except ValueError as error:
                         if not self.skip_bad:
                             raise
                         self.unprepared[str(error)] = None
                     else:
-                        yield one, dataset, row, path
+                        yield one, dataset, row
 
-    def _prepared(self, one: Structures, first: Structures | None) -> Structures:
-        if self.prepare is None:
-            return one
-        if first is None:
-            return self.prepare(one)
-        made = self.prepare(first)
-        return replace(one, tags=made.tags, fixed=made.fixed)
+    def _prepared(self, one: Structures, dataset: Any) -> Structures:
+        if self.prepare is None or not dataset.is_relaxation:
+            return one if self.prepare is None else self.prepare(one)
+        first = self.prepare(dataset.first_frame)
+        return replace(one, tags=first.tags, fixed=first.fixed)
 
 
 def predict_files(
@@ -146,8 +150,8 @@ def predict_files(
     rows: list[tuple[str, str, int]] = []
 
     def structures() -> Iterator[Structures]:
-        for one, dataset, row, path in opened:
-            rows.append((str(one.sid[0]), path, dataset.frame(row)))
+        for one, dataset, row in opened:
+            rows.append((str(one.sid[0]), str(dataset.path), dataset.frame(row)))
             yield one
 
     report = None if progress is None else lambda done: progress(done, len(opened))
@@ -229,8 +233,9 @@ def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFil
 
     waiting = iter(predictions)
     prediction = next(waiting, None)
-    for structure, dataset, row, path in files:
-        if prediction is None or (path, dataset.frame(row)) != (prediction.file, prediction.frame):
+    for structure, dataset, row in files:
+        place = str(dataset.path), dataset.frame(row)
+        if prediction is None or place != (prediction.file, prediction.frame):
             continue
         atoms: Any = to_ase(structure)
         positions = dataset.record(row).get("pos")

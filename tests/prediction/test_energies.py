@@ -126,7 +126,7 @@ def as_data(atoms):
         lambda atoms: {f"s{i}": one for i, one in enumerate(atoms)},
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*in memory: no ")
+@pytest.mark.filterwarnings("ignore:.*in memory")
 def test_whatever_holds_structures_is_predicted(make):
     atoms = slabs(3)
     assert flt_mol.predict(make(atoms), ByHand()).tolist() == [by_hand(one) for one in atoms]
