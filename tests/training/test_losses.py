@@ -246,13 +246,13 @@ def test_forces_of_free_atoms_with_known_forces():
     for unknown, mean, count in (((), 7 / 3, 3), ((0,), 1.0, 2), ((0, 1, 3), 0.0, 0)):
         structures = with_forces(batch(), unknown=unknown)
         loss = total(found, structures=structures, forces_weight=3.0)
-        assert float(loss.total) == pytest.approx(3 * mean / 2)
+        assert loss.total.item() == pytest.approx(3 * mean / 2)
         assert [float(x) for x in loss.errors["forces"]] == [pytest.approx(mean), count]
         (gradient,) = torch.autograd.grad(loss.total, wrong)
         assert gradient.isfinite().all()
         assert gradient.norm(dim=1).gt(0).tolist() == [0 not in unknown, False, False, bool(mean)]
     default = total(found, structures=with_forces(batch()))
-    assert float(default.total) == pytest.approx(100 * 7 / 3 / 2)
+    assert default.total.item() == pytest.approx(100 * 7 / 3 / 2)
     with pytest.raises(ValueError, match=r"a, b.*forces"):
         total(found)
 
