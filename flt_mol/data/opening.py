@@ -207,8 +207,8 @@ class MemoryDataset(StructuresDataset):
         for place, obj in source.items() if named else enumerate(objects):
             try:
                 records = self._split(obj, place)
-                name = {"sid": place} if named and len(records) == 1 else {}
-                self._items += [{**name, **record} for record in records]
+                given = {"sid": place} if named and len(records) == 1 else {}
+                self._items += [{**given, **record} for record in records]
             except ValueError as error:
                 if self.options.on_error == "raise":
                     raise

@@ -67,11 +67,12 @@ class EnergyMetrics:
         Raises:
             ValueError: as :func:`errors_of`; a sid that comes twice.
         """
-        self._errors.append(errors_of(prediction, target, sid))
+        errors = errors_of(prediction, target, sid)
         for name in map(str, () if sid is None else sid):
             if name in self._sids:
                 raise ValueError(f"sid {name} comes twice, and would count twice")
             self._sids.add(name)
+        self._errors.append(errors)
 
     def compute(self) -> dict[str, float]:
         """`count`, `mae`, `ewt`, `rmse`, `me`, `median_ae` as plain numbers, see the class.
