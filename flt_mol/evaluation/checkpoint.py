@@ -69,7 +69,8 @@ def evaluate_checkpoint(
         UserWarning: systems with sids of the training data; skipped records.
     """
     members = load_members(checkpoint, device)
-    model: Any = MeanModel(members) if members.ensemble else members.models[0]
+    first: Any = members.models[0]
+    model = MeanModel(members) if members.ensemble else first
     path = find_checkpoint(checkpoint if isinstance(checkpoint, str | Path) else checkpoint[0])
     run = _Run(path, data)
     options = {
@@ -77,7 +78,7 @@ def evaluate_checkpoint(
         "energy": energy or run.energy,
         "on_error": "skip" if skip_bad else "raise",
         "check": model.check,
-        "forces": "forces" in members.models[0].config.outputs,
+        "forces": "forces" in first.config.outputs,
     }
     sources = run.open(splits, held_out, options)
     further: dict[str, dict[str, Any]] = {"skipped": {}, "held_out": {}, "trained_on": {}}
