@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.groups import budget_of
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
@@ -19,6 +20,8 @@ from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.streaming import placed_state, present
 
 EncoderState = tuple[CausalState, ...]
+
+_FFN_BUDGETS = 16  # of `group_budget`, numbers of the hidden layer of the rows taken together
 
 
 class BlockGeometry(NamedTuple):
@@ -125,8 +128,14 @@ class FLTBlock(nn.Module):
             if local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
-        fed: Tensor = self.ffn(self.ffn_norm(out))
-        return out + fed
+        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // self.ffn[0].out_features)
+        if torch.compiler.is_compiling() or len(out) <= rows:
+            return self._feed(out)
+        return torch.cat([self._feed(part) for part in out.split(rows)])
+
+    def _feed(self, x: Tensor) -> Tensor:
+        fed: Tensor = self.ffn(self.ffn_norm(x))
+        return x + fed
 
 
 class FLTEncoder(nn.Module):
