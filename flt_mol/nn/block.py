@@ -293,8 +293,7 @@ class FLTEncoder(nn.Module):
             h = block.attention_norm(x)
             attended, after = attend(block.attention, h, state, features, positions)
             new.append(after)
-            x = x + attended
-            x = x + block.ffn(block.ffn_norm(x))
+            x = block._feed(x + attended)
         return x, tuple(new)
 
     def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
