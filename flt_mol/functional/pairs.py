@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from flt_mol.functional.groups import budget_of, settled, without_autocast
+from flt_mol.functional.groups import budget_of, eager_step, settled, without_autocast
 from flt_mol.functional.linear import with_ones
 
 
@@ -130,8 +130,7 @@ def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]
     return (slice(k, k + size) for k in range(0, num_pairs, size))
 
 
-@custom_op("flt_mol::pair_filter", mutates_args=())
-def _filter(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
+def _to_rows(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
     """∂F/∂x: Σ_p (B_p W) ∘ y_j, one row per receiver."""
     out = y.new_zeros(num_rows, w.shape[1])
     with without_autocast(y):
@@ -140,8 +139,7 @@ def _filter(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int
     return out
 
 
-@custom_op("flt_mol::pair_filter_basis", mutates_args=())
-def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def _basis_of(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂B: (x_i ∘ y_j) Wᵀ, one row per pair."""
     out = x.new_empty(len(i), w.shape[0])
     with without_autocast(x):
@@ -151,8 +149,7 @@ def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return out
 
 
-@custom_op("flt_mol::pair_filter_weight", mutates_args=())
-def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def _weight_of(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """∂F/∂W: Σ_p B_pᵀ (x_i ∘ y_j)."""
     out = x.new_zeros(b.shape[1], x.shape[1])
     with without_autocast(x):
@@ -160,11 +157,6 @@ def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
             both = x.index_select(0, i[some]).mul_(y.index_select(0, j[some]))
             out.addmm_(b[some].mT, both)
     return out
-
-
-_filter.register_fake(lambda b, w, y, i, j, rows: y.new_empty(rows, w.shape[1]))
-_to_basis.register_fake(lambda x, y, w, i, j: x.new_empty(i.shape[0], w.shape[0]))
-_to_weight.register_fake(lambda x, y, b, i, j: x.new_empty(b.shape[1], x.shape[1]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -190,6 +182,34 @@ def _backward(inputs: str, output: str) -> Callable[..., tuple[Tensor | None, ..
     return backward
 
 
-_filter.register_autograd(_backward("bwy", "x"), setup_context=_save)
-_to_basis.register_autograd(_backward("xyw", "b"), setup_context=_save)
-_to_weight.register_autograd(_backward("xyb", "w"), setup_context=_save)
+def _step(
+    name: str, run: Callable[..., Tensor], inputs: str, output: str, fake: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    compiled = custom_op(f"flt_mol::{name}", run, mutates_args=())
+    compiled.register_fake(fake)
+    backward = _backward(inputs, output)
+    compiled.register_autograd(backward, setup_context=_save)
+    return eager_step(compiled, run, _save, backward)
+
+
+_filter = _step(
+    "pair_filter",
+    _to_rows,
+    "bwy",
+    "x",
+    lambda b, w, y, i, j, rows: y.new_empty(rows, w.shape[1]),
+)
+_to_basis = _step(
+    "pair_filter_basis",
+    _basis_of,
+    "xyw",
+    "b",
+    lambda x, y, w, i, j: x.new_empty(i.shape[0], w.shape[0]),
+)
+_to_weight = _step(
+    "pair_filter_weight",
+    _weight_of,
+    "xyb",
+    "w",
+    lambda x, y, b, i, j: x.new_empty(b.shape[1], x.shape[1]),
+)
