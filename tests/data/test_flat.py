@@ -111,14 +111,6 @@ def test_names_of_every_kind(tmp_path):
     )  # fmt: skip
 
 
-def test_forces(tmp_path, systems):
-    forces = [np.full((len(s.tags), 3), i, np.float32) for i, s in enumerate(systems)]
-    write_flat(zip(systems, forces, strict=True), tmp_path / "a.safetensors")
-    assert (
-        open_dataset(tmp_path / "a.safetensors").record(3)["force"].tolist() == forces[3].tolist()
-    )
-
-
 def test_untagged_systems_without_cell_are_reported_once(tmp_path):
     plain = make_system(0, cell=np.zeros((3, 3)), pbc=False, tags=[0] * 5)
     write_flat([plain], tmp_path / "a.safetensors")
