@@ -25,6 +25,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _OUTSIDE: dict[Callable[..., object], Any] = {}
 _BUDGETS = {"cpu": 2**17}  # about a core's cache
 _BUDGET_ELSEWHERE = 2**30
+_WORTH_A_STEP = 2**13  # numbers of a system
 _budget: ContextVar[int | None] = ContextVar("flt_mol_group_budget", default=None)
 
 
@@ -605,33 +606,18 @@ _BothGroups = tuple[Groups, Groups, int]
 
 def _groups(q: Tensor, k: Tensor, ptr: Tensor, key_ptr: Tensor, cost: Cost) -> _BothGroups:
     """The groups by queries, the same ones by keys, and their budget."""
-    numbers = q.shape[1], k.shape[1]
-    offsets = key_offsets = row_offsets(ptr, numbers[0])
+    (heads, rows, width), others, costs = q.shape, k.shape[1], []
+    offsets = key_offsets = row_offsets(ptr, rows)
     if key_ptr is not ptr:
-        key_offsets = row_offsets(key_ptr, numbers[1], "key_ptr")
-    sizes = q.shape[0], q.shape[2]
-    return _both_groups(offsets, key_offsets, numbers, sizes, cost, q.device, budget_of(q.device))
-
-
-@lru_cache(maxsize=16)
-def _both_groups(
-    offsets: tuple[int, ...],
-    key_offsets: tuple[int, ...],
-    numbers: tuple[int, int],
-    sizes: tuple[int, int],
-    cost: Cost,
-    device: torch.device,
-    budget: int,
-) -> _BothGroups:
-    (rows, others), (heads, width), costs = numbers, sizes, []
+        key_offsets = row_offsets(key_ptr, others, "key_ptr")
     for (a, b), (c, d) in zip(pairwise(offsets), pairwise(key_offsets), strict=True):
         n, m = b - a, d - c
         costs.append(heads * cost(n, m, width) if n and m else 0)
-    given = device, budget, heads
+    given = q.device, budget_of(q.device), heads
     groups = by_keys = groups_of(tuple(costs), offsets, key_offsets, rows, *given)
     if offsets != key_offsets or rows != others:
         by_keys = groups_of(tuple(costs), key_offsets, offsets, others, *given)
-    return groups, by_keys, budget
+    return groups, by_keys, given[1]
 
 
 def _over_groups(
@@ -654,9 +640,11 @@ def _over_groups(
     *groups, budget = given
     lengths = of_rows[0].shape[1], of_keys[0].shape[1]
     parts: list[list[Tensor]] = [[] for _ in outputs]
-    # On a CPU a block goes to its rows while it is in the cache, in a step for each system.
+    # On a CPU a block goes to its rows while it is in the cache, in a step for each system, of
+    # systems that are worth one.
     number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
-    direct = number == 0 or plain
+    systems = sum(map(len, groups[0].systems))
+    direct = number == 0 or (plain and first.numel() >= _WORTH_A_STEP * systems)
     whole = []
     for kind, width, like in outputs if direct else ():
         new = first.new_empty if groups[kind].complete else first.new_zeros
