@@ -84,7 +84,8 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
     # In float64, which neither TF32 nor autocast shortens: either would cost phases three digits.
     wide = r.dtype if r.device.type == "mps" else torch.float64
     turned = (2 * math.pi * xi.to(wide)).flatten(0, -2)
-    return (r.to(wide) @ turned.mT).to(r.dtype).unflatten(-1, xi.shape[:-1])
+    phase: Tensor = (r.to(wide) @ turned.mT).to(r.dtype).unflatten(-1, xi.shape[:-1])
+    return phase
 
 
 def fourier_basis(positions: Tensor, frequencies: Tensor) -> Tensor:

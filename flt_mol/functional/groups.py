@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -89,7 +89,9 @@ class PaddedRows(NamedTuple):
             x = x[:, self.start : self.start + self.number * self.length]
             if self.number == 1:
                 return x
-        elif x.transpose(0, 1).is_contiguous():  # laid out by row: read so
+        elif (
+            self.by_row is not None and x.transpose(0, 1).is_contiguous()
+        ):  # laid out by row: read so
             x = x.transpose(0, 1).flatten(0, 1).index_select(0, self.by_row)
         else:
             x = x.index_select(1, self.slots)
@@ -490,21 +492,13 @@ def single_step(
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.save_for_backward(*tensors)
 
-    def given_to(ctx: Any) -> list[Any]:
+    def by(run: Callable[..., Sequence[Tensor]], ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
         saved = iter(ctx.saved_tensors)
-        return [next(saved) if x is None else x for x in ctx.others]
+        given = [next(saved) if x is None else x for x in ctx.others]
+        return *run(grad, *given), *[None] * (len(given) - count)
 
-    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = given_to(ctx)
-        return *gradients(grad, *given), *[None] * (len(given) - count)
-
-    compiled.register_autograd(differentiate, setup_context=save)
-
-    def differentiate_eagerly(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = given_to(ctx)
-        return *backward(grad, *given), *[None] * (len(given) - count)
-
-    return eager_step(compiled, forward, save, differentiate_eagerly)
+    compiled.register_autograd(partial(by, gradients), setup_context=save)
+    return eager_step(compiled, forward, save, partial(by, backward))
 
 
 def eager_step(
@@ -513,11 +507,7 @@ def eager_step(
     save: Callable[..., None],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> Callable[..., Tensor]:
-    """`compiled` in graphs, else the same as an autograd.Function, at a third of its cost.
-
-    `forward` takes what the operator does, `save` and `backward` a context first, as for
-    ``register_autograd``.
-    """
+    """`compiled` in graphs, else the same as an autograd.Function, at a third of its cost."""
 
     class Step(torch.autograd.Function):
         @staticmethod
@@ -526,7 +516,7 @@ def eager_step(
             save(ctx, given, out)  # not as setup_context, which takes as long as ten operations
             return out
 
-    Step.backward = staticmethod(backward)  # type: ignore[assignment]
+    Step.backward = staticmethod(backward)  # type: ignore[method-assign]
     apply: Any = Step.apply
 
     def call(*given: Any) -> Tensor:

@@ -85,7 +85,7 @@ class TermSpectrum(Spectrum):
         return at_least_float32(coordinates).unsqueeze(-axis)
 
     def _weights(self, length: Tensor) -> Tensor:
-        """What `_unit_spectrum` is to be multiplied by, for lengths s: (H, T)."""
+        """Factors of `_unit_spectrum` (H, T)."""
         return self.amplitudes()
 
     def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
