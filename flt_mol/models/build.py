@@ -180,7 +180,7 @@ class Geometry(nn.Module):
             if self.density is not None:
                 x = x + self.density(x, found["local"])
         if self.correction is not None:
-            found["pairs"] = self.correction(pairs, pairs.groups(), vectors, numbers)
+            found["pairs"] = self.correction(pairs, vectors, numbers)
         if self.images is not None:
             x, found["images"] = self._with_images(x, structures, pairs)
         return x, BlockGeometry(**found)

@@ -186,8 +186,8 @@ def test_singular_cells_are_named(cell):
 def test_what_does_not_fit_is_named():
     cell, positions = TRICLINIC[None], atoms()
     for wrong, name in (
-        ((None, ON, positions, PTR), "cell is None"),
-        ((cell, None, positions, PTR), "pbc is None"),
+        ((None, ON, positions, PTR), "cell and pbc"),
+        ((cell, None, positions, PTR), "cell and pbc"),
         ((cell[0], ON, positions, PTR), "cell has shape"),
         ((cell, ON.float(), positions, PTR), "pbc is torch.float32"),
         ((cell, ON, positions[:5], PTR), "ptr"),

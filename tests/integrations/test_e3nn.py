@@ -67,7 +67,7 @@ class Whole(torch.nn.Module):
         if self.rpe:
             given["positions"] = rows.positions
         if self.correction is not None:
-            given["pairs"] = self.correction(near, near.groups(), near.vectors(*place))
+            given["pairs"] = self.correction(near, near.vectors(*place))
         if self.images is not None:
             pairs = neighbor_pairs(*place[:2], rows.pbc, rows.ptr, CUTOFF, self_pairs=True)
             given["images"] = self.images(pairs, pairs.vectors(*place))
