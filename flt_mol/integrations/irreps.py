@@ -99,23 +99,21 @@ class IrrepsLinear(o3.Linear):  # type: ignore[misc]
 class IrrepsNorm(nn.Module):
     r"""Layer norm of irreps: x / √(mean ‖x‖²/(2l + 1) + ε) per term and atom, equivariant to O(3).
 
-    The mean is over the channels of a term; from 0e channels theirs is subtracted before. Then a
+    ε is 1e-5. The mean is over the channels of a term; from 0e channels theirs is subtracted before. Then a
     learned weight per channel, and a bias for 0e, as torch's LayerNorm; the other terms are those
     of Equiformer's [1]. Unlike `e3nn.nn.BatchNorm`, nothing depends on the batch.
 
     Args:
         irreps: e3nn irreps of the features.
-        eps: ε.
 
     References:
         [1] Liao & Smidt, "Equiformer: Equivariant graph attention Transformer for 3D atomistic
         graphs", ICLR 2023, section 4.1.
     """
 
-    def __init__(self, irreps: str | o3.Irreps, eps: float = 1e-5) -> None:
+    def __init__(self, irreps: str | o3.Irreps) -> None:
         super().__init__()
         self.irreps = cleaned(irreps)
-        self.eps = eps
         self.weight = nn.Parameter(placed(torch.ones(self.irreps.num_irreps)))
         self.bias = nn.Parameter(placed(torch.zeros(self.irreps.count("0e"))))
 
@@ -130,7 +128,7 @@ class IrrepsNorm(nn.Module):
             for part, term, weight in zip(parts, self.irreps, weights, strict=True):
                 scalar = term.ir.is_scalar()
                 centred = part - part.mean(1, keepdim=True) if scalar else part
-                scale = (centred.square().mean((1, 2), keepdim=True) + self.eps).rsqrt()
+                scale = (centred.square().mean((1, 2), keepdim=True) + 1e-5).rsqrt()
                 scaled = centred * scale * weight[:, None]
                 out.append((scaled + next(biases)[:, None] if scalar else scaled).flatten(1))
         return torch.cat(out, dim=-1).to(x.dtype)
