@@ -99,9 +99,9 @@ class IrrepsLinear(o3.Linear):  # type: ignore[misc]
 class IrrepsNorm(nn.Module):
     r"""Layer norm of irreps: x / √(mean ‖x‖²/(2l + 1) + ε) per term and atom, equivariant to O(3).
 
-    ε is 1e-5. The mean is over the channels of a term; from 0e channels theirs is subtracted before. Then a
-    learned weight per channel, and a bias for 0e, as torch's LayerNorm; the other terms are those
-    of Equiformer's [1]. Unlike `e3nn.nn.BatchNorm`, nothing depends on the batch.
+    ε is 1e-5. The mean is over the channels of a term; from 0e channels theirs is subtracted
+    before. Then a learned weight per channel, and a bias for 0e, as torch's LayerNorm; the other
+    terms are those of Equiformer's [1]. Unlike `e3nn.nn.BatchNorm`, nothing depends on the batch.
 
     Args:
         irreps: e3nn irreps of the features.
