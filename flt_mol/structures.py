@@ -320,6 +320,13 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
 
 
+def known_forces(structures: Structures) -> Tensor:
+    """(N,) bool, atoms that are free and whose forces are known: those that count, as in OC20."""
+    if structures.forces is None:
+        return torch.zeros_like(structures.fixed)
+    return ~structures.fixed & structures.forces.isfinite().all(1)
+
+
 def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
     """Rows ptr[b] to ptr[b + 1] of all `systems` b, one range after the other, and their ptr."""
     start, sizes = ptr[systems], ptr.diff()[systems]
@@ -390,6 +397,8 @@ def _tensor(name: str, x: Any, n: int, dtype: torch.dtype, sid: int | str) -> Te
         raise ValueError(f"{name} of {sid} has shape {tuple(given.shape)}, expected {shape}")
     value, given = given.to(dtype).reshape(shape), given.reshape(shape)
     wrong = (value != given) | ~((given >= low) & (given <= high))
+    if name == "forces":  # NaN where unknown
+        wrong &= ~given.isnan()
     if bool(wrong.any()):
         wanted = "a finite number" if kind == "a float" else f"{low} to {high}"
         raise ValueError(f"{name} of {sid} holds {given[wrong][0].item():.6g}, expected {wanted}")

@@ -1,4 +1,4 @@
-"""Energy metrics of IS2RE over systems, and their bootstrap intervals."""
+"""Metrics of energies and forces over systems, and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flt_mol.prediction.energies import energy_array
+from flt_mol.structures import Structures, known_forces
 
 EWT_THRESHOLD = 0.02
 """eV; an energy is within threshold if its error is strictly smaller."""
+
+FORCE_THRESHOLD = 0.03
+"""eV/Å, of the largest component of a system's errors, likewise."""
 
 LEVEL = 0.95
 """Share of the resampled values that lie within an interval."""
@@ -48,6 +54,7 @@ class EnergyMetrics:
 
     def __init__(self) -> None:
         self._errors: list[NDArray[np.float64]] = [np.empty(0)]
+        self._sids: set[str] = set()
 
     def update(self, prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> None:
         """Add the systems of one batch.
@@ -55,27 +62,17 @@ class EnergyMetrics:
         Args:
             prediction: (B,) or (B, 1), eV.
             target: (B,) or (B, 1), eV.
-            sid: B names, for error messages; row numbers are named without it.
+            sid: B names, each of which comes once in all batches.
 
         Raises:
-            ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
+            ValueError: as :func:`errors_of`; a sid that comes twice.
         """
-        predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
-        names = [f"row {row}" for row in range(len(wanted))]
-        names = names if sid is None else [f"sid {one}" for one in sid]
-        if not len(predicted) == len(wanted) == len(names):
-            raise ValueError(
-                f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"
-            )
-        for kind, values in (("prediction", predicted), ("target", wanted)):
-            for row in np.flatnonzero(~np.isfinite(values))[:1]:
-                raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
-        error = predicted - wanted
-        if _is_float32(prediction) and _is_float32(target):
-            single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
-            edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
-            error = np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
-        self._errors.append(error)
+        errors = errors_of(prediction, target, sid)
+        for name in map(str, () if sid is None else sid):
+            if name in self._sids:
+                raise ValueError(f"sid {name} comes twice, and would count twice")
+            self._sids.add(name)
+        self._errors.append(errors)
 
     def compute(self) -> dict[str, float]:
         """`count`, `mae`, `ewt`, `rmse`, `me`, `median_ae` as plain numbers, see the class.
@@ -87,6 +84,31 @@ class EnergyMetrics:
         if not len(error):
             raise ValueError("no systems: the metrics of an empty split are undefined")
         return {"count": len(error), **{x: float(of(error)) for x, of in _STATISTICS.items()}}
+
+
+def errors_of(
+    prediction: Any, target: Any, sid: Sequence[Any] | None = None
+) -> NDArray[np.float64]:
+    """Errors, prediction − target, of B systems, (B,) or (B, 1) each, as (B,) float64, eV.
+
+    Raises:
+        ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
+    """
+    predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
+    names = [f"row {row}" for row in range(len(wanted))]
+    names = names if sid is None else [f"sid {one}" for one in sid]
+    if not len(predicted) == len(wanted) == len(names):
+        raise ValueError(
+            f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"
+        )
+    for kind, values in (("prediction", predicted), ("target", wanted)):
+        for row in np.flatnonzero(~np.isfinite(values))[:1]:
+            raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
+    if not (_is_float32(prediction) and _is_float32(target)):
+        return predicted - wanted
+    single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
+    edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
+    return np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
 
 
 def _is_float32(values: Any) -> bool:
@@ -102,6 +124,44 @@ def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -
     metrics = EnergyMetrics()
     metrics.update(prediction, target, sid)
     return metrics.compute()
+
+
+def force_sums(
+    forces: Tensor, energy_error: Tensor, structures: Structures
+) -> dict[str, tuple[float, int]]:
+    """OC20's metrics of forces, summed over a batch, and how many numbers each is a mean over.
+
+    - "forces_mae", eV/Å: |F − F*| of each component;
+    - "forces_cosine": F·F* / |F||F*| of each atom;
+    - "efwt": systems with an energy error below 0.02 eV and all |F − F*| below 0.03 eV/Å.
+
+    Fixed atoms, those without known forces and systems of such atoms alone do not count.
+
+    Args:
+        forces: F (N, 3), eV/Å, predicted.
+        energy_error: (B,), eV.
+        structures: B systems with F*, their forces.
+
+    Raises:
+        ValueError: there are no forces F*, or another number of F, naming the sids.
+
+    References:
+        Chanussot et al., ACS Catal. 2021, table 2: S2EF.
+    """
+    known = known_forces(structures)
+    if structures.forces is None or forces.shape != structures.forces.shape:
+        raise ValueError(f"sids {list(structures.sid[:5])}: no forces for {tuple(forces.shape)}")
+    wanted, system = structures.forces[known].to(forces.dtype), structures.system[known]
+    error = (forces[known] - wanted).abs()
+    cosine = torch.cosine_similarity(forces[known], wanted, dim=1)
+    largest = error.new_full((len(structures),), -1.0)
+    largest.scatter_reduce_(0, system, error.amax(1), "amax")
+    within = (energy_error.abs() < EWT_THRESHOLD) & (largest < FORCE_THRESHOLD) & (largest >= 0)
+    return {
+        "forces_mae": (float(error.sum()), error.numel()),
+        "forces_cosine": (float(cosine.sum()), len(cosine)),
+        "efwt": (float(within.sum()), int((largest >= 0).sum())),
+    }
 
 
 def bootstrap_intervals(
