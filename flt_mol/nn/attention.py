@@ -590,14 +590,15 @@ class FLTAttention(Streaming, Attention):
 
 
 def logit_factors(rows: AttentionRows) -> tuple[Tensor, Tensor]:
-    """[q D^{-1/4}, Φ] and [k D^{-1/4}, Ψ], whose product is the logit q·k/√D + Φ·Ψ."""
-    scale = rows.query.shape[-1] ** -0.25
-    query, key = at_least_float32(rows.query) * scale, at_least_float32(rows.key) * scale
+    """[q/√D, T] and [k, Ψ ∘ a], whose product is the logit q·k/√D + Φ·Ψ, Φ = T ∘ a."""
+    query = at_least_float32(rows.query) * rows.query.shape[-1] ** -0.5
+    key = at_least_float32(rows.key)
     if rows.query_at is not None and rows.key_at is not None:
         # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
-        at_queries = rows.query_at.query.expand(-1, query.shape[1], -1)
-        query = torch.cat([query, at_queries.to(query.dtype)], dim=-1)
-        key = torch.cat([key, rows.key_at.key.to(key.dtype)], dim=-1)
+        at_queries, at_keys = rows.key_at.beside(rows.query_at)
+        at_queries = at_queries.expand(-1, query.shape[1], -1).to(query.dtype)
+        query = torch.cat([query, at_queries], dim=-1)
+        key = torch.cat([key, at_keys.to(key.dtype)], dim=-1)
     return query, key
 
 
