@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class EnergyMetrics:
 
     def __init__(self) -> None:
         self._errors: list[NDArray[np.float64]] = [np.empty(0)]
+        self._sids: set[str] = set()
 
     def update(self, prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> None:
         """Add the systems of one batch.
@@ -55,10 +57,11 @@ class EnergyMetrics:
         Args:
             prediction: (B,) or (B, 1), eV.
             target: (B,) or (B, 1), eV.
-            sid: B names, for error messages; row numbers are named without it.
+            sid: B names; row numbers are named without it.
 
         Raises:
-            ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
+            ValueError: shapes that would broadcast, a value that is not finite, or a sid that is
+                there already, naming the sid.
         """
         predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
         names = [f"row {row}" for row in range(len(wanted))]
@@ -70,6 +73,10 @@ class EnergyMetrics:
         for kind, values in (("prediction", predicted), ("target", wanted)):
             for row in np.flatnonzero(~np.isfinite(values))[:1]:
                 raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
+        counts = Counter(() if sid is None else map(str, sid))
+        for name in [x for x, count in counts.items() if count > 1 or x in self._sids][:1]:
+            raise ValueError(f"sid {name} comes twice: count each system once")
+        self._sids.update(counts)
         error = predicted - wanted
         if _is_float32(prediction) and _is_float32(target):
             single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)

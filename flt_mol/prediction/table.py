@@ -74,16 +74,13 @@ class StructureFiles:
         self.unprepared: dict[str, None] = {}
         self.datasets: list[StructuresDataset] = []
         for path in self.paths:
-            with warnings.catch_warnings():  # the prediction counts these over all files
-                warnings.filterwarnings("ignore", r".*: (no tags|all tags are 0|no cell)")
-                dataset = open_dataset(
-                    path,
-                    ignore_energy=True,
-                    on_error="skip" if skip_bad else "raise",
-                    check=check,
-                    layer_numbers=layer_numbers,
-                )
-            dataset.notes.seen.update(("tags", "cell"))
+            dataset = open_dataset(
+                path,
+                ignore_energy=True,
+                on_error="skip" if skip_bad else "raise",
+                check=check,
+                layer_numbers=layer_numbers,
+            )
             self.datasets.append(dataset)
             if dataset.skipped:
                 warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)

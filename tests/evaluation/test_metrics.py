@@ -27,7 +27,7 @@ def test_sums_over_systems_whatever_the_batches_and_shapes(size, columns):
     for start in range(0, 5, size):
         parts = [x[start : start + size] for x in (PREDICTION, TARGET)]
         pair = [x[:, None] if column else x for x, column in zip(parts, columns, strict=True)]
-        metrics.update(*pair, sid=range(len(parts[0])))
+        metrics.update(*pair, sid=range(start, start + len(parts[0])))
     found = metrics.compute()
     assert found["count"] == 5
     assert found["mae"] == pytest.approx(0.312)
@@ -35,6 +35,15 @@ def test_sums_over_systems_whatever_the_batches_and_shapes(size, columns):
     assert found["me"] == pytest.approx(-0.088)
     assert found["median_ae"] == pytest.approx(0.03)
     assert found["rmse"] == pytest.approx(np.sqrt((0.01**2 + 0.02**2 + 0.03**2 + 0.25 + 1) / 5))
+
+
+def test_each_system_counts_once():
+    metrics = EnergyMetrics()
+    metrics.update(PREDICTION, TARGET, sid=range(5))
+    for sids in (["0"], [7, 7]):
+        with pytest.raises(ValueError, match=f"sid {sids[0]} "):
+            metrics.update([0.0] * len(sids), [0.0] * len(sids), sid=sids)
+    assert metrics.compute()["count"] == 5
 
 
 def test_ewt_is_strictly_below_in_float64():
