@@ -24,12 +24,13 @@ _FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "tags": ("atoms", (), "int64"),
     "fixed": ("atoms", (), "bool"),
     "positions_relaxed": ("atoms", (3,), "a float"),
+    "forces": ("atoms", (3,), "a float"),
     "cell": ("systems", (3, 3), "a float"),
     "pbc": ("systems", (3,), "bool"),
     "energy": ("systems", (), "a float"),
     "energy_initial": ("systems", (), "a float"),
 }
-_OPTIONAL = ("positions_relaxed", "energy", "energy_initial")
+_OPTIONAL = ("positions_relaxed", "forces", "energy", "energy_initial")
 _BOUNDS = {"atomic_numbers": (1, 118), "tags": (0, 2), "fixed": (0, 1), "pbc": (0, 1)}
 _DTYPES = {  # uint8 is no mask: ~ of an int is none
     "int64": (torch.int64, torch.int32),
@@ -54,6 +55,7 @@ class Structures:
         energy: (B,) float64, eV, the target: adsorption energy after relaxation; or None.
         energy_initial: (B,) float64, eV, adsorption energy before relaxation; or None.
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
+        forces: (N, 3) float, eV/Å, at `positions`, NaN where unknown; or None.
         info: further plain values by name, each a tuple of B entries, as stored.
         pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`.
         cutoff: Å, within which `pairs` were searched; None without pairs.
@@ -80,6 +82,7 @@ class Structures:
     energy: Tensor | None = None
     energy_initial: Tensor | None = None
     positions_relaxed: Tensor | None = None
+    forces: Tensor | None = None
     info: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     pairs: NeighborPairs | None = None
     cutoff: float | None = None
@@ -105,6 +108,7 @@ class Structures:
         energy: float | None = None,
         energy_initial: float | None = None,
         positions_relaxed: Any = None,
+        forces: Any = None,
         info: Mapping[str, Any] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Structures:
@@ -123,6 +127,7 @@ class Structures:
             "tags": [0] * n if tags is None else tags,
             "fixed": [0] * n if fixed is None else fixed,
             "positions_relaxed": positions_relaxed,
+            "forces": forces,
         }
         fields: dict[str, Any] = {
             name: _tensor(name, x, n, dtype, sid) for name, x in given.items() if x is not None
@@ -266,8 +271,9 @@ class Structures:
         return replace(self, reciprocal=_naming_sid(find, self), reciprocal_settings=settings)
 
     def moved(self, positions: Tensor) -> Structures:
-        """The same batch with atoms elsewhere; pairs and reciprocal vectors are dropped."""
-        dropped = dict.fromkeys(("pairs", "cutoff", "reciprocal", "reciprocal_settings"))
+        """The same batch with atoms elsewhere; forces, pairs and reciprocal vectors are dropped."""
+        names = ("forces", "pairs", "cutoff", "reciprocal", "reciprocal_settings")
+        dropped = dict.fromkeys(names)
         return replace(self, positions=positions, **cast("dict[str, Any]", dropped))
 
     def to(self, device: torch.device | str) -> Structures:
@@ -312,6 +318,13 @@ def relaxed_displacement(structures: Structures) -> Tensor:
         return minimum_image(vectors, some.cell, some.pbc, some.ptr)
 
     return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
+
+
+def known_forces(structures: Structures) -> Tensor:
+    """(N,) bool, atoms that are free and whose forces are known: those that count, as in OC20."""
+    if structures.forces is None:
+        return torch.zeros_like(structures.fixed)
+    return ~structures.fixed & structures.forces.isfinite().all(1)
 
 
 def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
@@ -384,6 +397,8 @@ def _tensor(name: str, x: Any, n: int, dtype: torch.dtype, sid: int | str) -> Te
         raise ValueError(f"{name} of {sid} has shape {tuple(given.shape)}, expected {shape}")
     value, given = given.to(dtype).reshape(shape), given.reshape(shape)
     wrong = (value != given) | ~((given >= low) & (given <= high))
+    if name == "forces":  # NaN where unknown
+        wrong &= ~given.isnan()
     if bool(wrong.any()):
         wanted = "a finite number" if kind == "a float" else f"{low} to {high}"
         raise ValueError(f"{name} of {sid} holds {given[wrong][0].item():.6g}, expected {wanted}")

@@ -23,6 +23,18 @@ def make(n, sid=0, **fields):
     )
 
 
+def test_forces_go_with_their_atoms_until_those_move():
+    first, second = (make(n, sid=n, forces=torch.full((n, 3), float(n))) for n in (2, 3))
+    batch = Structures.cat([first, second])
+    assert batch.select([1, 0]).forces[:, 0].tolist() == [3, 3, 3, 2, 2]
+    assert torch.equal(batch[0].forces, first.forces)
+    assert batch.to("meta").forces.device.type == "meta"
+    assert batch.moved(batch.positions + 1).forces is None
+    assert Structures.cat([first, make(3)]).forces is None
+    with pytest.raises(ValueError, match="forces"):
+        replace(first, forces=torch.zeros(3, 3))
+
+
 def test_defaults_are_an_open_molecule():
     water = Structures.single([8, 1, 1], [[0, 0, 0], [1, 0, 0], [0, 1, 0]], sid="water")
     assert water.sid == ("water",)

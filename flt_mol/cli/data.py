@@ -25,7 +25,7 @@ Splits = Annotated[list[str] | None, typer.Option("--split", help="Repeatable (d
 Energy = Annotated[
     str, typer.Option(metavar="KEY", help="Name of the target, eV; 'calculator' for ASE's own.")
 ]
-Forces = Annotated[bool, typer.Option("--forces", help="Keep stored forces.")]
+Forces = Annotated[bool, typer.Option("--forces", help="Keep forces, and take frames' energies.")]
 References = Annotated[
     str | None,
     typer.Option(
@@ -101,15 +101,15 @@ def convert(
     check_output(output.absolute().parent, "OUTPUT")
     options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
     if references is None:
-        dataset = _open_to_write(source, split, energy=energy, **options)
-    elif split is not None or energy != "y_relaxed":
-        raise ValueError("--references excludes --split and --energy")
+        dataset = _open_to_write(source, split, energy=energy, forces=forces, **options)
+    elif split is not None or forces or energy != "y_relaxed":
+        raise ValueError("--references excludes --split, --forces and --energy")
     else:
         dataset = from_trajectories(source, references=references, **options)
     _leave_out(dataset, drop, max_energy)
     with progress_bars() as bars:
-        options = {"forces": forces, "overwrite": overwrite}
-        result = convert_data(dataset, output, progress=partial(bars, "converting"), **options)
+        progress = partial(bars, "converting")
+        result = convert_data(dataset, output, overwrite=overwrite, progress=progress)
     say(
         f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
         f"system, {result.seconds:.1f} s"
@@ -142,10 +142,10 @@ def split(
         raise ValueError("--shares names a split more than once; give each split one share")
     check_output(output.absolute().parent, "OUTPUT")
     options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
-    dataset = _open_to_write(source, part, energy=energy, **options)
+    dataset = _open_to_write(source, part, energy=energy, forces=forces, **options)
     _leave_out(dataset, drop, max_energy)
     with progress_bars() as bars:
-        options = {"seed": seed, "group_by": group_by, "forces": forces}
+        options = {"seed": seed, "group_by": group_by}
         progress = partial(bars, "splitting")
         result = split_data(dataset, output, dict(wanted), progress=progress, **options)
     for name, found in result.splits.items():

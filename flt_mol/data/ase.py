@@ -70,8 +70,12 @@ def from_ase(
 
 
 def to_ase(structures: Structures, index: int = 0) -> Atoms:
-    """System `index` as ASE atoms: tags, `FixAtoms`, and sid and targets in `info`."""
+    """System `index` as ASE atoms: tags, `FixAtoms`, and sid and targets in `info`.
+
+    Forces are those of a `SinglePointCalculator`, which has no energy.
+    """
     from ase import Atoms
+    from ase.calculators.singlepoint import SinglePointCalculator
     from ase.constraints import FixAtoms
 
     system = structures[index].to("cpu")
@@ -87,6 +91,8 @@ def to_ase(structures: Structures, index: int = 0) -> Atoms:
     )
     if system.fixed.any():
         atoms.set_constraint(FixAtoms(mask=system.fixed.numpy()))
+    if system.forces is not None and not system.forces.isnan().all():
+        atoms.calc = SinglePointCalculator(atoms, forces=system.forces.double().numpy())
     return atoms
 
 

@@ -16,9 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.ase import to_ase
@@ -70,7 +68,6 @@ def convert(
     output: str | Path,
     *,
     indices: Sequence[int] | None = None,
-    forces: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     unusual: Unusual | None = None,
@@ -78,16 +75,15 @@ def convert(
     """Write systems of `source` to another kind of file, from which the same systems are read.
 
     `open_dataset(output)` gives the same `Structures` in the same order: bit for bit, but for
-    positions in .extxyz, which have eight decimals. Targets that `source` reads under other names
-    are stored under OC20's; further plain values are kept; graphs, large further arrays, and forces
-    unless asked for, are not. The file gets its name when it is complete and compared.
+    vectors in .extxyz, which have eight decimals. Targets that `source` reads under other names
+    are stored under OC20's, forces where it reads them; further plain values are kept; graphs and
+    large further arrays are not. The file gets its name when it is complete and compared.
 
     Args:
         source: the records.
         output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
             sets the format.
         indices: which systems, in which order; None for all.
-        forces: keep forces (not in .extxyz).
         overwrite: replace an output that exists.
         progress: called with records done and all: each counts once when it is written, and once
             when it is compared.
@@ -102,7 +98,7 @@ def convert(
         UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
     """
     begun, output = time.perf_counter(), Path(output)
-    _check_output(output, forces=forces, overwrite=overwrite)
+    _check_output(output, overwrite=overwrite)
     chosen = range(len(source)) if indices is None else indices
     if not len(chosen):
         raise ValueError(f"{source.path}: no records to convert")
@@ -114,11 +110,11 @@ def convert(
         if progress is not None:
             progress(done, 2 * len(chosen))
 
-    def batches() -> Iterator[tuple[Structures, NDArray[Any] | None]]:
-        for rows, batch in readable_batches(source, chosen):
+    def batches() -> Iterator[Structures]:
+        for _, batch in readable_batches(source, chosen):
             found.add(batch)
             found.add_energies(batch)
-            yield batch, _forces(source, rows, batch) if forces else None
+            yield batch
             count(len(batch))
 
     remove_leftovers(output)
@@ -128,7 +124,7 @@ def convert(
         size = temporary.stat().st_size
     if unusual is None:
         found.warn()
-    left_out = _left_out(source, chosen[0], forces)
+    left_out = _left_out(source, chosen[0])
     seconds = time.perf_counter() - begun
     return ConvertResult(output, len(chosen), size, tuple(source.skipped), left_out, seconds)
 
@@ -182,11 +178,9 @@ def readable_batches(
                 yield [row], system
 
 
-def _check_output(output: Path, *, forces: bool, overwrite: bool) -> None:
+def _check_output(output: Path, *, overwrite: bool) -> None:
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
-    if forces and output.suffix.lower() == ".extxyz":
-        raise ValueError(f"{output}: .extxyz does not hold forces; choose another format")
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
         raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
 
@@ -206,21 +200,7 @@ def remove_leftovers(output: Path) -> None:
             continue
 
 
-def _forces(source: StructuresDataset, rows: Sequence[int], batch: Structures) -> NDArray[Any]:
-    """(N, 3), NaN where a record has none."""
-    parts = []
-    for row, count in zip(rows, batch.natoms.tolist(), strict=True):
-        record = source.record(row)
-        found = record.get("force", record.get("forces"))
-        found = np.full((count, 3), np.nan) if found is None else found
-        parts.append(np.reshape(found, (count, 3)))
-    return np.concatenate(parts)
-
-
-Batches = Iterator[tuple[Structures, NDArray[Any] | None]]
-
-
-def _write_flat(batches: Batches, path: Path, source: str) -> None:
+def _write_flat(batches: Iterator[Structures], path: Path, source: str) -> None:
     write_flat(batches, path, {"source": source, "written_by": f"flt_mol {VERSION}"})
 
 
@@ -233,14 +213,16 @@ def _atoms(system: Structures) -> Any:
     return atoms
 
 
-def _write_frames(batches: Batches, path: Path, source: str) -> None:
+def _write_frames(batches: Iterator[Structures], path: Path, source: str) -> None:
     """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
     with path.open("w", encoding="utf-8") as file:
-        for atoms in (_atoms(system) for batch, _ in batches for system in batch):
+        for atoms in (_atoms(system) for batch in batches for system in batch):
             for name, value in atoms.info.items():
                 atoms.info[name] = _kept_text(value) if isinstance(value, str) else value
+            if atoms.calc is not None:  # its results are no columns
+                atoms.arrays["forces"], atoms.calc = atoms.calc.results["forces"], None
             further = [name for name in atoms.arrays if name not in ("numbers", "positions")]
             write_extxyz(file, [atoms], columns=["symbols", "positions", *further, "move_mask"])
 
@@ -254,24 +236,20 @@ def _kept_text(text: str) -> str:
     return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
-def _write_rows(batches: Batches, path: Path, source: str) -> None:
+def _write_rows(batches: Iterator[Structures], path: Path, source: str) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
     from ase.io.jsonio import encode
 
     def items() -> Iterator[tuple[bytes, bytes]]:
         count = 0
-        for batch, forces in batches:
-            each = None if forces is None else np.split(forces, batch.ptr[1:-1].tolist())
-            for b, system in enumerate(batch):
-                count += 1
-                text = encode(_row(system, None if each is None else each[b]))
-                yield str(count).encode(), zlib.compress(text.encode())
+        for count, system in enumerate((system for batch in batches for system in batch), 1):
+            yield str(count).encode(), zlib.compress(encode(_row(system)).encode())
         yield b"nextid", zlib.compress(str(count + 1).encode())
 
     write_lmdb(path, items())
 
 
-def _row(system: Structures, forces: NDArray[Any] | None) -> dict[str, Any]:
+def _row(system: Structures) -> dict[str, Any]:
     from ase.db.row import atoms2dict
 
     atoms = _atoms(system)
@@ -279,8 +257,6 @@ def _row(system: Structures, forces: NDArray[Any] | None) -> dict[str, Any]:
     row = {**atoms2dict(atoms), "data": data, "key_value_pairs": {}}
     # ASE's rows have a random name; here it is made of what the row holds.
     row["unique_id"] = hashlib.sha256(repr(data).encode()).hexdigest()[:32]
-    if forces is not None and not np.isnan(forces).all():
-        row |= {"calculator": "unknown", "forces": forces}
     return {**row, "ctime": 0.0, "mtime": 0.0, "user": ""}
 
 
@@ -294,7 +270,7 @@ def _compare(
     near = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that the source took, too
-        back, first = open_dataset(written), 0
+        back, first = open_dataset(written, forces=source.options.forces), 0
         if len(back) != len(indices):
             raise ValueError(f"{len(indices)} systems were written, but {len(back)} are read")
         for rows, expected in readable_batches(source, indices):
@@ -302,7 +278,8 @@ def _compare(
             found = Structures.cat([batch for _, batch in batches])
             for field in (f.name for f in fields(Structures)):
                 a, b = getattr(expected, field), getattr(found, field)
-                if not _same(a, b, near if field.startswith("positions") else 0.0):
+                rounded = field.startswith(("positions", "forces"))
+                if not _same(a, b, near if rounded else 0.0):
                     raise ValueError(
                         f"{source.where(rows[0])} and following: {field} is not preserved by "
                         f"{written.suffix}; choose another kind of file"
@@ -318,10 +295,10 @@ def _same(a: Any, b: Any, near: float) -> bool:
     return alike and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
 
 
-def _left_out(source: StructuresDataset, index: int, forces: bool) -> tuple[str, ...]:
+def _left_out(source: StructuresDataset, index: int) -> tuple[str, ...]:
     record, options = source.record(index), source.options
-    kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if forces else ())}
+    kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if options.forces else ())}
     if not options.ignore_energy:
-        kept |= {options.energy, options.energy_initial, options.positions_relaxed}
+        kept |= {options.energy_of(record), options.energy_initial, options.positions_relaxed}
     further = {n for n, value in record.items() if value is not None and not n.startswith("_")}
     return tuple(sorted(further - kept))

@@ -152,7 +152,7 @@ class StructuresDataset(Dataset[Structures]):
         for row in self._rows[:_AT_ONCE].tolist():
             with suppress(ValueError):
                 record = self._records([row])[0]
-                if record.get(self.options.energy) is not None:
+                if record.get(self.options.energy_of(record)) is not None:
                     return None
                 found |= {str(name): _is_energy(name, value) for name, value in record.items()}
         numbers = [name for name, possible in found.items() if possible]

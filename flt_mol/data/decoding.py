@@ -40,7 +40,8 @@ def decode(
 
     Numbers may come as tensors, arrays or lists of any dtype, and in shapes that differ by axes of
     length one. Used fields: pos and pos_relaxed (N, 3) Å, atomic_numbers, tags, fixed (N,), cell
-    (3, 3) Å, pbc (3,), natoms, sid, y_init and y_relaxed eV.
+    (3, 3) Å, pbc (3,), natoms, sid, y_init and y_relaxed eV; with `options.forces` also force or
+    forces (N, 3) eV/Å, y eV, and fid, the frame, which then becomes part of a numeric sid.
 
     Defaults: tags 0, fixed False, sid `default_sid`, no targets. Without `pbc`, a system repeats
     along every lattice vector that is not zero; without `cell`, along none. Further plain values
@@ -93,6 +94,10 @@ def _decode(
     notes: dict[str, str],
 ) -> Structures:
     sid = tuple(_sid(record, i, default_sid, notes) for i, record in enumerate(records))
+    if options.forces:  # frames of one relaxation have its sid
+        frames = [_plain(record.get("fid")) for record in records]
+        each = zip(sid, frames, strict=True)
+        sid = tuple(f"{s}#{f}" if type(s) is type(f) is int else s for s, f in each)
     natoms = np.array([_count(record, notes) for record in records], dtype=np.int64)
     numbers = _whole(records, "atomic_numbers", natoms, (1, 118), "elements 1 to 118")
     names = () if options.ignore_energy else _targets(records, options)
@@ -103,10 +108,12 @@ def _decode(
     positions = _vectors(records, "pos", natoms)
     if positions is None:
         raise ValueError(f"pos is missing; fields stored: {', '.join(records[0])}")
-    energy = initial = relaxed = None
+    energy = initial = relaxed = forces = None
     if names:
+        if options.forces:
+            forces = _vectors(records, _forces_name(records), natoms, unknown=True)
         relaxed = _vectors(records, options.positions_relaxed, natoms)
-        energy = _energies(records, options.energy)
+        energy = _energies(records, names[0])
         try:
             initial = _energies(records, options.energy_initial)
         except ValueError as error:
@@ -129,6 +136,7 @@ def _decode(
         energy=energy,
         energy_initial=initial,
         positions_relaxed=relaxed if relaxed is None else torch.from_numpy(np.float32(relaxed)),
+        forces=forces if forces is None else torch.from_numpy(np.float32(forces)),
         info=_info(records, names),
     )
 
@@ -227,12 +235,20 @@ def _tags(
 
 
 def _vectors(
-    records: Sequence[Record], field: str, natoms: NDArray[np.int64]
+    records: Sequence[Record], field: str, natoms: NDArray[np.int64], *, unknown: bool = False
 ) -> NDArray[Any] | None:
-    """One finite vector per atom, Å, (N, 3); None where the first record has none."""
-    if records[0].get(field) is None:
+    """One finite vector per atom, (N, 3); None where the first record has none.
+
+    `unknown` ones may be NaN, and are where a record has none.
+    """
+    if records[0].get(field) is None and not unknown:
         return None
-    arrays = [_array(record.get(field), field) for record in records]
+    arrays = [
+        np.full((n, 3), np.nan)
+        if unknown and record.get(field) is None
+        else _array(record.get(field), field)
+        for record, n in zip(records, natoms.tolist(), strict=True)
+    ]
     for array, n in zip(arrays, natoms.tolist(), strict=True):
         if array.shape not in ((n, 3), (1, n, 3)):
             raise ValueError(f"{field} has shape {array.shape}, expected ({n}, 3)")
@@ -240,11 +256,17 @@ def _vectors(
     if joined.dtype != np.float32:
         with np.errstate(invalid="ignore"):  # a signalling NaN, refused below
             joined = joined.astype(np.float64)
-    if not np.abs(joined).max() <= _LARGEST:  # not so of NaN
-        atom = int(np.argmin((np.abs(joined) <= _LARGEST).all(1)))
+    if not np.abs(np.nan_to_num(joined, nan=0.0) if unknown else joined).max() <= _LARGEST:
+        valid = (np.abs(joined) <= _LARGEST) | (np.isnan(joined) & unknown)
+        atom = int(np.argmin(valid.all(1)))
         reason = "is too large for float32" if np.isfinite(joined).all() else "is not finite"
         raise ValueError(f"{field} of atom {atom} {reason}")
     return joined
+
+
+def _forces_name(records: Sequence[Record]) -> str:
+    """OC20's name, or ASE's."""
+    return "force" if any(record.get("force") is not None for record in records) else "forces"
 
 
 def _near_origin(
@@ -296,11 +318,12 @@ def _cells(
 
 def _targets(records: Sequence[Record], options: ReadOptions) -> tuple[str, ...]:
     """The names of the targets; those asked for have to be fields of every record."""
-    names = (options.energy, options.energy_initial, options.positions_relaxed)
+    energy = options.energy_of(records[0])
+    names = (energy, options.energy_initial, options.positions_relaxed)
     for record in records:
         missing = [name for name in names if name not in _OWN_NAMES and name not in record]
-        if options.require_energy and record.get(options.energy) is None:
-            missing = [options.energy]
+        if options.require_energy and record.get(energy) is None:
+            missing = [energy]
         if missing:
             stored = [n for n in record if record[n] is not None and n not in GRAPH_FIELDS]
             near = get_close_matches(missing[0], stored, n=20, cutoff=0)

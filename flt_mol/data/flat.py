@@ -13,7 +13,7 @@ Systems lie one after the other, as in `Structures`: B systems, N atoms, a tenso
 - ``energy`` float64 (B,): eV, the target; optional, NaN where there is none
 - ``energy_initial`` float64 (B,): eV, before relaxation; likewise
 - ``positions_relaxed`` float32 (N, 3): Å; likewise
-- ``force`` float32 (N, 3): eV/Å, of the initial structure; on request
+- ``force`` float32 (N, 3): eV/Å, at ``positions``; likewise
 - ``info`` uint8 (bytes,): further plain values, a JSON object a system; optional
 - ``info_ptr`` int64 (B + 1,): where each of them begins
 
@@ -66,14 +66,14 @@ _MEMORY = {"atomic_numbers": np.int64, "tags": np.int64}  # types of Structures
 
 
 def write_flat(
-    batches: Iterable[Structures | tuple[Structures, NDArray[Any] | None]],
+    batches: Iterable[Structures],
     path: str | Path,
     metadata: Mapping[str, str] | None = None,
 ) -> int:
     """Write systems to a flat file, which gets its name when it is complete.
 
     Args:
-        batches: of any sizes, alone or with their forces (N, 3), eV/Å, NaN where unknown.
+        batches: of any sizes.
         path: ending in ``.safetensors``; replaced if it exists.
         metadata: further texts for the header.
 
@@ -85,10 +85,9 @@ def write_flat(
     """
     columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*_REQUIRED, *_OPTIONAL)}
     natoms, sids, infos = list[int](), list[int | str](), list[dict[str, Any]]()
-    for item in batches:
-        batch, forces = item if isinstance(item, tuple) else (item, None)
+    for batch in batches:
         for name, parts in columns.items():
-            value = forces if name == "force" else getattr(batch, name)
+            value = getattr(batch, "forces" if name == "force" else name)
             shape = (batch.num_atoms if name in _PER_ATOM else len(batch), *_TENSORS[name][2])
             found = np.broadcast_to(np.nan, shape) if value is None else np.asarray(value)
             parts.append(found.astype(_TENSORS[name][0]))
@@ -194,9 +193,12 @@ class FlatDataset(StructuresDataset):
     def _decoded(self, rows: Sequence[int]) -> Structures | None:
         """The fields as they are; None where the general decoder has to look at them."""
         fields = self._gather(rows)
-        del fields["force"]
+        forces = fields.pop("force")
+        if forces is None:
+            forces = np.full_like(fields["positions"], np.nan)
+        fields["forces"] = forces if self.options.forces else None
         if self.options.ignore_energy:
-            fields |= dict.fromkeys(_OC20)
+            fields |= dict.fromkeys((*_OC20, "forces"))
         elif self.options.require_energy and fields["energy"] is None:
             return None
         numbers = fields["atomic_numbers"]
@@ -210,7 +212,7 @@ class FlatDataset(StructuresDataset):
         return Structures(**fields)
 
     def _gather(self, rows: Sequence[int]) -> dict[str, Any]:
-        """The fields of systems, as those of :class:`Structures`, and their forces.
+        """The fields of systems by their names in the file.
 
         Optional ones are None where the file, or one of the systems, lacks them.
         """
@@ -222,7 +224,7 @@ class FlatDataset(StructuresDataset):
         for name in (*_REQUIRED, *_OPTIONAL):
             tensor = tensors.get(name)
             value = None if tensor is None else tensor[atoms if name in _PER_ATOM else systems]
-            lacking = value is not None and name in _OPTIONAL and bool(np.isnan(value).any())
+            lacking = value is not None and name in _OC20 and bool(np.isnan(value).any())
             fields[name] = None if lacking else value
         values = [self._info(row) for row in rows] if "info" in tensors else []
         if "sid" in tensors:

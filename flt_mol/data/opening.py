@@ -37,6 +37,7 @@ def open_dataset(
     positions_relaxed: str = "pos_relaxed",
     check: Callable[[Structures], None] | None = None,
     layer_numbers: bool = False,
+    forces: bool = False,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
@@ -61,6 +62,9 @@ def open_dataset(
             an invalid record. Picklable, where other processes read.
         layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
             :func:`flt_mol.data.tag_slab` to set them, instead of an error or a warning.
+        forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
+            there are none. By default the target then is the energy of the same positions, `y` of
+            OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
 
     Raises:
         ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
@@ -78,6 +82,7 @@ def open_dataset(
         positions_relaxed,
         check,
         layer_numbers,
+        forces,
     )
     if not isinstance(source, str | os.PathLike):
         return MemoryDataset(source, options)
@@ -237,4 +242,5 @@ def _of_structures(system: Structures) -> dict[str, Any]:
         "y_relaxed": system.energy,
         "y_init": system.energy_initial,
         "pos_relaxed": system.positions_relaxed,
+        "forces": system.forces,
     }

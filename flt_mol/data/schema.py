@@ -38,6 +38,7 @@ class ReadOptions:
     positions_relaxed: str = "pos_relaxed"
     check: Callable[[Structures], None] | None = None
     layer_numbers: bool = False
+    forces: bool = False
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -48,6 +49,12 @@ class ReadOptions:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ValueError(f"{name} is {value!r}, expected the name of a stored field")
+
+    def energy_of(self, record: Record) -> str:
+        """Where a record's target is: with forces, by default the energy of the same positions."""
+        if self.forces and self.energy == "y_relaxed":
+            return next((n for n in ("y", "calculator") if record.get(n) is not None), self.energy)
+        return self.energy
 
 
 class Stored:

@@ -54,7 +54,6 @@ def split(
     *,
     seed: int = 0,
     group_by: str | None = None,
-    forces: bool = False,
     progress: Progress | None = None,
 ) -> SplitResult:
     """Put every system of `source` into one of several flat files, at random.
@@ -73,7 +72,6 @@ def split(
         group_by: a stored field, or one of "composition", "adsorbate" and "slab", which are
             computed from elements and tags where they are not stored; systems of the same value
             stay together. The numbers are then met as well as whole groups can.
-        forces: keep forces.
         progress: called with records done and all.
 
     Raises:
@@ -86,7 +84,7 @@ def split(
         raise ValueError(f"{output} exists; choose a new or empty folder")
     parts = _assign(_groups(source, group_by), _numbers(fractions, len(source)), seed)
     results: dict[str, ConvertResult] = {}
-    options: Any = {"forces": forces, "unusual": (unusual := Unusual())}
+    unusual = Unusual()
 
     def report(converted: int, total: int | None) -> None:
         if progress is not None:
@@ -99,7 +97,7 @@ def split(
         try:
             for key, rows in parts.items():
                 file = folder / f"{key}.safetensors"
-                results[key] = convert(source, file, indices=rows, progress=report, **options)
+                results[key] = convert(source, file, indices=rows, progress=report, unusual=unusual)
             about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
             content = _description(output.name, source, results, about)
             text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)

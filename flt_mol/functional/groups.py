@@ -531,14 +531,14 @@ def operator(
     """
 
     def forward(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str) -> Tensor:
-        groups, outputs = _groups(q, k, ptr, key_ptr, cost), [(0, width(v.shape[-1], mode))]
+        groups, outputs = _groups(q, k, ptr, key_ptr, cost), [(0, width(v.shape[-1], mode), v)]
         return _over_groups(attend, (q,), (k, v), groups, cost, outputs, mode)[0]
 
     def backward(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str
     ) -> list[Tensor]:
         groups = _groups(q, k, ptr, key_ptr, cost)
-        outputs = [(0, q.shape[-1]), (1, k.shape[-1]), (1, v.shape[-1])]
+        outputs = [(kind, x.shape[-1], x) for kind, x in ((0, q), (1, k), (1, v))]
         return _over_groups(gradients, (grad, q), (k, v), groups, cost, outputs, mode)
 
     step = single_step(
@@ -606,10 +606,12 @@ def _over_groups(
     of_keys: tuple[Tensor, ...],
     given: _BothGroups,
     cost: Cost,
-    outputs: list[tuple[int, int]],
+    outputs: list[tuple[int, int, Tensor]],
     mode: str,
 ) -> list[Tensor]:
     """`run` on the blocks of all groups; each output is by query (0) or key (1), and has a width.
+
+    It is laid out as a tensor given, by row or by head.
 
     A group of one system that is over the budget is taken in parts, some heads at a time.
     """
@@ -620,13 +622,16 @@ def _over_groups(
     parts: list[list[Tensor]] = [[] for _ in outputs]
     # On a CPU a block goes to its rows while it is in the cache, in a step for each system.
     number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
-    direct = number == 0 or (number > 1 and plain)
-    whole = [
-        first.new_empty(heads, lengths[kind], width)
-        if groups[kind].complete
-        else first.new_zeros(heads, lengths[kind], width)
-        for kind, width in (outputs if direct else ())
-    ]
+    direct = number == 0 or plain
+    whole = []
+    for kind, width, like in outputs if direct else ():
+        new = first.new_empty if groups[kind].complete else first.new_zeros
+        by_row = like.stride(0) < like.stride(1)
+        whole.append(
+            new(lengths[kind], heads, width).transpose(0, 1)
+            if by_row
+            else new(heads, lengths[kind], width)
+        )
     with without_autocast(first):
         for both in zip(groups[0].rows, groups[0].keys, strict=True):
             rows, keys = both
@@ -639,7 +644,7 @@ def _over_groups(
                 others = (keys.by_head(x if some is None else x[some]) for x in of_keys)
                 blocks = run(*own, *others, rows, keys, mode)
                 if direct:
-                    for block, out, (kind, _) in zip(blocks, whole, outputs, strict=True):
+                    for block, out, (kind, *_) in zip(blocks, whole, outputs, strict=True):
                         both[kind].write(block, out if some is None else out[some])
                 else:
                     found.append(blocks)
@@ -650,5 +655,5 @@ def _over_groups(
         return whole
     return [
         x[0] if number == 1 and groups[kind].place is None else groups[kind].put_back(x, 1)
-        for x, (kind, _) in zip(parts, outputs, strict=True)
+        for x, (kind, *_) in zip(parts, outputs, strict=True)
     ]

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.groups import budget_of
 from flt_mol.nn.attention import FLTAttention, packed_positions
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layout import layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
+
+_FFN_BUDGETS = 16  # of `group_budget`, numbers of the hidden layer of the rows taken together
 
 
 class BlockGeometry(NamedTuple):
@@ -120,8 +124,14 @@ class FLTBlock(nn.Module):
             if local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
-        fed: Tensor = self.ffn(self.ffn_norm(out))
-        return out + fed
+        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // self.ffn[0].out_features)
+        if torch.compiler.is_compiling() or len(out) <= rows:
+            return self._feed(out)
+        return torch.cat([self._feed(part) for part in out.split(rows)])
+
+    def _feed(self, x: Tensor) -> Tensor:
+        fed: Tensor = self.ffn(self.ffn_norm(x))
+        return x + fed
 
 
 class FLTEncoder(nn.Module):

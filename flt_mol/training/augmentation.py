@@ -26,10 +26,12 @@ def rotate(structures: Structures, kind: str) -> Structures:
         return structures
     matrix = {"z": _about_z, "full": _orthogonal}[kind](len(structures), structures.positions)
     per_atom, relaxed = matrix[structures.system], structures.positions_relaxed
+    forces = structures.forces
     return replace(
         structures,
         positions=_apply(structures.positions, per_atom),
         positions_relaxed=None if relaxed is None else _apply(relaxed, per_atom),
+        forces=None if forces is None else _apply(forces, per_atom),
         cell=structures.cell @ matrix,
         reciprocal=None,
         reciprocal_settings=None,

@@ -6,10 +6,11 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Subset
 
 from flt_mol.data import make_loader, open_dataset
@@ -23,7 +24,11 @@ from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.processes import World
 
-_TARGETS: dict[str, str] = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
+_TARGETS: dict[str, str] = {
+    "energy_initial": "energy_initial",
+    "displacement": "positions_relaxed",
+    "forces": "forces",
+}
 # Output of a model → field of `Structures` that is its target, and key of `data` that names it.
 _IN_MEMORY = 20_000  # systems of a split
 _ATTACHED_IN_MEMORY = 1 << 30  # bytes of pairs and reciprocal vectors, for each split
@@ -47,7 +52,7 @@ def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
         return config, []
     names = [name for name in model.outputs if name in _TARGETS]
     first = open_split(config, config.data.train, targets=False)[0] if names else None
-    idle: list[str] = [name for name in names if getattr(first, _TARGETS[name]) is None]
+    idle: list[str] = [name for name in names if _lacks(first, _TARGETS[name])]
     settings = config.model_dump()
     settings["model"]["outputs"] = [name for name in model.outputs if name not in idle]
     return RunConfig.model_validate(settings), idle
@@ -70,12 +75,20 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
     def check(systems: Structures) -> None:
         check_systems(config.model, systems)
         for field, user in needed.items():
-            if getattr(systems, field) is None:
+            if _lacks(systems, field):
                 rest = ",".join(name for name in outputs if name != user)
                 without = f"{user}=0" if "." in user else f"'model.outputs=[{rest}]'"
                 raise ValueError(
                     f"sid {systems.sid[0]}: no {field}, needed for {user}: give it as "
-                    f"{getattr(data, field)}, set data.skip_bad=true, or train without ({without})"
+                    f"{getattr(data, field, field)}, set data.skip_bad=true, or train without "
+                    f"({without})"
+                )
+        if "forces" in needed and data.energy == "y_relaxed" and systems.energy_initial is not None:
+            relaxed = systems.positions_relaxed is not None
+            if relaxed and not torch.equal(systems.energy_initial, cast(Tensor, systems.energy)):
+                raise ValueError(
+                    f"sid {systems.sid[0]}: y_relaxed is not the energy of the positions whose "
+                    "forces are given: set data.energy, as to y_init"
                 )
 
     return open_dataset(
@@ -86,7 +99,13 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
         energy_initial=data.energy_initial,
         positions_relaxed=data.positions_relaxed,
         check=check,
+        forces="forces" in config.model.outputs,
     )
+
+
+def _lacks(systems: Any, field: str) -> bool:
+    value = getattr(systems, field)
+    return value is None or not bool(value.isfinite().any())
 
 
 def _file_of(config: RunConfig, split: str) -> Path:

@@ -84,7 +84,7 @@ def test_one_check_wherever_data_enter(tmp_path):
         lambda source: convert(source, tmp_path / "b.safetensors"),
         lambda source: split(source, tmp_path / "parts", {"train": 0.5, "val": 0.5}),
     ):
-        with pytest.warns(UserWarning) as caught:
+        with pytest.warns(UserWarning, match="of 6") as caught:
             use(open_dataset(path))
         texts = sorted(str(warning.message) for warning in caught)
         assert len(texts) == 2

@@ -93,16 +93,6 @@ def test_some_without_targets(suffix, tmp_path):
     assert [s.positions_relaxed is None for s in back] == [False, False, False, True, False]
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".aselmdb"])
-def test_forces_on_request(suffix, source, tmp_path):
-    convert(source, tmp_path / f"b{suffix}", forces=True)
-    record = open_dataset(tmp_path / f"b{suffix}").record(3)
-    forces = record["force" if suffix == ".safetensors" else "forces"]
-    np.testing.assert_array_equal(forces, source.record(3)["force"])
-    with pytest.raises(ValueError, match="extxyz"):
-        convert(source, tmp_path / "b.extxyz", forces=True)
-
-
 TEXTS = [
     "007",
     "T",
@@ -198,7 +188,7 @@ def test_a_writer_that_lies_is_found_out(suffix, source, tmp_path, monkeypatch):
     from flt_mol.data import conversion
 
     def wrong(batches, path, source):
-        right(((_other(batch), forces) for batch, forces in batches), path, source)
+        right((_other(batch) for batch in batches), path, source)
 
     right = conversion._WRITERS[suffix]
     monkeypatch.setitem(conversion._WRITERS, suffix, wrong)

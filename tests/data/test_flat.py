@@ -111,14 +111,6 @@ def test_names_of_every_kind(tmp_path):
     )  # fmt: skip
 
 
-def test_forces(tmp_path, systems):
-    forces = [np.full((len(s.tags), 3), i, np.float32) for i, s in enumerate(systems)]
-    write_flat(zip(systems, forces, strict=True), tmp_path / "a.safetensors")
-    assert (
-        open_dataset(tmp_path / "a.safetensors").record(3)["force"].tolist() == forces[3].tolist()
-    )
-
-
 def test_processes_map_the_file_themselves(path, systems):
     dataset = pickle.loads(pickle.dumps(open_dataset(path)))
     assert same(dataset[7], systems[7])

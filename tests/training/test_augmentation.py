@@ -42,6 +42,7 @@ def fractional(structures):
 @pytest.mark.parametrize("kind", ["z", "full", "images"])
 def test_targets_and_pairs_follow(kind):
     before = slabs().with_pairs(4.0)
+    before = replace(before, forces=relaxed_displacement(before))
     torch.manual_seed(2)
     after = shift_images(before) if kind == "images" else rotate(before, kind)
     assert not torch.allclose(after.positions, before.positions, atol=0.1)
@@ -52,6 +53,7 @@ def test_targets_and_pairs_follow(kind):
     )
     torch.testing.assert_close(relaxed_displacement(after).double(), expected, atol=1e-4, rtol=0)
     assert expected.norm(dim=-1).max() > 0.1
+    torch.testing.assert_close(after.forces.double(), expected, atol=1e-4, rtol=0)
     again = replace(after, pairs=None, cutoff=None).with_pairs(4.0)
     assert len(again.pairs.index_i) > 50
     for kept, searched in zip(after.pairs, again.pairs, strict=True):
