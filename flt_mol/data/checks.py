@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flt_mol.functional.neighbors import neighbor_pairs
+from flt_mol.functional.neighbors import neighbor_pairs, pair_lengths
 from flt_mol.structures import Structures
 
 LARGEST_ENERGY = 10.0
@@ -94,7 +94,7 @@ class Unusual:
         self._tags.update(lowest[alike].tolist())
         pairs = neighbor_pairs(batch.positions, batch.cell, batch.pbc, batch.ptr, _SEARCHED)
         vectors = pairs.vectors(batch.positions, batch.cell, batch.ptr)
-        near = pairs.index_i[pairs.lengths(vectors) < _CLOSEST]
+        near = pairs.index_i[pair_lengths(vectors) < _CLOSEST]
         return {
             _TAGS: alike,
             _CELL: ~batch.cell.flatten(1).any(dim=1),
