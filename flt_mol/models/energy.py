@@ -83,7 +83,7 @@ class Normalizer(nn.Module):
 
     def set_reference(self, values: Any) -> None:
         """Take energies (119,) of the elements, eV, or those of zero."""
-        self.reference = self.mean.new_tensor(values)
+        self.reference = torch.as_tensor(values).to(self.mean)
 
     def reference_energies(self, atomic_numbers: Tensor, ptr: Tensor) -> Tensor:
         """Σ_a r(Z_a) (B,), eV, in float64: totals are large."""

@@ -110,7 +110,7 @@ def test_total_energies_are_learned_beside_those_of_elements(start, tmp_path):
     assert found.target.max() < -15
     assert found.metrics["mae"] == pytest.approx(result.best["val/mae"], rel=1e-5)
     assert found.metrics["mae"] < 1
-    assert model.normalizer.reference[29] == pytest.approx(-3.7, abs=1.0)
+    assert model.normalizer.reference[29] < -3
     config = config.model_copy(update={"data": config.data.model_copy(update={"reference": None})})
     with pytest.warns(UserWarning, match="energies beyond ±10 eV in 12 of 12"):
         go(config, tmp_path / "without")
