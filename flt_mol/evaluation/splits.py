@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.checks import Unusual
-from flt_mol.evaluation.metrics import force_sums, metrics_of
+from flt_mol.evaluation.metrics import errors_of, force_sums, metrics_of
 from flt_mol.prediction.energies import (
     UNSEEN,
     batches,
@@ -70,7 +70,7 @@ class SplitResult:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """As of :func:`~flt_mol.evaluation.metrics.metrics_of`; frames may share a sid."""
+        """As of :func:`~flt_mol.evaluation.metrics.metrics_of`."""
         return metrics_of(self.prediction, self.target)
 
     @classmethod
@@ -186,8 +186,7 @@ class _Split:
             target=energies_of(batch.energy, batch),
             columns=_columns(batch),
         )
-        names = [f"{sid} (system {i})" for i, sid in enumerate(part.sid)]
-        metrics_of(part.prediction, part.target, names)  # names what is not finite
+        errors_of(part.prediction, part.target, part.sid)  # names what is not finite
         self._parts.append(part)
         self._elements.update(batch.atomic_numbers.tolist())
         if isinstance(output, Mapping):
