@@ -1,4 +1,5 @@
 import json
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -487,7 +488,8 @@ def test_a_giant_is_refused_before_and_by_the_model(monkeypatch):
 
 def test_energies_of_elements_are_added_saved_and_loaded(tmp_path):
     config = EnergyConfig(embed_dim=16, num_layers=1)
-    plain, total = EnergyModel(config).eval(), EnergyModel(config).eval()
+    plain = EnergyModel(config).eval()
+    total = deepcopy(plain)
     reference = torch.zeros(119)
     reference[1], reference[8] = -3.0, -68000.0
     total.normalizer.set_reference(reference)
