@@ -124,8 +124,10 @@ class FLTBlock(nn.Module):
             if local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
-        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // self.ffn[0].out_features)
-        if torch.compiler.is_compiling() or len(out) <= rows:
+        if torch.compiler.is_compiling():
+            return self._feed(out)
+        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // int(self.ffn[0].out_features))
+        if len(out) <= rows:
             return self._feed(out)
         return torch.cat([self._feed(part) for part in out.split(rows)])
 
