@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 VERSION = "0.2.0"
@@ -45,9 +44,6 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
         temporary.replace(path)
         if durable and os.name == "posix":  # elsewhere folders cannot be opened
             _flush(path.parent)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say where
-        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -58,22 +54,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def import_matplotlib() -> None:
-    """Also where MPLBACKEND names a backend that is not there: figures that are files need none.
-
-    Jupyter and Colab hand theirs down to programs in other environments.
-    """
-    if "matplotlib" in sys.modules or (backend := os.environ.pop("MPLBACKEND", None)) is None:
-        return
-    try:
-        import matplotlib
-
-        with suppress(ValueError):  # as matplotlib does it, where it raises
-            matplotlib.rcParams["backend"] = backend
-    finally:
-        os.environ["MPLBACKEND"] = backend
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
 from flt_mol.evaluation.splits import SplitResult
-from flt_mol.files import import_matplotlib, temporary_path
+from flt_mol.files import temporary_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +125,6 @@ def png(figure: Figure) -> bytes:
 
 
 def _figure(width: float, height: float) -> Figure:
-    import_matplotlib()
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -39,20 +39,11 @@ class CausalState(NamedTuple):
         """The states of streams `index` (K,), in that order and as often as they are named."""
         return CausalState._make(None if x is None else x[index] for x in self)
 
-    def updated(self, mask: Tensor, after: CausalState) -> CausalState:
-        """The states `after` of the streams in `mask` (B,), the others as they are."""
-        both = zip(self, after, strict=True)
-        return CausalState._make(
-            x if x is None or y is None else torch.where(mask.view(-1, *[1] * (x.dim() - 1)), y, x)
-            for x, y in both
-        )
-
     def joined(self, later: CausalState) -> CausalState:
         """The states after these tokens and then those of `later`, from the same origins."""
-        sums, more = settled(self.sums, later.sums)
-        c = None
+        c, sums, more = None, self.sums, later.sums
         if self.largest is not None and later.largest is not None:
-            c = torch.maximum(self.largest.to(sums.dtype), later.largest.to(sums.dtype))
+            c = torch.maximum(self.largest, later.largest)
             sums = sums * (self.largest - c).exp()[..., None]
             more = more * (later.largest - c).exp()[..., None]
         return CausalState(sums + more, c, self.length + later.length, self.origin)
@@ -86,39 +77,6 @@ def state_of(keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> CausalSt
     sums = linear_sums(unit[:, None].expand(-1, heads, -1), keys, value, own, ptr)
     sums = sums.unflatten(0, (streams, features)).transpose(1, 2).contiguous()
     return CausalState(sums, largest, ptr.diff().to(torch.int64))
-
-
-def continued(
-    keys: Tensor, value: Tensor, ptr: Tensor, state: CausalState
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys (N, H, M) and values (N, H, V) behind M rows a stream that stand for its state.
-
-    Row m has the one feature w_m, w = Σ_j φ(k_j), and the value Σ_j φ(k_j)_m v_j / w_m, so that
-    attention among all these rows is attention to all tokens.
-
-    Returns:
-        keys, values and offsets of N + B·M rows, and where the N rows are among them (N,).
-    """
-    keys, value, sums = settled(keys, value, state.sums)
-    streams, _, features, _ = sums.shape
-    weight = sums[..., -1].clamp(min=torch.finfo(sums.dtype).tiny)
-    means = (sums[..., :-1] / weight[..., None]).transpose(1, 2).flatten(0, 1)
-    own = torch.eye(features, dtype=torch.bool, device=sums.device)
-    if state.largest is None:
-        empty, level = 0.0, sums[..., -1]
-    else:
-        empty, level = -torch.inf, weight.log() + state.largest.to(sums.dtype)
-    former = torch.where(own, level[..., None], empty).transpose(1, 2).flatten(0, 1)
-    start = torch.arange(streams + 1, device=ptr.device) * features
-    place = torch.arange(len(keys), device=ptr.device) + (
-        start[1:].repeat_interleave(ptr.diff(), output_size=len(keys))
-    )
-    at = (ptr[:-1, None] + start[:-1, None] + start.new_tensor(range(features))).flatten()
-    keys, value = (
-        x.new_zeros(len(at) + len(x), *x.shape[1:]).index_copy(0, place, x).index_copy(0, at, y)
-        for x, y in ((keys, former), (value, means))
-    )
-    return keys, value, ptr + start, place
 
 
 def step(

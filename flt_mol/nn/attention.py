@@ -493,7 +493,7 @@ class FLTAttention(Streaming, Attention):
         x: Tensor,
         positions: Tensor | None,
         given: AttentionInputs,
-        origin: Tensor | None = None,
+        origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
         """The layout of the rows, and their queries, keys, values and geometry, packed.
 
@@ -539,17 +539,17 @@ class FLTAttention(Streaming, Attention):
         if images is None:
             key_positions = given.get("context_positions")
             key_features = given.get("context_features")
-            start: str | Tensor = "first" if self.causal else "mean"
-            start = start if origin is None else origin
+            if origin is None:
+                origin = "first" if self.causal else "mean"
             if context is not None and self.rpe is not None and key_features is None:
                 # One origin for both: what an estimate's features are depends on it.
                 packed = packed_positions(keys, key_positions, self.rpe.dim)
                 packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
-                start = mean_per_system(packed, keys.ptr)
+                origin = mean_per_system(packed, keys.ptr)
             features = given.get("position_features")
-            at = key_at = self.features_at(layout, positions, features, start)
+            at = key_at = self.features_at(layout, positions, features, origin)
             if context is not None:
-                key_at = self.features_at(keys, key_positions, key_features, start)
+                key_at = self.features_at(keys, key_positions, key_features, origin)
         key_ptr = None if context is None else keys.ptr
         return layout, AttentionRows(
             query, key, value, layout.ptr, key_ptr, at, key_at, pairs, images

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +13,11 @@ from flt_mol.functional.groups import budget_of
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layout import Layout, layout_of, packed_positions
+from flt_mol.nn.layout import layout_of, packed_positions
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.streaming import placed_state, present
-
-EncoderState = tuple[CausalState, ...]
 
 _FFN_BUDGETS = 16  # of `group_budget`, numbers of the hidden layer of the rows taken together
 
@@ -226,77 +224,52 @@ class FLTEncoder(nn.Module):
             rows = self.once(rows, layout.ptr, geometry)
         return layout.unpack(rows)
 
-    def initial_state(self, num_streams: int) -> EncoderState:
+    def initial_state(self, num_streams: int) -> tuple[CausalState, ...]:
         """States of all attention layers, recycle by recycle, before the first token.
 
         Raises:
             ValueError: an encoder that is not causal, or not in linear mode.
         """
-        if not self.causal:
-            raise ValueError("only a causal encoder streams tokens: build it of causal blocks")
-        layers: list[Any] = [block.attention for block in self.blocks] * self.recycles
-        first, *others = (layer.initial_state(num_streams) for layer in layers)
-        if self.rpe is not None:
-            first = first._replace(origin=first.sums.new_zeros(num_streams, self.rpe.dim))
-        return (first, *others)
+        layers: list[Any] = [block.attention for block in self.blocks]
+        return tuple(layer.initial_state(num_streams) for layer in layers * self.recycles)
 
     def state_after(
         self,
         x: Tensor,
         positions: Tensor | None = None,
-        state: EncoderState | None = None,
+        state: tuple[CausalState, ...] | None = None,
         mask: Tensor | None = None,
-    ) -> EncoderState:
-        """The state after tokens (B, L, C), as `FLTAttention.state_after`, for `step`."""
-        layout = layout_of(x, mask=mask)
-        state = self.initial_state(len(layout.ptr) - 1) if state is None else state
-        places = None if positions is None else layout.pack(positions)
-        own = Layout(layout.ptr, None, None, (layout.num_rows,))
-
-        def attend(layer: FLTAttention, h: Tensor, old: CausalState, at: Any, there: Any) -> Any:
-            return layer.extend(h, old, there, ptr=own.ptr, position_features=at)
-
-        return self._stream(layout.pack(x), places, own, state, attend)[1]
+    ) -> tuple[CausalState, ...]:
+        """The state after tokens (B, L, C), with a mask (B, L): a plain, slow loop of `step`."""
+        state = self.initial_state(len(x)) if state is None else state
+        for t in range(x.shape[1]):
+            at, real = (None if given is None else given[:, t] for given in (positions, mask))
+            _, state = self.step(x[:, t], state, at, real)
+        return state
 
     def step(
         self,
         x: Tensor,
-        state: EncoderState,
+        state: tuple[CausalState, ...],
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> tuple[Tensor, EncoderState]:
+    ) -> tuple[Tensor, tuple[CausalState, ...]]:
         """One more token (B, C) of every sequence, as `FLTAttention.step`."""
-        x, positions = present(mask, x, state[0]), present(mask, positions, state[0])
-        layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
-
-        def attend(layer: FLTAttention, h: Tensor, old: CausalState, at: Any, there: Any) -> Any:
-            return layer.step(h, old, there, at, mask)
-
-        out, after = self._stream(x, positions, layout, state, attend)
-        return present(mask, out, state[0]), after
-
-    def _stream(
-        self,
-        x: Tensor,
-        positions: Tensor | None,
-        layout: Layout,
-        states: EncoderState,
-        attend: Callable[..., tuple[Tensor, CausalState]],
-    ) -> tuple[Tensor, EncoderState]:
-        features, old, new = None, list(states), []
+        x, positions = present(mask, x), present(mask, positions)
+        before, after, features = list(state), [], None
         if self.rpe is not None:
+            layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
+            before[0], origin = placed_state(self.rpe, layout, positions, state[0])
             packed = packed_positions(layout, positions, self.rpe.dim)
-            old[0], start = placed_state(self.rpe, layout, positions, old[0])
-            features, positions = self.rpe(packed, layout.ptr, origin=start), None
-        elif not self._blocks_have_rpes:
-            positions = None
-        for k, state in enumerate(old):
+            features = self.rpe(packed, layout.ptr, origin=origin)
+        places = positions if self._blocks_have_rpes else None
+        for k, old in enumerate(before):
             block: Any = self.blocks[k % len(self.blocks)]
             h = block.attention_norm(x)
-            attended, after = attend(block.attention, h, state, features, positions)
-            new.append(after)
+            attended, new = block.attention.step(h, old, places, features, mask)
             x = block._feed(x + attended)
-        return x, tuple(new)
+            after.append(new)
+        return present(mask, x), tuple(after)
 
     def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
         """One recycle: (N, C) → (N, C), for models that read out every recycle."""

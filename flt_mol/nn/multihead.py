@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from flt_mol.nn.attention import AttentionInputs, FLTAttention, logit_factors
 from flt_mol.nn.layout import layout_of, require
 
-_HIDDEN = -1e4
+_HIDDEN, _LOWEST = -1e4, -1e30
 
 
 class _NoFusedPath:
@@ -185,18 +187,17 @@ class FLTMultiheadAttention(nn.Module):
                 given["context_positions"] = self._batched(key_positions)
         if value is not key:
             given["context_values"] = self._batched(value)
-        shape = len(x), x.shape[1], self._batched(key).shape[1]
-        bias, weights = self._bias(attn_mask, is_causal, shape), None
+        bias = self._bias(attn_mask, is_causal, (x.shape[1], self._batched(key).shape[1]))
         if bias is not None:
             out, weights = self._biased(x, at, given, bias)
         else:
-            out = self.attention(x, at, **given)
-        if not need_weights:
-            weights = None
-        else:
+            out, weights = self.attention(x, at, **given), None
+        if need_weights:
             weights = self._weights(x, at, given) if weights is None else weights
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights[0] if query.dim() == 2 else weights
+        else:
+            weights = None
         if query.dim() == 2:
             return out[0], weights
         return out if self.batch_first else out.transpose(0, 1), weights
@@ -207,34 +208,26 @@ class FLTMultiheadAttention(nn.Module):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _bias(
-        self, attn_mask: Tensor | None, is_causal: bool, shape: tuple[int, int, int]
-    ) -> Tensor | None:
+    def _bias(self, attn_mask: Tensor | None, is_causal: bool, shape: Any) -> Tensor | None:
         """What is added to the logits; None where this layer does without it what the mask says."""
-        layer, (batch, length, keys) = self.attention, shape
+        layer = self.attention
         if attn_mask is None:
             if is_causal and not layer.causal:
                 raise ValueError("is_causal without attn_mask: build this layer with causal=True")
             return None
-        expected = (length, keys), (batch * self.num_heads, length, keys)
-        if tuple(attn_mask.shape) not in expected:
-            raise ValueError(f"attn_mask has shape {tuple(attn_mask.shape)}, expected {expected}")
-        bias = _additive(attn_mask)
-        later = torch.ones(length, keys, dtype=torch.bool, device=bias.device).triu(1)
+        bias = _additive(attn_mask, "attn_mask")
+        if bias.dim() > 3 or bias.shape[-2:] != shape:
+            raise ValueError(f"attn_mask has shape {tuple(bias.shape)}, expected {shape}")
+        later = torch.ones_like(bias, dtype=torch.bool).triu(1)
         causal = (bias == torch.zeros_like(bias).masked_fill(later, -torch.inf)).all()
         fits = causal if layer.causal else (bias == 0).all()
         if layer.mode == "exact":
             return bias if torch.compiler.is_compiling() or not bool(fits) else None
-        use = "mode='exact' has any, key_padding_mask is for padding, an rpe for relative positions"
-        if layer.causal:
-            require(fits, f"attn_mask is not the causal mask, the one of this linear layer: {use}")
-        else:
-            require(
-                ~causal | fits, "attn_mask is the causal mask: build this layer with causal=True"
-            )
-            require(
-                fits, f"attn_mask is for single pairs, which linear attention does not see: {use}"
-            )
+        use = "linear attention has no other, mode='exact' has; key_padding_mask is for padding"
+        if not layer.causal:
+            require(fits | ~causal, "attn_mask is causal: build this layer with causal=True")
+        what = "not the causal mask" if layer.causal else "for single pairs"
+        require(fits, f"attn_mask is {what}: {use}")
         return None
 
     def _biased(
@@ -243,27 +236,22 @@ class FLTMultiheadAttention(nn.Module):
         """Outputs (B, L, C) and weights (B, H, L, S) of exact attention with additive logits."""
         layer, real, context = self.attention, given.get("mask"), given.get("context")
         layout, rows = layer.rows(x, at, given)
-        seen, keys = real, layout
-        if context is not None:
-            seen = given.get("context_mask")
-            keys = layout_of(context, mask=seen)
+        seen = real if context is None else given.get("context_mask")
+        keys = layout if context is None else layout_of(context, mask=seen)
         query, key = logit_factors(rows)
         q, k, v = (
             of.unpack(y).transpose(1, 2)
             for of, y in ((layout, query), (keys, key), (keys, rows.value.to(key.dtype)))
         )
         bias = bias.unflatten(0, (-1, self.num_heads)) if bias.dim() == 3 else bias
-        hidden = bias == -torch.inf
-        if layer.causal:
-            hidden = hidden | torch.ones_like(hidden).triu(1)
+        shown = (bias > -torch.inf).tril() if layer.causal else bias > -torch.inf
         if seen is not None:
-            hidden = hidden | ~seen[:, None, None]
+            shown = shown & seen[:, None, None]
         if real is not None:
-            hidden = hidden | ~real[:, None, :, None]
+            shown = shown & real[:, None, :, None]
         # Rows that see nothing have weights of 0, without a NaN on the way.
-        empty = hidden.all(-1, keepdim=True)
-        logits = torch.where(hidden & ~empty, -torch.inf, q @ k.mT + torch.where(hidden, 0, bias))
-        weights = logits.softmax(-1).masked_fill(empty, 0)
+        logits = torch.where(shown, q @ k.mT + bias, _LOWEST)
+        weights = logits.softmax(-1) * shown
         out = (weights @ v).transpose(1, 2).flatten(2).to(rows.value.dtype)
         out = layer.out(layer.dropout(out))
         return out if real is None else torch.where(real[..., None], out, 0), weights
@@ -287,20 +275,17 @@ def _real(key_padding_mask: Tensor | None) -> Tensor | None:
     """(B, S) bool, True for real keys, from torch's mask of those to ignore."""
     if key_padding_mask is None:
         return None
-    mask = key_padding_mask
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(
-            f"key_padding_mask is {mask.dtype}, expected bool, True = ignore, or float with 0, −inf"
-        )
-    bias = _additive(mask)
-    mask = bias == -torch.inf
-    allowed = (mask | (bias == 0)).all()
-    require(allowed, "a key_padding_mask of floats must hold 0 or −inf, no weights")
-    return ~(mask if mask.dim() == 2 else mask[None])
+    bias = _additive(key_padding_mask, "key_padding_mask")
+    real = bias == 0
+    message = "a key_padding_mask of floats must hold 0 or −inf, no weights"
+    require((real | (bias == -torch.inf)).all(), message)
+    return real if real.dim() == 2 else real[None]
 
 
-def _additive(mask: Tensor) -> Tensor:
+def _additive(mask: Tensor, name: str) -> Tensor:
     """−∞ where a mask hides: where it is True, or a number that tools write for −∞."""
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
+    if not mask.is_floating_point():
+        raise ValueError(f"{name} is {mask.dtype}, expected bool, True = ignore, or float")
     return mask.masked_fill(mask <= _HIDDEN, -torch.inf)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional import streaming
-from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState
@@ -34,10 +33,7 @@ class Streaming:
         keys = weight.new_zeros(0, self.num_heads, self.num_features)
         value = weight.new_zeros(0, self.num_heads, self.embed_dim // self.num_heads)
         ptr = torch.zeros(num_streams + 1, dtype=torch.int64, device=weight.device)
-        state = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
-        if self.rpe is None:
-            return state
-        return state._replace(origin=state.sums.new_zeros(num_streams, self.rpe.dim))
+        return streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
 
     def state_after(
         self,
@@ -53,33 +49,15 @@ class Streaming:
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        return self.extend(x, state, positions, **given)[1]
-
-    def extend(
-        self,
-        x: Tensor,
-        state: CausalState | None = None,
-        positions: Tensor | None = None,
-        **given: Any,
-    ) -> tuple[Tensor, CausalState]:
-        """What `forward` gives for tokens after a state, and the state after them.
-
-        Arguments as of `state_after`; raises the same.
-        """
+        self._check_streaming()
         names = {"ptr", "system", "num_systems", "mask"} & given.keys()
         layout = layout_of(x, **{name: given[name] for name in names})
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
-        state, start = placed_state(self.rpe, layout, positions, state)
-        layout, rows = self.rows(x, positions, given, start)
-        phi = self.feature_map
-        keys = phi(rows.key, rows.key_at, key=True)
-        after = state.joined(streaming.state_of(keys, rows.value, rows.ptr, log=phi.exponential))
-        keys, value, ptr, place = streaming.continued(keys, rows.value, rows.ptr, state)
-        queries = phi(rows.query, rows.query_at, key=False).to(keys.dtype)
-        queries = torch.zeros_like(keys).index_copy(0, place, queries)
-        run = causal_log_attention if phi.exponential else causal_attention
-        out = run(queries, keys, value, ptr)[place].flatten(1).to(rows.value.dtype)
-        return layout.unpack(self.out(self.dropout(out))), after
+        state, origin = placed_state(self.rpe, layout, positions, state)
+        _, rows = self.rows(x, positions, given, origin)
+        keys = self.feature_map(rows.key, rows.key_at, key=True)
+        log = self.feature_map.exponential
+        return state.joined(streaming.state_of(keys, rows.value, rows.ptr, log=log))
 
     def step(
         self,
@@ -107,19 +85,28 @@ class Streaming:
             ValueError: as `initial_state`, or shapes that do not fit.
         """
         self._check_streaming()
-        x, positions = present(mask, x, state, self.embed_dim), present(mask, positions, state)
+        expected = len(state.length), self.embed_dim
+        if x.shape != expected:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected {expected}: one token of each sequence "
+                "of the state"
+            )
+        x, positions = present(mask, x), present(mask, positions)
         shape = len(x), self.num_heads, -1
         layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
-        before, start = placed_state(self.rpe, layout, positions, state)
-        at = self.features_at(layout, positions, position_features, start)
+        before, origin = placed_state(self.rpe, layout, positions, state)
+        at = self.features_at(layout, positions, position_features, origin)
         query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)
+        if mask is not None:  # keys that add nothing
+            nothing = -torch.inf if phi.exponential else 0.0
+            keys = keys.masked_fill(~mask[:, None, None], nothing)
         out, after = streaming.step(queries, keys, value, before)
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
         if mask is None:
             return out, after
-        return present(mask, out, state), state.updated(mask, after)
+        return present(mask, out), after._replace(length=state.length + mask)
 
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
@@ -129,19 +116,9 @@ class Streaming:
             )
 
 
-def present(mask: Tensor | None, x: Tensor | None, state: CausalState, width: int = -1) -> Any:
-    """Rows (B, C), one of each stream of a state, with 0 where the mask (B,) is False."""
-    streams = len(state.length)
-    if x is not None and (x.dim() != 2 or len(x) != streams or width not in (-1, x.shape[1])):
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}, expected ({streams}, {width}): one token of each "
-            "sequence of the state"
-        )
-    if mask is None or x is None:
-        return x
-    if mask.shape != (streams,) or mask.dtype != torch.bool:
-        raise ValueError(f"mask is {mask.dtype} {tuple(mask.shape)}, expected bool ({streams},)")
-    return torch.where(mask[:, None], x, 0.0)
+def present(mask: Tensor | None, x: Any) -> Any:
+    """Rows (B, C), or None, with 0 where the mask (B,) is False."""
+    return x if mask is None or x is None else torch.where(mask[:, None], x, 0.0)
 
 
 def placed_state(
@@ -150,11 +127,14 @@ def placed_state(
     """The state with its origin, and the origin (B, ℓ) of the positions of the next tokens."""
     if len(layout.ptr) - 1 != len(state.length):
         raise ValueError(f"x has {len(layout.ptr) - 1} systems, the state {len(state.length)}")
-    if rpe is None or state.origin is None:
+    if rpe is None:
         return state, None
+    origin = state.origin
+    if origin is None:
+        origin = state.sums.new_zeros(len(state.length), rpe.dim)
     if positions is None:  # which count from 0
-        return state, state.origin - state.length[:, None]
+        return state._replace(origin=origin), origin - state.length[:, None]
     packed = at_least_float32(packed_positions(layout, positions, rpe.dim))
-    first, origin = first_per_system(packed, layout.ptr), state.origin.to(packed.dtype)
-    origin = torch.where((state.length == 0)[:, None], first, origin)
+    first = first_per_system(packed, layout.ptr)
+    origin = torch.where((state.length == 0)[:, None], first, origin.to(packed.dtype))
     return state._replace(origin=origin), origin

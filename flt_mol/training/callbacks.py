@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
@@ -132,38 +131,24 @@ def make_loggers(names: Sequence[str], history: History, step: int | None) -> li
 
     What was logged after `step`, where a run is resumed, is dropped; it comes again.
     """
-    made: list[Logger] = []
+    folder, made = history.folder, list[Logger]()
     if "tensorboard" in names:
-        made.append(
-            TensorBoardLogger(history.folder, name="logs", version="tensorboard", purge_step=step)
-        )
+        made.append(TensorBoardLogger(folder, name="logs", version="tensorboard", purge_step=step))
     if "wandb" in names:
         if importlib.util.find_spec("wandb") is None:
             raise ValueError("training.loggers has wandb, which is not installed: pip install it")
-        made.append(_wandb(history.folder, history.console))
+        made.append(_wandb(folder))
     for logger in made:
         logger.log_hyperparams(dict(history.config))
     return made
 
 
-def _wandb(folder: Path, console: Console) -> WandbLogger:
-    """Offline unless logged in; a resumed run goes on under the id in its folder."""
-    logs = folder / "logs"
-    file = logs / "wandb-id"
-    if not file.exists():
-        with temporary_path(file) as temporary:
-            temporary.write_text(uuid4().hex[:8], encoding="utf-8")
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("/")[2]
-    keys = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    known = "WANDB_API_KEY" in os.environ or (keys.is_file() and host in keys.read_text())
-    offline = "WANDB_MODE" not in os.environ and not known
-    if offline:
-        say(console, f"wandb is not logged in: offline; wandb sync {logs}/wandb/offline-* sends it")
-    return WandbLogger(
-        name=folder.name,
-        save_dir=str(logs),
-        project="flt_mol",
-        mode="offline" if offline else None,
-        id=file.read_text(encoding="utf-8"),
-        resume="allow",
-    )
+def _wandb(folder: Path) -> WandbLogger:
+    """Offline unless logged in; the id, when the run began, stays where it is resumed."""
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    told = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
+    online = told or (netrc.is_file() and "wandb" in netrc.read_text())
+    number = f"{(folder / 'config.yaml').stat().st_mtime_ns:x}"
+    given: dict[str, Any] = {"id": number, "resume": "allow", "project": "flt_mol"}
+    given["mode"] = None if online else "offline"
+    return WandbLogger(folder.name, str(folder / "logs"), **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from flt_mol.files import temporary_path
 from flt_mol.training.callbacks import BEST, LAST
-from flt_mol.training.processes import World
+from flt_mol.training.processes import FOLDER, World
 from flt_mol.training.resume import RESUME
 
 _CONFIG = "config.yaml"
@@ -39,9 +40,9 @@ def run_folder(
             training into it.
     """
     if not world.is_first:
-        given = world.folder or output
+        given = os.environ.get(FOLDER) or output
         if given is None:
-            raise ValueError(f"{world.starter} needs output=FOLDER, the same for all processes")
+            raise ValueError("torchrun needs output=FOLDER, the same for all processes")
         yield Path(given)
         return
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ import math
 import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,8 +104,8 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     settings = config.model_dump(mode="json", exclude={"output"})
     with (
         run_folder(config.output, name, settings, world) as folder,
-        joined(world, folder) if world.starter else nullcontext(),
         isolate_rng(),
+        ExitStack() as stack,
     ):
         if (folder / LAST).exists():
             best = read_checkpoint(folder / BEST)["metrics"]
@@ -113,6 +113,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             for line in (done, *closing_lines(config, best)):
                 say(console, line)
             return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
+        stack.enter_context(joined(world, folder))
         splits = load_splits(config)
         say(console, files_line(config))
         if idle:
@@ -278,10 +279,8 @@ def _fit(
         trainer = _trainer(config, history, point, done, world, limits)
         resumed = done is not None
         path = resume if resumed else None
-        # Those that are not there yet are started now: what is wrong with data is said once.
-        with joined(world, history.folder):
-            together()
-            trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
+        together()
+        trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
     model.load_state_dict(history.weights(task).state_dict())
 
 
@@ -335,8 +334,6 @@ def _lightning(world: World) -> Iterator[None]:
                 warnings.filterwarnings("ignore", message=message)
             yield
     except SystemExit as stop:
-        if world.folder:
-            raise SystemExit(0) from None  # the process that started this one says it
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         if isinstance(stop, SIGTERMException):

@@ -123,21 +123,16 @@ def test_several_tokens_on_top_of_a_state(feature_map, dim):
     layer = make(dim, feature_map=feature_map)
     x = draw(B, L, C).requires_grad_()
     positions = 1e2 + draw(B, L, dim, seed=1) if dim == 3 else None
-    whole, after = layer(x, positions), layer.state_after(x, positions)
-    state, outs = None, []
-    for start, stop in ((0, 5), (5, 5), (5, 6), (6, L)):
+    state = None
+    for start, stop in ((0, 5), (5, 5), (5, 6), (6, L - 1)):
         at = None if positions is None else positions[:, start:stop]
-        out, state = layer.extend(x[:, start:stop], state, at)
-        outs.append(out)
-    outs = torch.cat(outs, 1)
-    torch.testing.assert_close(outs, whole, rtol=0, atol=1e-11)
-    token = draw(B, C, seed=3)
-    place = None if positions is None else positions[:, -1]
-    same = [layer.step(token, found, place)[0] for found in (state, after)]
-    torch.testing.assert_close(*same, rtol=0, atol=1e-11)
-    assert torch.equal(state.length, after.length)
-    seed = draw(B, L, C, seed=4)
-    both = [torch.autograd.grad((found * seed).sum(), x)[0] for found in (outs, whole)]
+        state = layer.state_after(x[:, start:stop], at, state)
+    assert state.length.tolist() == [L - 1] * B
+    whole = layer(x, positions)[:, -1]
+    out, _ = layer.step(x[:, -1], state, None if positions is None else positions[:, -1])
+    torch.testing.assert_close(out, whole, rtol=0, atol=1e-11)
+    seed = draw(B, C, seed=4)
+    both = [torch.autograd.grad((found * seed).sum(), x)[0] for found in (out, whole)]
     torch.testing.assert_close(*both, rtol=0, atol=1e-10)
 
 
@@ -179,8 +174,9 @@ def test_streams_without_a_token_stay_as_they_are(own):
                 assert torch.equal(b[mask], c[mask])
     out.sum().backward()
     assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
-    with pytest.raises(ValueError, match="expected bool"):
-        layer.step(x[:, 2], state, mask=mask[:2])
+    first = layer.step(x[:, 0], layer.initial_state(B), mask=mask)[1]
+    both = layer.step(x[:, 0], first, mask=~mask)[0]
+    torch.testing.assert_close(both[~mask], layer(x)[~mask, 0], rtol=0, atol=1e-12)
 
 
 def encoder(dim=1, shared=True, recycles=2):

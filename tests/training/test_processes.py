@@ -26,7 +26,7 @@ STEP = {**BATCH, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "3", "SLURM_PROCI
 
 @pytest.fixture(autouse=True)
 def _nobody_started(monkeypatch):
-    for name in (*TORCHRUN, *STEP, "LOCAL_RANK", "FLT_MOL_PROCESS"):
+    for name in (*TORCHRUN, *STEP, "LOCAL_RANK", "FLT_MOL_RUN_FOLDER"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -43,28 +43,25 @@ def test_alone(tmp_path, monkeypatch):
     assert gathered("a") == ["a"]
     with pytest.raises(ValueError, match=r"training\.nodes is 2"):
         world_of(1, 2)
-    monkeypatch.setenv("FLT_MOL_PROCESS", "3:1234:/a:b")
-    assert world_of(4, 1) == World(4, 1, 3, folder="/a:b", port=1234)
-    assert world_of(1, 1) == World(1, 1, 0)
 
 
-def test_processes_follow_the_first(tmp_path):
-    settings = {"a": 1}
-    with (
-        run_folder(str(tmp_path / "run"), "run", settings, World(2)) as first,
-        run_folder(None, "run", settings, World(2, 1, 1, folder=str(first))) as followed,
-    ):
-        assert followed == first
+def test_processes_follow_the_first(tmp_path, monkeypatch):
+    settings, later = {"a": 1}, World(2, 1, 1, torchrun=True)
+    with run_folder(str(tmp_path / "run"), "run", settings, World(2)) as first:
+        monkeypatch.setenv("FLT_MOL_RUN_FOLDER", str(first))
+        with run_folder(None, "run", settings, later) as followed:
+            assert followed == first
+    monkeypatch.delenv("FLT_MOL_RUN_FOLDER")
     with (
         pytest.raises(ValueError, match="output=FOLDER"),
-        run_folder(None, "run", settings, World(2, 1, 1, "torchrun")),
+        run_folder(None, "run", settings, later),
     ):
         pass
 
 
 def test_under_torchrun(monkeypatch):
     setenv(monkeypatch, dict(zip(TORCHRUN, ("5", "6", "2", "host", "1234"), strict=True)))
-    found = World(2, 3, 5, "torchrun", address="host", port=1234)
+    found = World(2, 3, 5, torchrun=True)
     assert world_of(1, 1) == world_of(2, 3) == found
     assert Environment(found).local_rank() == 1
     assert Environment(found).node_rank() == 2
@@ -73,15 +70,11 @@ def test_under_torchrun(monkeypatch):
 
 
 def test_under_srun(monkeypatch):
-    """Its tasks are one run where that asks for as many; else each has its own."""
+    """Each task has its own run; several as one are torchrun's."""
     setenv(monkeypatch, STEP)
-    assert world_of(4, 1) == World(4, 1, 2, "srun", port=15_013)
     assert world_of(1, 1) == World(1, 1, 0)
-    with pytest.raises(ValueError, match=r"training\.devices is 2.*srun"):
-        world_of(2, 1)
-    nodes = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[07-08]"}
-    setenv(monkeypatch, {**nodes, "MASTER_PORT": "77"})
-    assert world_of(2, 2) == World(2, 2, 2, "srun", address="gpu07", port=77)
+    with pytest.raises(ValueError, match=r"training\.devices is 4.*torchrun, or sbatch"):
+        world_of(4, 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -89,9 +82,10 @@ def test_who_does_not_come_is_not_waited_for(tmp_path, monkeypatch, rank):
     monkeypatch.setattr(processes, "_LIMIT", 0.5)
     with closing(socket()) as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = World(2, 1, rank, "srun", port=port)
-    with pytest.raises(ValueError, match=rf"number \[?{1 - rank}"), joined(world, tmp_path):
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    setenv(monkeypatch, place)
+    world = World(2, 1, rank, torchrun=True)
+    with pytest.raises(ValueError, match="did not come"), joined(world, tmp_path):
         pass
 
 
@@ -181,17 +175,20 @@ def test_a_signal_stops_all_after_the_same_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_of_srun(tmp_path):
-    """Two tasks train as one run, with the same weights; the second one alone gives up."""
+def test_processes_that_others_started(tmp_path):
+    """They train as one run, with the same weights."""
     config, folder = tiny_run(tmp_path, 22, 5, model=RANDOM), tmp_path / "two"
-    each = {**BATCH, "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(os.getpid())}
+    with closing(socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    each = {**BATCH, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     tasks = [
         subprocess.Popen(
             [*command(config, folder, "training.devices=2", module="helpers.dumped_training")],
             env={
                 **environment(),
                 **each,
-                "SLURM_PROCID": rank,
+                "RANK": rank,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             },
             stdout=subprocess.PIPE,
@@ -212,11 +209,12 @@ def test_a_step_of_srun(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-def test_a_signal_ends_the_wait_for_a_task_that_never_comes(tmp_path):
+def test_a_signal_ends_the_wait_for_a_process_that_never_comes(tmp_path):
     config, folder = tiny_run(tmp_path), tmp_path / "two"
+    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     with subprocess.Popen(
         command(config, folder, "training.devices=2"),
-        env={**environment(), **BATCH, "SLURM_STEP_NUM_TASKS": "2"},
+        env={**environment(), **there},
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
