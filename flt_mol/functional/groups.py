@@ -498,13 +498,12 @@ def single_step(
         return *run(grad, *given), *[None] * (len(given) - count)
 
     compiled.register_autograd(partial(by, gradients), setup_context=save)
-    return eager_step(compiled, forward, save, partial(by, backward))
+    return eager_step(compiled, forward, partial(by, backward))
 
 
 def eager_step(
     compiled: Callable[..., Tensor],
     forward: Callable[..., Tensor],
-    save: Callable[..., None],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> Callable[..., Tensor]:
     """`compiled` in graphs, else the same as an autograd.Function, at a third of its cost."""
@@ -512,9 +511,10 @@ def eager_step(
     class Step(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
-            out = forward(*given)
-            save(ctx, given, out)  # not as setup_context, which takes as long as ten operations
-            return out
+            # Not in setup_context, which takes as long as ten operations.
+            ctx.save_for_backward(*(x for x in given if isinstance(x, Tensor)))
+            ctx.others = [None if isinstance(x, Tensor) else x for x in given]
+            return forward(*given)
 
     Step.backward = staticmethod(backward)  # type: ignore[method-assign]
     apply: Any = Step.apply

@@ -12,7 +12,7 @@ from flt_mol.functional.fourier import (
     phases,
     position_features,
 )
-from flt_mol.functional.groups import at_least_float32, centred, first_per_system, spread
+from flt_mol.functional.groups import centred, first_per_system, spread
 from flt_mol.nn.frequencies import Frequencies
 from flt_mol.nn.spectrum import Spectrum
 
@@ -29,6 +29,10 @@ class FourierRPE(nn.Module):
         spectrum: g, per head; real, or complex for masks that know a direction.
         frequencies: ξ and their density p.
         split: how ρ is shared between Φ and Ψ, see `functional.position_features`.
+
+    Attributes:
+        num_heads: H.
+        dim: ℓ, the dimension of positions.
 
     Raises:
         ValueError: frequencies that do not go with the spectrum, or an unknown split.
@@ -57,16 +61,8 @@ class FourierRPE(nn.Module):
         self.spectrum = spectrum
         self.frequencies = frequencies
         self.split = split
-
-    @property
-    def num_heads(self) -> int:
-        """H."""
-        return self.spectrum.num_heads
-
-    @property
-    def dim(self) -> int:
-        """ℓ, the dimension of positions."""
-        return self.spectrum.dim
+        self.num_heads = spectrum.num_heads
+        self.dim = spectrum.dim
 
     @property
     def num_features(self) -> int:
@@ -119,7 +115,8 @@ class FourierRPE(nn.Module):
 
 def _relative(positions: Tensor, ptr: Tensor, origin: str | Tensor) -> Tensor:
     """Positions relative to their system's origin, at least float32; integers lose nothing."""
-    local = at_least_float32(positions) if positions.is_floating_point() else positions.double()
+    single = torch.float32 if positions.is_floating_point() else torch.float64
+    local = positions.to(torch.promote_types(positions.dtype, single))
     if isinstance(origin, Tensor):
         if origin.shape != (expected := (ptr.numel() - 1, local.shape[-1])):
             raise ValueError(f"origin has shape {tuple(origin.shape)}, expected {expected}")
