@@ -63,7 +63,7 @@ class FLTCalculator(Calculator):
         self._members = load_members(checkpoint, device)
         configs = [getattr(model, "config", None) for model in self._members.models]
         if all("forces" in getattr(config, "outputs", ()) for config in configs):
-            self.implemented_properties = ["energy", "forces", "stress"]
+            self.implemented_properties = ["energy", "free_energy", "forces", "stress"]
         # ASE's databases store parameters beside the results.
         super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]
 
@@ -123,7 +123,7 @@ class FLTCalculator(Calculator):
         if self._members.ensemble:
             self.spread = float(np.std([out["energy"] for out in found], ddof=1))
         self.results = {name: np.mean([out[name] for out in found], axis=0) for name in found[0]}
-        self.results["energy"] = float(self.results["energy"])
+        self.results |= dict.fromkeys(("energy", "free_energy"), float(self.results["energy"]))
 
 
 def _outputs(model: Any, structure: Structures, stress: bool) -> dict[str, Any]:
