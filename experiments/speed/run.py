@@ -1,4 +1,4 @@
-"""Time and memory: a layer over lengths, a training step of whole models, one large system, modes.
+"""Time and memory: a layer over lengths, steps of whole models, one large system, modes, molecules.
 
 Each point runs in a process of its own and is a line in results.jsonl; within a point, everything
 that is compared takes turns. Packages that are not installed are skipped (pip install --no-deps
@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,6 +43,8 @@ from flt_mol.structures import Structures
 from speed.layers import LAYERS, OURS, Size, installed
 from speed.systems import crystal, slabs
 
+MHA = "MultiheadAttention"
+MOLECULES = [15, 16, 18, 15, 16, 19, 14, 17, 16, 17, 17, 17]
 RATIOS = [
     ("FLT, Gaussian RPE", OURS), ("FLT, local RPE", OURS), (OURS, "performer-pytorch"),
     (OURS, "PyG PerformerAttention"), ("log-linear Performer", OURS), ("softmax, dense bias", OURS),
@@ -170,6 +173,36 @@ def _in_mode(
     return call
 
 
+def molecules(systems: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a training step of attention alone, and of `flt-small` on one molecule of 17."""
+    sizes = MOLECULES * (systems // 12) if systems > 1 else [2600]
+    length, counts = max(sizes), torch.tensor(sizes)
+    ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    x, positions = torch.randn(sum(sizes), 64), 10 * torch.rand(sum(sizes), 3)
+    real = torch.arange(length) < counts[:, None]
+    padded = torch.zeros(len(sizes), length, 64)
+    padded[real] = x
+    theirs = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def multihead() -> Tensor:
+        return theirs(padded, padded, padded, key_padding_mask=~real, need_weights=False)[0]  # type: ignore[no-any-return]
+
+    runs: dict[str, Callable[[], object]] = {MHA: _training(multihead, [*theirs.parameters()])}
+    for mode in ("exact", "linear"):
+        for with_positions in (False, True):
+            rpe, given = None, {"ptr": ptr}
+            if with_positions:
+                rpe = FourierRPE(GaussianSpectrum(4, num_terms=16), GaussianFrequencies(32))
+                given["positions"] = positions
+            layer = FLTAttention(64, 4, rpe=rpe, mode=mode)
+            name = f"{mode}, positions" if with_positions else mode
+            runs[name] = _training(partial(layer, x, **given), [*layer.parameters()])
+    model = EnergyModel(named_config("flt-small")).eval()
+    molecule = Structures.single([6] * 5 + [1] * 12, (6 * torch.rand(17, 3)).tolist())
+    runs["one molecule"] = _inference(lambda: model(molecule)["energy"])
+    return {"seconds": interleaved(runs, rounds, at_least=0.02).seconds}
+
+
 def machine() -> str:
     """Processor and versions."""
     name = platform.processor() or platform.machine()
@@ -253,6 +286,18 @@ def _modes_table(records: list[dict[str, Any]]) -> str:
     return markdown_table(["atoms of a system", "D", "", "exact / linear"], rows)
 
 
+def _molecules_table(records: list[dict[str, Any]]) -> str:
+    rows = []
+    for r in records:
+        timings = Timings(r["seconds"])
+        ours = [name for name in r["seconds"] if name not in (MHA, "one molecule")]
+        ratios = [f"{timings.ratio(name, MHA)[0]:.2f}" for name in ours]
+        times = [f"{1e3 * timings.median(name):.2f}" for name in (MHA, "one molecule")]
+        rows.append([f"{r['systems']} × {16 if r['systems'] > 1 else 2600}", *ratios, *times])
+    title = ["systems × atoms, over MHA:", *ours, "MHA (ms)", "one molecule of 17, flt-small (ms)"]
+    return markdown_table(title, rows)
+
+
 _TOKENS = (512, 1024, 2048, 4096, 8192)
 BENCHES: dict[
     str, tuple[Callable[..., dict[str, Any]], list[dict[str, Any]], Callable[..., str]]
@@ -277,6 +322,11 @@ BENCHES: dict[
             for n in (64, 128, 256, 512)
         ],
         _modes_table,
+    ),
+    "molecules": (
+        molecules,
+        [{"systems": n} for n in (12, 156, 1)],
+        _molecules_table,
     ),
 }
 

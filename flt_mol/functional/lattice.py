@@ -50,14 +50,11 @@ def checked_cells(
 ) -> tuple[Tensor, Tensor]:
     """Cells (B, 3, 3) and pbc (B, 3) of a batch, zeros and False where both are None."""
     systems = len(system_sizes(ptr, positions.shape[0]))
-    if pbc is None:
-        if cell is not None:
-            raise ValueError("pbc is None, but there is a cell: give pbc (B, 3)")
-        pbc = torch.zeros(systems, 3, dtype=torch.bool, device=positions.device)
-    if cell is None:
-        if bool(pbc.any()):
-            raise ValueError("cell is None, but pbc is True somewhere: give the cell (B, 3, 3), Å")
+    if cell is None or pbc is None:
+        if cell is not pbc:
+            raise ValueError("cell and pbc belong together: give both, or None for molecules")
         cell = positions.new_zeros(systems, 3, 3)
+        pbc = torch.zeros(systems, 3, dtype=torch.bool, device=positions.device)
     for name, value, shape in (
         ("positions", positions, (positions.shape[0], 3)),
         ("cell", cell, (systems, 3, 3)),
@@ -176,6 +173,8 @@ def short_basis(cell: Floats, periodic: NDArray[np.bool_]) -> tuple[Integers, Fl
         for row, others in enumerate(([1, 2], [2, 0], [0, 1])):
             thick = (np.linalg.norm(basis, axis=-1) > _THINNEST) | ~periodic
             free = periodic[:, others] & (periodic[:, row] & thick.all(1))[:, None]
+            if not free.any():
+                continue
             long, span = basis[:, row], basis[:, others]
             nearest = np.rint(np.einsum("bc,bca->ba", long, np.linalg.pinv(span, rcond=1e-9)))
             steps = (nearest[:, None] + around) * free[:, None]
