@@ -37,12 +37,14 @@ from common.timing import (
     process_memory,
     threads,
 )
+from flt_mol.data import open_dataset
 from flt_mol.models import EnergyConfig, EnergyModel, named_config
 from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
 from flt_mol.structures import Structures
 from speed.layers import LAYERS, OURS, Size, installed
 from speed.systems import crystal, slabs
 
+SLABS = Path(__file__).parents[2] / "datasets" / "emt_adsorption" / "train.lmdb"
 MHA = "MultiheadAttention"
 MOLECULES = [15, 16, 18, 15, 16, 19, 14, 17, 16, 17, 17, 17]
 RATIOS = [
@@ -173,6 +175,34 @@ def _in_mode(
     return call
 
 
+def compiled(model: str, rounds: int) -> dict[str, Any]:
+    """Training steps of an epoch, compiled and, every few, eager; seconds to compile, and graphs.
+
+    Batches of 48 slabs of `emt_adsorption` in random order, so of any size, dropout on.
+    """
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    dataset = open_dataset(SLABS)
+    order, size = torch.randperm(len(dataset)).tolist(), 48
+    eager = MODELS[model]()
+    fast = MODELS[model]()
+    fast.compile(fullgraph=True, dynamic=True)
+    seconds: dict[str, list[float]] = {"eager": [], "compiled": []}
+    first = 0.0
+    for number, start in enumerate(range(0, len(order), size)):
+        batch = eager.prepare_batch(dataset.batch(order[start : start + size]))  # type: ignore[operator]
+        both = {"compiled": fast, "eager": eager} if number % rounds == 0 else {"compiled": fast}
+        for name, one in both.items():
+            begin = time.process_time()
+            _step(one, batch)()
+            took = time.process_time() - begin
+            if number:
+                seconds[name].append(took)
+            elif name == "compiled":
+                first = took
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return {"first_step": first, "graphs": graphs, "seconds": seconds}
+
+
 def molecules(systems: int, rounds: int) -> dict[str, Any]:
     """Seconds of a training step of attention alone, and of `flt-small` on one molecule of 17."""
     sizes = MOLECULES * (systems // 12) if systems > 1 else [2600]
@@ -277,6 +307,17 @@ def _system_table(records: list[dict[str, Any]]) -> str:
     return text
 
 
+def _compiled_table(records: list[dict[str, Any]]) -> str:
+    head = ["model", "compiled / eager", "eager (s)", "first step (s)", "graphs of an epoch"]
+    rows = []
+    for r in records:
+        fast, plain = (median(r["seconds"][name]) for name in ("compiled", "eager"))
+        rows.append([
+            r["model"], f"{fast / plain:.2f}", f"{plain:.3f}", f"{r['first_step']:.0f}", r["graphs"]
+        ])  # fmt: skip
+    return markdown_table(head, rows)
+
+
 def _modes_table(records: list[dict[str, Any]]) -> str:
     rows = [
         [f"{r['tokens']:,}", r["head_dim"], "training" if r["training"] else "forward",
@@ -312,6 +353,11 @@ BENCHES: dict[
         one_system,
         [{"atoms": n} for n in (4000, 16000, 64000, 250000, 1000000)],
         _system_table,
+    ),
+    "compiled": (
+        compiled,
+        [{"model": "flt-small"}, {"model": "linear attention + filters, width 256"}],
+        _compiled_table,
     ),
     "modes": (
         modes,
