@@ -12,7 +12,7 @@ from flt_mol.functional.fourier import (
     phases,
     position_features,
 )
-from flt_mol.functional.groups import centred, first_per_system, spread
+from flt_mol.functional.groups import at_least_float32, centred, first_per_system, spread
 from flt_mol.nn.frequencies import Frequencies
 from flt_mol.nn.spectrum import Spectrum
 
@@ -29,10 +29,6 @@ class FourierRPE(nn.Module):
         spectrum: g, per head; real, or complex for masks that know a direction.
         frequencies: ξ and their density p.
         split: how ρ is shared between Φ and Ψ, see `functional.position_features`.
-
-    Attributes:
-        num_heads: H.
-        dim: ℓ, the dimension of positions.
 
     Raises:
         ValueError: frequencies that do not go with the spectrum, or an unknown split.
@@ -59,10 +55,9 @@ class FourierRPE(nn.Module):
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
         self.spectrum = spectrum
+        self.num_heads, self.dim = spectrum.num_heads, spectrum.dim
         self.frequencies = frequencies
         self.split = split
-        self.num_heads = spectrum.num_heads
-        self.dim = spectrum.dim
 
     @property
     def num_features(self) -> int:
@@ -115,16 +110,17 @@ class FourierRPE(nn.Module):
 
 def _relative(positions: Tensor, ptr: Tensor, origin: str | Tensor) -> Tensor:
     """Positions relative to their system's origin, at least float32; integers lose nothing."""
-    single = torch.float32 if positions.is_floating_point() else torch.float64
-    local = positions.to(torch.promote_types(positions.dtype, single))
+    local = positions if positions.is_floating_point() else positions.double()
+    if isinstance(origin, str) and origin == "mean":
+        local = centred(local, ptr)
+        return local if positions.is_floating_point() else local.float()
+    local = at_least_float32(local)
     if isinstance(origin, Tensor):
         if origin.shape != (expected := (ptr.numel() - 1, local.shape[-1])):
             raise ValueError(f"origin has shape {tuple(origin.shape)}, expected {expected}")
         local = local - spread(origin.to(local.dtype), ptr, local.shape[0])
     elif origin == "first":
         local = local - spread(first_per_system(local, ptr), ptr, local.shape[0])
-    elif origin == "mean":
-        local = centred(local, ptr)
     else:
         raise ValueError(f"origin is {origin!r}, expected 'mean', 'first' or points (B, ℓ)")
     return local if positions.is_floating_point() else local.float()
