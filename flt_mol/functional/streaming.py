@@ -12,12 +12,11 @@ from torch import Tensor
 
 from flt_mol.functional.groups import (
     largest_per_system,
-    lowest,
     settled,
     spread,
     without_autocast,
 )
-from flt_mol.functional.linear import linear_sums, normalised, with_ones
+from flt_mol.functional.linear import joined_sums, key_sums, linear_sums, normalised, read_sums
 
 
 class CausalState(NamedTuple):
@@ -41,12 +40,12 @@ class CausalState(NamedTuple):
 
     def joined(self, later: CausalState) -> CausalState:
         """The states after these tokens and then those of `later`, from the same origins."""
-        c, sums, more = None, self.sums, later.sums
-        if self.largest is not None and later.largest is not None:
-            c = torch.maximum(self.largest, later.largest)
-            sums = sums * (self.largest - c).exp()[..., None]
-            more = more * (later.largest - c).exp()[..., None]
-        return CausalState(sums + more, c, self.length + later.length, self.origin)
+        both = [
+            (s.sums, None if s.largest is None else s.largest[..., None, :]) for s in (self, later)
+        ]
+        sums, c = joined_sums(*both)
+        largest = None if c is None else c.squeeze(-2)
+        return CausalState(sums, largest, self.length + later.length, self.origin)
 
     def detach(self) -> CausalState:
         """The same state, detached from autograd."""
@@ -112,15 +111,11 @@ def step(
         raise ValueError(
             f"queries, keys and value have shapes {found}, but the state is one for {expected}"
         )
-    q, k, value, sums = settled(queries, keys, value, state.sums)
-    c = None
-    if state.largest is not None:
-        largest = state.largest.to(k.dtype)
-        c = torch.maximum(largest, k.detach())
-        row = (q.detach() + c).amax(-1, keepdim=True).clamp(min=lowest(q.dtype))
-        q, k = ((q + c) - row).exp(), (k - c).exp()
-        sums = sums * (largest - c).exp()[..., None]
-    sums = sums + k[..., None] * with_ones(value)[..., None, :]
+    q, k, value = (x[..., None, :] for x in settled(queries, keys, value))
     with without_autocast(q):
-        read = (q[..., None, :] @ sums).squeeze(-2)
-    return normalised(read), CausalState(sums, c, state.length + 1, state.origin)
+        sums, c = key_sums(k, value, log=state.largest is not None)
+        largest = None if c is None else c.squeeze(-2)
+        after = state.joined(CausalState(sums, largest, torch.ones_like(state.length)))
+        level = None if after.largest is None else after.largest[..., None, :]
+        read = read_sums(q.to(after.sums.dtype), after.sums, level)
+    return normalised(read.squeeze(-2)), after

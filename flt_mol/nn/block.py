@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.groups import budget_of
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
@@ -19,7 +18,8 @@ from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.streaming import placed_state, present
 
-_FFN_BUDGETS = 16  # of `group_budget`, numbers of the hidden layer of the rows taken together
+EncoderState = tuple[CausalState, ...]
+_HIDDEN = 2**21  # numbers of the hidden layer at once on a CPU: larger tensors leave its cache
 
 
 class BlockGeometry(NamedTuple):
@@ -127,15 +127,11 @@ class FLTBlock(nn.Module):
             if local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
-        if torch.compiler.is_compiling():
-            return self._feed(out)
-        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // self._ffn_dim)
-        parts = [self._feed(part) for part in out.split(rows)]
+        parts: Sequence[Tensor] = [out]
+        if x.is_cpu and not torch.compiler.is_compiling():
+            parts = out.split(max(1, _HIDDEN // self._ffn_dim))
+        parts = [part + self.ffn(self.ffn_norm(part)) for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _feed(self, x: Tensor) -> Tensor:
-        fed: Tensor = self.ffn(self.ffn_norm(x))
-        return x + fed
 
 
 class FLTEncoder(nn.Module):
@@ -224,12 +220,8 @@ class FLTEncoder(nn.Module):
             rows = self.once(rows, layout.ptr, geometry)
         return layout.unpack(rows)
 
-    def initial_state(self, num_streams: int) -> tuple[CausalState, ...]:
-        """States of all attention layers, recycle by recycle, before the first token.
-
-        Raises:
-            ValueError: an encoder that is not causal, or not in linear mode.
-        """
+    def initial_state(self, num_streams: int) -> EncoderState:
+        """States of all attention layers, recycle by recycle, as `FLTAttention.initial_state`."""
         layers: list[Any] = [block.attention for block in self.blocks]
         return tuple(layer.initial_state(num_streams) for layer in layers * self.recycles)
 
@@ -237,9 +229,9 @@ class FLTEncoder(nn.Module):
         self,
         x: Tensor,
         positions: Tensor | None = None,
-        state: tuple[CausalState, ...] | None = None,
+        state: EncoderState | None = None,
         mask: Tensor | None = None,
-    ) -> tuple[CausalState, ...]:
+    ) -> EncoderState:
         """The state after tokens (B, L, C), with a mask (B, L): a plain, slow loop of `step`."""
         state = self.initial_state(len(x)) if state is None else state
         for t in range(x.shape[1]):
@@ -250,12 +242,12 @@ class FLTEncoder(nn.Module):
     def step(
         self,
         x: Tensor,
-        state: tuple[CausalState, ...],
+        state: EncoderState,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[CausalState, ...]]:
+    ) -> tuple[Tensor, EncoderState]:
         """One more token (B, C) of every sequence, as `FLTAttention.step`."""
-        x, positions = present(mask, x), present(mask, positions)
+        x = present(mask, x)
         before, after, features = list(state), [], None
         if self.rpe is not None:
             layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
@@ -267,7 +259,8 @@ class FLTEncoder(nn.Module):
             block: Any = self.blocks[k % len(self.blocks)]
             h = block.attention_norm(x)
             attended, new = block.attention.step(h, old, places, features, mask)
-            x = block._feed(x + attended)
+            x = x + attended
+            x = x + block.ffn(block.ffn_norm(x))
             after.append(new)
         return present(mask, x), tuple(after)
 

@@ -115,21 +115,17 @@ class FLTMultiheadAttention(nn.Module):
             **settings,
         ).to(weight.device, weight.dtype)
         own = layer.attention
-        parts: tuple[Tensor, ...] = (
-            module.q_proj_weight,
-            module.k_proj_weight,
-            module.v_proj_weight,
-        )
+        parts: Any = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         if module.in_proj_weight is not None:
             parts = module.in_proj_weight.chunk(3)
-        state = {"out.weight": weight}
-        for k, name in enumerate(("query", "key", "value")):
-            state[f"{name}.weight"] = parts[k]
+        maps = own.query, own.key, own.value, own.out
+        with torch.no_grad():
+            for linear, part in zip(maps, (*parts, weight), strict=True):
+                linear.weight.copy_(part)
             if bias:
-                state[f"{name}.bias"] = module.in_proj_bias.chunk(3)[k]
-        if bias:
-            state["out.bias"] = module.out_proj.bias
-        own.load_state_dict(own.state_dict() | state)
+                biases = *module.in_proj_bias.chunk(3), module.out_proj.bias
+                for linear, part in zip(maps, biases, strict=True):
+                    linear.bias.copy_(part)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             layer.requires_grad_(False)
         return layer.train(module.training)
@@ -223,11 +219,10 @@ class FLTMultiheadAttention(nn.Module):
         fits = causal if layer.causal else (bias == 0).all()
         if layer.mode == "exact":
             return bias if torch.compiler.is_compiling() or not bool(fits) else None
-        use = "linear attention has no other, mode='exact' has; key_padding_mask is for padding"
         if not layer.causal:
             require(fits | ~causal, "attn_mask is causal: build this layer with causal=True")
         what = "not the causal mask" if layer.causal else "for single pairs"
-        require(fits, f"attn_mask is {what}: {use}")
+        require(fits, f"attn_mask is {what}: only mode='exact' has that (or use key_padding_mask)")
         return None
 
     def _biased(
@@ -243,12 +238,11 @@ class FLTMultiheadAttention(nn.Module):
             of.unpack(y).transpose(1, 2)
             for of, y in ((layout, query), (keys, key), (keys, rows.value.to(key.dtype)))
         )
+        bias = bias.to(q.dtype)
         bias = bias.unflatten(0, (-1, self.num_heads)) if bias.dim() == 3 else bias
         shown = (bias > -torch.inf).tril() if layer.causal else bias > -torch.inf
         if seen is not None:
             shown = shown & seen[:, None, None]
-        if real is not None:
-            shown = shown & real[:, None, :, None]
         # Rows that see nothing have weights of 0, without a NaN on the way.
         logits = torch.where(shown, q @ k.mT + bias, _LOWEST)
         weights = logits.softmax(-1) * shown

@@ -91,7 +91,7 @@ class Streaming:
                 f"x has shape {tuple(x.shape)}, expected {expected}: one token of each sequence "
                 "of the state"
             )
-        x, positions = present(mask, x), present(mask, positions)
+        x = present(mask, x)
         shape = len(x), self.num_heads, -1
         layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
         before, origin = placed_state(self.rpe, layout, positions, state)
@@ -99,14 +99,14 @@ class Streaming:
         query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)
-        if mask is not None:  # keys that add nothing
+        if mask is not None:
             nothing = -torch.inf if phi.exponential else 0.0
             keys = keys.masked_fill(~mask[:, None, None], nothing)
         out, after = streaming.step(queries, keys, value, before)
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
-        if mask is None:
-            return out, after
-        return present(mask, out), after._replace(length=state.length + mask)
+        if mask is not None:
+            after = after._replace(length=state.length + mask)
+        return present(mask, out), after
 
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
@@ -116,9 +116,9 @@ class Streaming:
             )
 
 
-def present(mask: Tensor | None, x: Any) -> Any:
-    """Rows (B, C), or None, with 0 where the mask (B,) is False."""
-    return x if mask is None or x is None else torch.where(mask[:, None], x, 0.0)
+def present(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Rows (B, C) with 0 where a mask (B,) is False."""
+    return x if mask is None else torch.where(mask[:, None], x, 0.0)
 
 
 def placed_state(
@@ -129,9 +129,8 @@ def placed_state(
         raise ValueError(f"x has {len(layout.ptr) - 1} systems, the state {len(state.length)}")
     if rpe is None:
         return state, None
-    origin = state.origin
-    if origin is None:
-        origin = state.sums.new_zeros(len(state.length), rpe.dim)
+    zero = state.sums.new_zeros(len(state.length), rpe.dim)
+    origin = zero if state.origin is None else state.origin
     if positions is None:  # which count from 0
         return state._replace(origin=origin), origin - state.length[:, None]
     packed = at_least_float32(packed_positions(layout, positions, rpe.dim))

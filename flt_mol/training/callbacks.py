@@ -112,6 +112,8 @@ class History(Callback):
         if "val/displacement" in row:
             moved, unmoved = row["val/displacement"], row["val/displacement_unmoved"]
             line += f"  displacement {moved:.3f} Å (unmoved {unmoved:.3f})"
+        if "val/forces_mae" in row:
+            line += f"  forces {row['val/forces_mae']:.3f} eV/Å"
         say(self.console, line)
 
     def _write_csv(self) -> None:
@@ -148,7 +150,11 @@ def _wandb(folder: Path) -> WandbLogger:
     netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
     told = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
     online = told or (netrc.is_file() and "wandb" in netrc.read_text())
-    number = f"{(folder / 'config.yaml').stat().st_mtime_ns:x}"
-    given: dict[str, Any] = {"id": number, "resume": "allow", "project": "flt_mol"}
-    given["mode"] = None if online else "offline"
-    return WandbLogger(folder.name, str(folder / "logs"), **given)
+    return WandbLogger(
+        folder.name,
+        str(folder / "logs"),
+        id=f"{(folder / 'config.yaml').stat().st_mtime_ns:x}",
+        resume="allow",
+        project="flt_mol",
+        mode=None if online else "offline",
+    )

@@ -56,6 +56,7 @@ def run_folder(
                 with temporary_path(folder / _CONFIG) as temporary:
                     text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
                     temporary.write_text(text, encoding="utf-8")
+            stack.enter_context(_shown(folder, world))
             yield folder
         except BaseException as error:
             best, resume = folder / BEST, folder / RESUME
@@ -113,6 +114,21 @@ def _lock(folder: Path, stack: ExitStack) -> bool:
         raise ValueError(f"output {folder} cannot be written: {error.strerror or error}") from error
     stack.callback((folder / _LOCK).unlink, missing_ok=True)
     return True
+
+
+@contextmanager
+def _shown(folder: Path, world: World) -> Iterator[None]:
+    """Processes that Lightning starts meanwhile find the folder of the run in their environment."""
+    before = dict(os.environ)
+    if not world.torchrun:  # whatever was left behind
+        for name in ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+    os.environ[FOLDER] = str(folder.absolute())
+    try:
+        yield
+    finally:  # of what Lightning added, too
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import math
 import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 from ase.data import chemical_symbols
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
@@ -41,11 +44,12 @@ from flt_mol.training.data import (
     load_splits,
     sids_of,
     split_loader,
+    with_rule,
     without_idle_outputs,
 )
 from flt_mol.training.finetune import start_from
 from flt_mol.training.folder import run_folder, written_files
-from flt_mol.training.processes import Environment, World, joined, together, world_of
+from flt_mol.training.processes import Strategy, World, meet, world_of
 from flt_mol.training.resume import RESUME, ResumePoint, resume_step
 from flt_mol.training.task import EnergyTask
 
@@ -100,20 +104,17 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     world = world_of(config.training.devices, config.training.nodes)
     console = console or Console() if world.is_first else Console(quiet=True)
     config = RunConfig.model_validate(absolute_paths(config.model_dump(), Path.cwd(), False))
+    config = with_rule(config)
     config, idle = without_idle_outputs(config)
     settings = config.model_dump(mode="json", exclude={"output"})
-    with (
-        run_folder(config.output, name, settings, world) as folder,
-        isolate_rng(),
-        ExitStack() as stack,
-    ):
+    with run_folder(config.output, name, settings, world) as folder, isolate_rng():
         if (folder / LAST).exists():
             best = read_checkpoint(folder / BEST)["metrics"]
             done = f"the run in {folder} is finished: to train longer give another output"
             for line in (done, *closing_lines(config, best)):
                 say(console, line)
             return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
-        stack.enter_context(joined(world, folder))
+        _store = meet(world.rank, world.size, "start") if world.torchrun else None
         splits = load_splits(config)
         say(console, files_line(config))
         if idle:
@@ -279,7 +280,6 @@ def _fit(
         trainer = _trainer(config, history, point, done, world, limits)
         resumed = done is not None
         path = resume if resumed else None
-        together()
         trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
     model.load_state_dict(history.weights(task).state_dict())
 
@@ -298,6 +298,7 @@ def _trainer(
     if (patience := settings.early_stop) is not None:
         stop = EarlyStopping("val/mae", patience=patience, check_on_train_epoch_end=False)
         callbacks.append(stop)
+    rank_zero_only.rank = world.rank  # type: ignore[attr-defined]
     try:
         return Trainer(
             **limits,
@@ -305,8 +306,8 @@ def _trainer(
             accelerator=settings.accelerator,
             devices=world.devices,
             num_nodes=world.nodes,
-            plugins=[Environment(world)],
-            strategy="ddp" if world.size > 1 else "auto",
+            strategy=Strategy() if world.size > 1 else "auto",
+            plugins=[TorchElasticEnvironment() if world.torchrun else LightningEnvironment()],
             use_distributed_sampler=False,
             precision=settings.precision,
             gradient_clip_val=settings.gradient_clip,
@@ -315,7 +316,7 @@ def _trainer(
             enable_checkpointing=False,
             enable_progress_bar=bar,
             enable_model_summary=False,
-            logger=make_loggers(settings.loggers, history, done) if world.is_first else [],
+            logger=make_loggers(settings.loggers, history, done),
             callbacks=[*callbacks, point],  # whose file has the states of the others
         )
     except MisconfigurationException as error:
@@ -334,6 +335,8 @@ def _lightning(world: World) -> Iterator[None]:
                 warnings.filterwarnings("ignore", message=message)
             yield
     except SystemExit as stop:
+        if not (world.is_first or world.torchrun):
+            raise SystemExit(0) from None  # else the first process, which started it, is killed
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         if isinstance(stop, SIGTERMException):

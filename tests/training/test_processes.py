@@ -12,21 +12,20 @@ from socket import socket
 import pytest
 import torch
 
-from flt_mol.training import processes
 from flt_mol.training.config import run_yaml
 from flt_mol.training.folder import run_folder
-from flt_mol.training.processes import Environment, World, gathered, joined, world_of
+from flt_mol.training.processes import World, gathered, meet, world_of
 from helpers.kill_training import steps_done
 from helpers.training import RANDOM, tiny_run
 
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BATCH = {"SLURM_JOB_ID": "1", "SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
 STEP = {**BATCH, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "3", "SLURM_PROCID": "2"}
 
 
 @pytest.fixture(autouse=True)
 def _nobody_started(monkeypatch):
-    for name in (*TORCHRUN, *STEP, "LOCAL_RANK", "FLT_MOL_RUN_FOLDER"):
+    for name in (*TORCHRUN, *STEP, "FLT_MOL_RUN_FOLDER"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -46,12 +45,16 @@ def test_alone(tmp_path, monkeypatch):
 
 
 def test_processes_follow_the_first(tmp_path, monkeypatch):
-    settings, later = {"a": 1}, World(2, 1, 1, torchrun=True)
+    settings, later = {"a": 1}, World(2, 1, 1)
+    monkeypatch.setenv("NODE_RANK", "5")
+    before = dict(os.environ)
     with run_folder(str(tmp_path / "run"), "run", settings, World(2)) as first:
-        monkeypatch.setenv("FLT_MOL_RUN_FOLDER", str(first))
+        assert "NODE_RANK" not in os.environ  # left behind by something else
+        os.environ["LOCAL_RANK"] = "1"
+        assert world_of(2, 1) == later
         with run_folder(None, "run", settings, later) as followed:
             assert followed == first
-    monkeypatch.delenv("FLT_MOL_RUN_FOLDER")
+    assert dict(os.environ) == before
     with (
         pytest.raises(ValueError, match="output=FOLDER"),
         run_folder(None, "run", settings, later),
@@ -60,11 +63,9 @@ def test_processes_follow_the_first(tmp_path, monkeypatch):
 
 
 def test_under_torchrun(monkeypatch):
-    setenv(monkeypatch, dict(zip(TORCHRUN, ("5", "6", "2", "host", "1234"), strict=True)))
+    setenv(monkeypatch, dict(zip(TORCHRUN, ("5", "1", "6", "2", "host", "1234"), strict=True)))
     found = World(2, 3, 5, torchrun=True)
     assert world_of(1, 1) == world_of(2, 3) == found
-    assert Environment(found).local_rank() == 1
-    assert Environment(found).node_rank() == 2
     with pytest.raises(ValueError, match=r"training\.devices is 4.*torchrun"):
         world_of(4, 1)
 
@@ -78,15 +79,16 @@ def test_under_srun(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_who_does_not_come_is_not_waited_for(tmp_path, monkeypatch, rank):
-    monkeypatch.setattr(processes, "_LIMIT", 0.5)
+def test_who_does_not_come_is_not_waited_for(monkeypatch, rank):
+    setenv(monkeypatch, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    with pytest.raises(ValueError, match="not all of 2 processes"):
+        meet(rank, 2, "start", 0.5)
+
+
+def free_port():
     with closing(socket()) as free:
         free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    setenv(monkeypatch, place)
-    world = World(2, 1, rank, torchrun=True)
-    with pytest.raises(ValueError, match="did not come"), joined(world, tmp_path):
-        pass
+        return free.getsockname()[1]
 
 
 def command(config, folder, *overrides, module="flt_mol"):
@@ -178,16 +180,15 @@ def test_a_signal_stops_all_after_the_same_step(tmp_path):
 def test_processes_that_others_started(tmp_path):
     """They train as one run, with the same weights."""
     config, folder = tiny_run(tmp_path, 22, 5, model=RANDOM), tmp_path / "two"
-    with closing(socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    each = {**BATCH, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    each = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     tasks = [
         subprocess.Popen(
             [*command(config, folder, "training.devices=2", module="helpers.dumped_training")],
             env={
                 **environment(),
+                **BATCH,
                 **each,
+                "LOCAL_RANK": rank,
                 "RANK": rank,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             },
@@ -211,7 +212,8 @@ def test_processes_that_others_started(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_signal_ends_the_wait_for_a_process_that_never_comes(tmp_path):
     config, folder = tiny_run(tmp_path), tmp_path / "two"
-    there = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    there = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    there["MASTER_PORT"] = str(free_port())
     with subprocess.Popen(
         command(config, folder, "training.devices=2"),
         env={**environment(), **there},
