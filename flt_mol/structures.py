@@ -320,6 +320,13 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
 
 
+def known_forces(structures: Structures) -> Tensor:
+    """(N,) bool, atoms that are free and whose forces are known: those that count, as in OC20."""
+    if structures.forces is None:
+        return torch.zeros_like(structures.fixed)
+    return ~structures.fixed & structures.forces.isfinite().all(1)
+
+
 def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
     """Rows ptr[b] to ptr[b + 1] of all `systems` b, one range after the other, and their ptr."""
     start, sizes = ptr[systems], ptr.diff()[systems]

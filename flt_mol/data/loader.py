@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from flt_mol.structures import Structures
+from flt_mol.structures import Structures, known_forces
 
 Systems = Dataset[Structures] | Sequence[Structures]
 Integers = NDArray[np.int64]
@@ -161,15 +161,18 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class Window(NamedTuple):
-    """What the batches of one optimiser step hold together: systems, and atoms that are free."""
+    """What the batches of one optimiser step hold: systems, free atoms, those of known forces."""
 
     systems: int
     atoms: int
+    forces: int
 
     @classmethod
     def of(cls, batches: Sequence[Structures]) -> Window:
         """Of these batches."""
-        return cls(sum(map(len, batches)), sum(int((~x.fixed).sum()) for x in batches))
+        free = sum(int((~batch.fixed).sum()) for batch in batches)
+        known = sum(int(known_forces(batch).sum()) for batch in batches)
+        return cls(sum(map(len, batches)), free, known)
 
 
 class Loader(DataLoader[Any]):

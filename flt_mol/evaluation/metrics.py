@@ -1,4 +1,4 @@
-"""Energy metrics of IS2RE over systems, and their bootstrap intervals."""
+"""Metrics of energies and forces over systems, and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flt_mol.prediction.energies import energy_array
+from flt_mol.structures import Structures, known_forces
 
 EWT_THRESHOLD = 0.02
 """eV; an energy is within threshold if its error is strictly smaller."""
+
+FORCE_THRESHOLD = 0.03
+"""eV/Å, of the largest component of a system's errors, likewise."""
 
 LEVEL = 0.95
 """Share of the resampled values that lie within an interval."""
@@ -102,6 +108,44 @@ def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -
     metrics = EnergyMetrics()
     metrics.update(prediction, target, sid)
     return metrics.compute()
+
+
+def force_sums(
+    forces: Tensor, energy_error: Tensor, structures: Structures
+) -> dict[str, tuple[float, int]]:
+    """OC20's metrics of forces, summed over a batch, and how many numbers each is a mean over.
+
+    - "forces_mae", eV/Å: |F − F*| of each component;
+    - "forces_cosine": F·F* / |F||F*| of each atom;
+    - "efwt": systems with an energy error below 0.02 eV and all |F − F*| below 0.03 eV/Å.
+
+    Fixed atoms, those without known forces and systems of such atoms alone do not count.
+
+    Args:
+        forces: F (N, 3), eV/Å, predicted.
+        energy_error: (B,), eV.
+        structures: B systems with F*, their forces.
+
+    Raises:
+        ValueError: there are no forces F*, or another number of F, naming the sids.
+
+    References:
+        Chanussot et al., ACS Catal. 2021, table 2: S2EF.
+    """
+    known = known_forces(structures)
+    if structures.forces is None or forces.shape != structures.forces.shape:
+        raise ValueError(f"sids {list(structures.sid[:5])}: no forces for {tuple(forces.shape)}")
+    wanted, system = structures.forces[known].to(forces.dtype), structures.system[known]
+    error = (forces[known] - wanted).abs()
+    cosine = torch.cosine_similarity(forces[known], wanted, dim=1)
+    largest = error.new_full((len(structures),), -1.0)
+    largest.scatter_reduce_(0, system, error.amax(1), "amax")
+    within = (energy_error.abs() < EWT_THRESHOLD) & (largest < FORCE_THRESHOLD) & (largest >= 0)
+    return {
+        "forces_mae": (float(error.sum()), error.numel()),
+        "forces_cosine": (float(cosine.sum()), len(cosine)),
+        "efwt": (float(within.sum()), int((largest >= 0).sum())),
+    }
 
 
 def bootstrap_intervals(

@@ -18,6 +18,11 @@ from flt_mol.files import temporary_path
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
 
+_FORCES = {
+    "forces_mae": "forces (eV/Å)",
+    "forces_cosine": "cosine",
+    "efwt": "EFwT (%)",
+}
 _NOTES = {
     "held_out": "{split}: the {count:,} systems of {value} that training held out",
     "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "
@@ -30,7 +35,8 @@ def table(summary: Summary) -> str:
     """A summary as aligned plain text: a row a split, and one for all where there are several.
 
     Columns: split, systems, MAE (eV) and EwT (%) with their 95 % intervals, RMSE (eV), median of
-    |error| (eV), then each baseline's MAE (eV); "-" where a split lacks it.
+    |error| (eV); of forces MAE (eV/Å), cosine and EFwT (%), if any split has them; then each
+    baseline's MAE (eV); "-" where a split lacks it.
 
     Args:
         summary: of :func:`~flt_mol.evaluation.summary.summarise`.
@@ -38,12 +44,17 @@ def table(summary: Summary) -> str:
     level = f"{100 * summary['intervals']['level']:g} %"
     baselines = summary["baselines"]
     rows = [["split", "systems", f"MAE (eV, {level})", f"EwT (%, {level})", "RMSE", "median"]]
-    rows[0] += list(baselines)
+    forces = any("forces_mae" in m["further"] for m in summary["splits"].values())
+    rows[0] += [*(_FORCES.values() if forces else ()), *baselines]
     for split, m in shown_splits(summary).items():
         (low, high), (least, most) = m["intervals"]["mae"], m["intervals"]["ewt"]
         row = [split, f"{m['count']:d}", f"{m['mae']:.4f} [{low:.4f}, {high:.4f}]"]
         row.append(f"{100 * m['ewt']:.2f} [{100 * least:.2f}, {100 * most:.2f}]")
         row += [f"{m['rmse']:.4f}", f"{m['median_ae']:.4f}"]
+        for name in _FORCES if forces else ():
+            value = m["further"].get(name)
+            shown = "{:.2%}" if name == "efwt" else "{:.4f}"
+            row.append("-" if value is None else shown.format(value).rstrip("%"))
         row += [f"{of[split]:.4f}" if split in of else "-" for of in baselines.values()]
         rows.append(row)
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))

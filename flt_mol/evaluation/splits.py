@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.schema import far_off_message
-from flt_mol.evaluation.metrics import metrics_of
+from flt_mol.evaluation.metrics import force_sums, metrics_of
 from flt_mol.prediction.energies import (
     MESSAGES,
     batches,
@@ -50,7 +50,8 @@ class SplitResult:
         columns: S values by name, see :data:`COLUMNS`; None where a system lacks one.
         further: errors of other outputs: "energy_initial_mae" (eV), "…_ewt", "…_count"; over free
             atoms "displacement", the mean distance between predicted and relaxed positions (Å),
-            "displacement_unmoved", the same if no atom moved, and "displacement_atoms".
+            "displacement_unmoved", the same if no atom moved, and "displacement_atoms"; those of
+            :func:`~flt_mol.evaluation.metrics.force_sums`, and "forces_atoms".
         unfixed: whether the model moves free atoms, and no atom of the split is fixed.
     """
 
@@ -179,6 +180,7 @@ class _Split:
         self._parts: list[SplitResult] = []  # a batch each
         self._initial: list[tuple[Any, Any]] = []  # energies before relaxation and their targets
         self._moved: list[Tensor] = []  # (2, atoms): distances of free atoms, the same unmoved
+        self._forces: list[dict[str, tuple[float, int]]] = []
         self._elements: set[int] = set()
         self._moves = self._fixed = False
 
@@ -196,6 +198,11 @@ class _Split:
         if isinstance(output, Mapping):
             self._moves |= "displacement" in output
             self._add_further(output, batch)
+            if "forces" in output and batch.forces is not None:
+                forces, error = output["forces"].cpu(), torch.from_numpy(part.error)
+                for b in batch.system.cpu()[~forces.isfinite().all(dim=1)][:1].tolist():
+                    raise ValueError(f"a force on sid {batch.sid[b]} is not finite")
+                self._forces.append(force_sums(forces, error, batch.to("cpu")))
 
     def _add_further(self, output: Mapping[str, Any], batch: Structures) -> None:
         if "energy_initial" in output and batch.energy_initial is not None:
@@ -224,6 +231,12 @@ class _Split:
             distance, unmoved = distances.mean(dim=1).tolist()
             further |= {"displacement": distance, "displacement_unmoved": unmoved}
             further["displacement_atoms"] = distances.shape[1]
+        for name in self._forces[0] if self._forces else ():
+            total, count = (sum(x) for x in zip(*(y[name] for y in self._forces), strict=True))
+            if count:
+                further[name] = total / count
+            if name == "forces_cosine":
+                further["forces_atoms"] = count
         found = SplitResult.cat(self._parts)
         known = {name: x for name, x in found.columns.items() if set(x) != {None}}
         return replace(

@@ -51,6 +51,7 @@ def summarise(
         raise ValueError("no split was evaluated")
     units = dict.fromkeys(("mae", "rmse", "me", "median_ae"), "eV")
     units |= {"ewt": "fraction", "displacement": "Å", "displacement_unmoved": "Å"}
+    units |= {"forces_mae": "eV/Å", "efwt": "fraction"}
     method = {"method": "percentile bootstrap over systems", "level": LEVEL, "draws": DRAWS}
     content: dict[str, Any] = {
         "flt_mol": VERSION,

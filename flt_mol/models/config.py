@@ -195,8 +195,11 @@ class EnergyConfig(Settings):
     """Over atoms: sum weighted per tag, plain sum (extensive), or mean (intensive)."""
     head_norm: bool = True
     """Whether heads normalise features first; without it they see densities."""
-    outputs: list[Literal["energy", "energy_initial", "displacement"]] = Field(default=["energy"])
-    """Heads to build, "energy" among them; "displacement" needs pairs."""
+    outputs: list[Literal["energy", "energy_initial", "displacement", "forces"]] = Field(
+        default=["energy"]
+    )
+    """What the model gives, "energy" among them; "displacement" needs pairs. With "forces", −∂E/∂r,
+    the energy is that of the positions shown, not after relaxation."""
     feedback: Literal["features", "positions"] = "features"
     """What a recycle passes to the next: "features", or also "positions" moved by the predicted
     displacement, which needs more than one recycle."""
@@ -221,13 +224,16 @@ def _rules(model: EnergyConfig) -> list[_Rule]:
     width, heads, outputs = model.embed_dim, model.num_heads, model.outputs
     different = "energy" in outputs and len(set(outputs)) == len(outputs)
     moving = "displacement" in outputs
+    seen = any(x is not None for x in (model.rpe, model.spectral, model.pairs, model.images))
     rules = [
         (width % heads != 0, "embed_dim", f"a multiple of model.num_heads, {heads}"),
         (not different, "outputs", "a list of different outputs with energy"),
         (moving and model.pairs is None, "outputs", "no displacement where model.pairs is null"),
+        ("forces" in outputs and not seen, "outputs", "no forces where energies see no positions"),
     ]
     if model.feedback == "positions":
         rules += [
+            ("forces" in outputs, "feedback", "features where model.outputs has forces"),
             (not moving, "feedback", "features where model.outputs has no displacement"),
             (model.recycles == 1, "feedback", "features where model.recycles is 1"),
         ]

@@ -1,4 +1,4 @@
-"""IS2RE: from the initial structure to the energy after relaxation."""
+"""IS2RE: from the initial structure to the energy after relaxation; or energies with forces."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.groups import at_least_float32, sum_per_system
+from flt_mol.functional.groups import at_least_float32, outside, sum_per_system
 from flt_mol.models.build import Geometry, build_encoder, check_systems, naming_sid, prepare_batch
 from flt_mol.models.config import EnergyConfig
+from flt_mol.models.forces import with_forces
 from flt_mol.nn import BlockGeometry, DisplacementHead, EnergyHead
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
 from flt_mol.structures import Structures
@@ -71,13 +72,14 @@ class Normalizer(nn.Module):
 
 
 class EnergyModel(nn.Module):
-    """Adsorption energy of each system, in eV; optionally initial energies and displacements.
+    """Adsorption energy of each system, in eV; optionally forces, initial energies, displacements.
 
     Embedding of elements, tags and surroundings → blocks (`nn.FLTBlock`) → Σ over atoms, weighted
     per tag → mean + std · ŷ. With `recycles` > 1 the blocks are applied again to their own output,
     and every recycle is read out (Choromanski, Li et al. 2024, appendix: four); with
     ``feedback="positions"`` free atoms are moved by the displacement predicted so far, and pairs
-    and plane waves follow. Fixed atoms never move.
+    and plane waves follow. Fixed atoms never move. A model with the output "forces" gives the
+    energy of the positions shown, and forces −∂E/∂r.
 
     **Invariances**: the order of atoms, and translations, always. Rotations
     (`rotation_invariant`) and the choice of periodic images (`sees_images`), unless positions
@@ -113,7 +115,8 @@ class EnergyModel(nn.Module):
         self.embedding = AtomEmbedding(config.embed_dim)
         self.encoder = build_encoder(config, generator)
         self.geometry = Geometry(config, generator)
-        self._energies = [name for name in config.outputs if name != "displacement"]
+        self._heads = [name for name in config.outputs if name != "forces"]
+        self._energies = [name for name in self._heads if name != "displacement"]
         self.head = EnergyHead(
             config.embed_dim, len(self._energies), readout=config.readout, norm=config.head_norm
         )
@@ -164,17 +167,21 @@ class EnergyModel(nn.Module):
         found = {"energy": self.normalizer, "energy_initial": self.normalizer_initial}
         return {name: part for name, part in found.items() if part is not None}
 
-    def forward(self, structures: Structures, *, embeddings: bool = False) -> dict[str, Tensor]:
+    def forward(
+        self, structures: Structures, *, embeddings: bool = False, stress: bool = False
+    ) -> dict[str, Tensor]:
         """Outputs for B systems with N atoms.
 
         Args:
             structures: as `prepare_batch` gives them, else what is missing is found here.
             embeddings: whether features are given, too.
+            stress: whether forces and stress are given, too (`with_forces`).
 
         Returns:
             ``"energy"`` (B,) float32, eV. Where the model has these outputs ``"energy_initial"``
             (B,) float32, eV, the adsorption energy before relaxation, and ``"displacement"``
-            (N, 3) float32, Å, relaxed − initial. Where there are K > 1 recycles also
+            (N, 3) float32, Å, relaxed − initial, and ``"forces"`` (N, 3) float32, eV/Å, which break
+            graphs; ``"stress"`` is (B, 3, 3), eV/Å³. Where there are K > 1 recycles also
             ``"energy_recycles"`` (K, B), ``"energy_initial_recycles"``, ``"displacement_recycles"``
             (K, N, 3), of which the last is the one above. With `embeddings`
             ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
@@ -190,7 +197,15 @@ class EnergyModel(nn.Module):
             raise ValueError(f"expected Structures, got a {kind}: see flt_mol.data.from_ase")
         if not torch.compiler.is_compiling() and structures.num_atoms > _LARGE:
             self.check(structures)
-        found: dict[str, list[Tensor]] = {name: [] for name in self.config.outputs}
+        if not (stress or "forces" in self.config.outputs):
+            return self._outputs(structures, embeddings)
+        run = outside(with_forces) if torch.compiler.is_compiling() else with_forces
+        prepared = self.prepare_batch(structures)
+        return run(lambda some: self._outputs(some, embeddings), prepared, stress=stress)
+
+    def _outputs(self, structures: Structures, embeddings: bool) -> dict[str, Tensor]:
+        """Of the heads alone."""
+        found: dict[str, list[Tensor]] = {name: [] for name in self._heads}
         with naming_sid(structures):
             start = self.embedding(structures.atomic_numbers, structures.tags)
             x, geometry = self.geometry(structures, self.encoder, start)

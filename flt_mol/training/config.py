@@ -177,13 +177,17 @@ class TrainingConfig(Settings):
     """Loggers; "wandb" must be installed, and is offline unless you are logged in."""
 
 
+FORCES_WEIGHT = 100.0
+
+
 class LossConfig(Settings):
     r"""Weights of the terms of the loss.
 
-    loss = Σ_k ω_k [ |E_k − y| / s + w_init |E⁰_k − y⁰| / s₀ + w_disp(p) ‖d_k − d‖₂ ] / Σ_k ω_k,
-    averaged over systems, and for displacements over free atoms. Energies are divided by the
-    standard deviation s of their normaliser; displacements are in Å. k counts recycles, p from 0 to
-    1 is how much of the training is done.
+    loss = Σ_k ω_k [ |E_k − y| / s + w_init |E⁰_k − y⁰| / s₀ + w_disp(p) ‖d_k − d‖₂ ] / Σ_k ω_k
+    + w_F ‖F − F*‖₂ / s, averaged over systems, for displacements over free atoms, for forces over
+    free atoms whose forces F* are known. Energies are divided by the standard deviation s of their
+    normaliser, and so are forces; displacements are in Å. k counts recycles, p from 0 to 1 is how
+    much of the training is done; F is that of the last recycle.
 
     References:
         Godwin et al., ICLR 2022 (Noisy Nodes), arXiv:2106.07971: displacements as an auxiliary
@@ -195,6 +199,8 @@ class LossConfig(Settings):
     displacement_weight: Unsigned | None = None
     """w_disp at the start, per Å; null is 1 for a model with the output "displacement" (the
     auxiliary IS2RS task)."""
+    forces_weight: Unsigned | None = None
+    """w_F, Å; null is 100 for a model with the output "forces" (OC20's recipes have 30 to 100)."""
     displacement_decay: Literal["none", "linear", "cosine"] = "none"
     """How w_disp decays to `displacement_final_weight`."""
     displacement_final_weight: Unsigned = 0.0
@@ -249,7 +255,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _outputs_are_trained(self) -> Self:
         """Weights that nothing trains would keep processes waiting for their gradients."""
-        for name in ("energy_initial", "displacement"):
+        for name in ("energy_initial", "displacement", "forces"):
             weight = getattr(self.loss, f"{name}_weight")
             if weight and name not in self.model.outputs:
                 raise _unfit(f"loss.{name}_weight", weight, f"null, or {name} in model.outputs")
@@ -259,6 +265,9 @@ class RunConfig(Settings):
         if self.model.attention == "exact" and FEATURE_MAPS[self.model.feature_map].learned:
             wanted = "softmax where model.attention is exact, which trains no features"
             raise _unfit("model.feature_map", self.model.feature_map, wanted)
+        if self.training.compile and "forces" in self.model.outputs:
+            wanted = "false where model.outputs has forces: compilers form no second derivatives"
+            raise _unfit("training.compile", True, wanted)
         return self
 
     @model_validator(mode="after")
@@ -275,6 +284,8 @@ class RunConfig(Settings):
             value = getattr(self.training, key)
             if value and self.data.energy == self.data.energy_initial:
                 raise _unfit(f"training.{key}", value, "0 for an energy of the initial structure")
+            if value and "forces" in self.model.outputs:
+                raise _unfit(f"training.{key}", value, "0 where model.outputs has forces")
             always = value > 0 if key == "noise" else value == 1
             if always and "energy_initial" in self.model.outputs:
                 wanted = "less, or no energy_initial in model.outputs, known where atoms were"

@@ -21,7 +21,11 @@ from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.processes import World
 
-_TARGETS: dict[str, str] = {"energy_initial": "energy_initial", "displacement": "positions_relaxed"}
+_TARGETS: dict[str, str] = {
+    "energy_initial": "energy_initial",
+    "displacement": "positions_relaxed",
+    "forces": "forces",
+}
 # Output of a model → field of `Structures` that is its target, and key of `data` that names it.
 _IN_MEMORY = 20_000  # systems of a split
 _ATTACHED_IN_MEMORY = 1 << 30  # bytes of pairs and reciprocal vectors, for each split
@@ -73,8 +77,18 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
                 without = f"{user}=0" if "." in user else f"'model.outputs=[{rest}]'"
                 raise ValueError(
                     f"sid {systems.sid[0]}: no {field}, needed for {user}: give it as "
-                    f"{getattr(data, field)}, set data.skip_bad=true, or train without ({without})"
+                    f"{getattr(data, field, field)}, set data.skip_bad=true, or train without "
+                    f"({without})"
                 )
+        if (
+            "forces" in needed
+            and data.energy == "y_relaxed"
+            and systems.positions_relaxed is not None
+        ):
+            raise ValueError(
+                f"sid {systems.sid[0]}: y_relaxed is the energy after relaxation, forces are those "
+                "before: set data.energy to that of the positions shown, as y_init"
+            )
 
     return open_dataset(
         _file_of(config, split),

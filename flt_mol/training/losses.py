@@ -1,18 +1,18 @@
-"""What training minimises: weighted errors of energies and displacements, on every recycle."""
+"""What training minimises: weighted errors of energies, displacements and forces."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flt_mol.evaluation.metrics import EWT_THRESHOLD
+from flt_mol.evaluation.metrics import EWT_THRESHOLD, force_sums
 from flt_mol.models.energy import Normalizer
-from flt_mol.structures import Structures, relaxed_displacement
-from flt_mol.training.config import LossConfig
+from flt_mol.structures import Structures, known_forces, relaxed_displacement
+from flt_mol.training.config import FORCES_WEIGHT, LossConfig
 
 _EARLIER_RECYCLE = 0.5
 
@@ -23,8 +23,8 @@ class Loss(NamedTuple):
     Args:
         total: () without unit.
         errors: name → mean error of the last recycle () and the number that it is a mean over;
-            "mae" and "energy_initial_mae" (eV, systems), "displacement" (Å, free atoms), and
-            "loss", `total` over systems.
+            "mae" and "energy_initial_mae" (eV, systems), "displacement" (Å, free atoms),
+            "forces" (‖F − F*‖₂, eV/Å, free atoms), and "loss", `total` over systems.
     """
 
     total: Tensor
@@ -45,7 +45,7 @@ def training_loss(
     Args:
         outputs: of the model: "energy" (B,) eV, and as far as it has them "energy_initial" (B,) eV
             and "displacement" (N, 3) Å; with K > 1 recycles also "energy_recycles" (K, B) and so
-            on, of which the last is the plain one.
+            on, of which the last is the plain one; "forces" (N, 3) eV/Å of the last alone.
         structures: the batch as the model saw it, with its targets.
         progress: p, share of the training that is done, 0 to 1.
         config: weights.
@@ -73,13 +73,17 @@ def training_loss(
         errors, _ = _displacement_errors(outputs, structures)
         scale = errors.new_tensor(displacement_weight(progress, config))
         terms.append(("displacement", scale, errors, ~structures.fixed))
+    if "forces" in outputs:
+        weight = FORCES_WEIGHT if config.forces_weight is None else config.forces_weight
+        errors, known = _force_errors(outputs["forces"], structures)
+        terms.append(("forces", weight / normalizers["energy"].std, errors, known))
     total, systems = torch.zeros(()), float(len(structures))
     found: dict[str, tuple[Tensor, float]] = {}
     for name, scale, errors, valid in terms:
         count = int(valid.sum())
         factor = share(name, count)
         means = torch.where(valid, errors, torch.zeros_like(errors)).sum(-1) / max(count, 1)
-        weights = means.new_tensor(recycle_weights(len(means), config))
+        weights = means.new_tensor(recycle_weights(len(means), config)[-len(means) :])
         loss = scale * factor * (means * weights).sum() / weights.sum()
         total = total.to(loss) + loss
         found[name] = means[-1].detach(), float(count)
@@ -109,20 +113,20 @@ def recycle_weights(count: int, config: LossConfig) -> list[float]:
     return config.recycle_weights
 
 
-def error_sums(
-    outputs: Mapping[str, Tensor], structures: Structures
-) -> dict[str, tuple[Tensor, int]]:
+def error_sums(outputs: Mapping[str, Tensor], structures: Structures) -> dict[str, tuple[Any, int]]:
     """Errors of every output, summed over a batch, and the number of systems or free atoms.
 
     "mae" (eV) and "ewt" (systems with an error below 0.02 eV) of energies, "energy_initial_mae",
     "displacement" and, to compare with, "displacement_unmoved" (Å; as if every atom stayed where it
-    is); with several recycles also "mae_recycle1" and so on for each.
+    is); with several recycles also "mae_recycle1" and so on for each; and those of `force_sums`.
 
     Raises:
         ValueError: a missing target, naming the sids.
     """
     errors = {"mae": _energy_errors(outputs, structures, "energy")}
-    found: dict[str, tuple[Tensor, int]] = {}
+    found: dict[str, tuple[Any, int]] = {}
+    if "forces" in outputs:
+        found |= force_sums(outputs["forces"], errors["mae"][-1], structures)
     if "energy_initial" in outputs:
         errors["energy_initial_mae"] = _energy_errors(outputs, structures, "energy_initial")
     if "displacement" in outputs:
@@ -161,6 +165,16 @@ def _displacement_errors(
     target = relaxed_displacement(structures)
     difference = _recycles(outputs, "displacement").to(target.dtype) - target
     return torch.linalg.vector_norm(difference, dim=-1), torch.linalg.vector_norm(target, dim=-1)
+
+
+def _force_errors(forces: Tensor, structures: Structures) -> tuple[Tensor, Tensor]:
+    """(1, N), eV/Å, ‖F − F*‖₂, and (N,) bool, which of them count."""
+    if structures.forces is None:
+        raise ValueError(f"some of sids {_some(structures)} have no forces")
+    known = known_forces(structures)
+    difference = forces - structures.forces.to(forces.dtype)
+    difference = difference.masked_fill(~known[:, None], 0.0)
+    return torch.linalg.vector_norm(difference, dim=-1)[None], known
 
 
 def _recycles(outputs: Mapping[str, Tensor], name: str) -> Tensor:

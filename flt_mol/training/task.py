@@ -25,7 +25,7 @@ from flt_mol.training.processes import gathered
 class EnergyTask(LightningModule):
     """Minimises :func:`~flt_mol.training.losses.training_loss` by Adam or AdamW.
 
-    Logs, per epoch, means over systems (energies, eV) and free atoms (displacements, Å):
+    Logs, per epoch, means over systems (energies, eV) and free atoms (displacements, Å; forces):
     ``train/mae``, ``train/loss`` and what else the loss has, ``train/gradient_norm`` (before
     clipping, mean over steps), and ``val/…`` of :func:`~flt_mol.training.losses.error_sums`.
 
@@ -77,7 +77,8 @@ class EnergyTask(LightningModule):
         """
 
         def share(name: str, count: int) -> float:
-            mean = window.atoms if name == "displacement" else count * window.systems / systems
+            atoms = {"displacement": window.atoms, "forces": window.forces}
+            mean = atoms.get(name, count * window.systems / systems)
             if self._trainer is not None and self.trainer.world_size > 1:
                 counts = torch.tensor(float(mean), device=self.device)
                 mean = float(self.trainer.strategy.reduce(counts, reduce_op="mean"))
