@@ -79,7 +79,7 @@ def predict(
     if not tag_slab and (adsorbate is not None or surface is not None):
         raise ValueError("--adsorbate and --surface need --tag-slab")
     several = [checkpoint, *(ensemble or ())]
-    tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
+    tagger = Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)
     for model in members.models if compiled else ():
         model.compile(dynamic=True)
@@ -107,7 +107,7 @@ def predict(
     console.show_then(energies if output is None else _summary(predictions, shown), write)
 
 
-class _Tagger:
+class Tagger:
     """Tags slabs by the rule given, or that of the checkpoints' training data."""
 
     def __init__(self, checkpoints: list[str], adsorbate: str | None, surface: str | None) -> None:
@@ -124,6 +124,7 @@ class _Tagger:
         self.untagged, self.shown = 0, list[str]()
 
     def __call__(self, structures: Structures) -> Structures:
+        """Structures of one system, tagged."""
         from ase.symbols import Symbols
 
         from flt_mol.data.tags import tag_structures

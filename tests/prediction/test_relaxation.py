@@ -1,0 +1,88 @@
+import ase.io
+import numpy as np
+import pytest
+import torch
+
+from flt_mol import Structures
+from flt_mol.prediction.relaxation import OPTIMIZERS, relax_structures
+
+
+class Wells(torch.nn.Module):
+    """½ k Σ ‖r − (1, 1, 1) z‖², eV: each atom has its minimum at a point of its element."""
+
+    def forward(self, structures):
+        z = structures.atomic_numbers[:, None]
+        away = structures.positions - z.to(structures.positions.dtype)
+        energy = torch.zeros(len(structures)).index_add(0, structures.system, away.square().sum(1))
+        return {"energy": energy, "forces": -2 * away}
+
+
+class NoForces(Wells):
+    def forward(self, structures):
+        return {"energy": super().forward(structures)["energy"]}
+
+
+def systems():
+    """The second has further to go, and an atom that is fixed."""
+    near = Structures.single([1, 2], [[1.1, 1, 1], [2, 2, 2.2]], tags=[1, 2], sid=5)
+    far = Structures.single(
+        [1, 2, 3], [[3.0, 1, 1], [2, 2, 6], [9, 9, 9]], tags=[0, 1, 2], fixed=[1, 0, 0], sid="far"
+    )
+    return [near, far]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_free_atoms_reach_the_minimum(optimizer):
+    near, far = relax_structures(Wells(), systems(), optimizer=optimizer, fmax=1e-3, steps=500)
+    assert (near.name, far.name) == ("5", "far")
+    assert near.converged
+    assert far.converged
+    assert 1 < len(near.frames) < len(far.frames)
+    np.testing.assert_allclose(near.frames[-1].positions, [[1] * 3, [2] * 3], atol=1e-3)
+    expected = [[3, 1, 1], [2] * 3, [3] * 3]
+    np.testing.assert_allclose(far.frames[-1].positions, expected, atol=1e-3)
+    assert far.energies[-1] == pytest.approx(4.0, abs=1e-5)  # of the fixed atom
+    assert far.energies[0] == pytest.approx(4 + 16 + 108, rel=1e-6)
+    assert far.force < 1e-3
+
+
+def test_a_batch_relaxes_as_each_alone():
+    together = relax_structures(Wells(), [Structures.cat(systems())])
+    alone = [relax_structures(Wells(), [system])[0] for system in systems()]
+    for one, other in zip(together, alone, strict=True):
+        assert one.energies == other.energies
+        assert np.array_equal(one.frames[-1].positions, other.frames[-1].positions)
+
+
+@pytest.mark.parametrize("suffix", [".traj", ".extxyz"])
+@pytest.mark.parametrize("last", [False, True])
+def test_the_trajectory(suffix, last, tmp_path):
+    done = []
+    found = relax_structures(
+        Wells(), systems(), tmp_path / f"a{suffix}", batch_size=1, last=last, progress=done.append
+    )
+    assert done == [1, 2]
+    frames = ase.io.read(tmp_path / f"a{suffix}", ":")
+    wanted = [frame for one in found for frame in (one.frames[-1:] if last else one.frames)]
+    assert [frame.info["step"] for frame in frames] == [frame.info["step"] for frame in wanted]
+    assert [frame.info["sid"] for frame in frames] == [frame.info["sid"] for frame in wanted]
+    for frame, other in zip(frames, wanted, strict=True):
+        np.testing.assert_allclose(frame.positions, other.positions, atol=1e-7)
+        np.testing.assert_allclose(frame.get_forces(), other.get_forces(), atol=1e-7)
+        assert frame.get_potential_energy() == pytest.approx(other.get_potential_energy())
+    assert frames[-1].constraints
+    assert list(tmp_path.iterdir()) == [tmp_path / f"a{suffix}"]
+
+
+def test_too_few_steps():
+    (_, far) = relax_structures(Wells(), systems(), steps=2)
+    assert len(far.frames) == 3
+    assert not far.converged
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no forces"):
+        relax_structures(NoForces(), systems(), tmp_path / "a.traj")
+    with pytest.raises(ValueError, match="adam"):
+        relax_structures(Wells(), systems(), optimizer="adam")
+    assert not list(tmp_path.iterdir())
