@@ -397,6 +397,8 @@ def _tensor(name: str, x: Any, n: int, dtype: torch.dtype, sid: int | str) -> Te
         raise ValueError(f"{name} of {sid} has shape {tuple(given.shape)}, expected {shape}")
     value, given = given.to(dtype).reshape(shape), given.reshape(shape)
     wrong = (value != given) | ~((given >= low) & (given <= high))
+    if name == "forces":  # NaN where unknown
+        wrong &= ~given.isnan()
     if bool(wrong.any()):
         wanted = "a finite number" if kind == "a float" else f"{low} to {high}"
         raise ValueError(f"{name} of {sid} holds {given[wrong][0].item():.6g}, expected {wanted}")

@@ -72,6 +72,7 @@ def evaluate_checkpoint(
         "energy": energy or run.energy,
         "on_error": "skip" if skip_bad else "raise",
         "check": model.check,
+        "forces": "forces" in model.config.outputs,
     }
     sources = run.open(splits, held_out, options)
     further: dict[str, dict[str, Any]] = {"skipped": {}, "held_out": {}, "trained_on": {}}

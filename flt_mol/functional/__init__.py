@@ -3,11 +3,8 @@
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
 from flt_mol.functional.feature_maps import (
-    elu_features,
     gaussian_projection,
-    hyperbolic_log_features,
     orthogonal_projection,
-    relu_features,
     softmax_log_features,
     softplus_log_features,
     stabilised_features,
@@ -31,12 +28,12 @@ from flt_mol.functional.streaming import CausalState, state_of, step
 
 __all__ = [
     "CausalState", "NeighborPairs", "PositionFeatures", "ReciprocalVectors", "UnfitSystemError",
-    "causal_attention", "causal_log_attention", "centred", "elu_features", "exact_attention",
+    "causal_attention", "causal_log_attention", "centred", "exact_attention",
     "filtered_dots", "fourier_basis", "gaussian_projection", "group_budget",
-    "hyperbolic_log_features", "image_attention", "kernel_attention", "linear_attention",
+    "image_attention", "kernel_attention", "linear_attention",
     "linear_sums", "minimum_image", "neighbor_pairs", "normalised", "offsets_of",
     "orthogonal_projection", "pair_filter", "pair_sums", "position_features", "reciprocal_vectors",
-    "relative_mask", "relu_features", "softmax_attention", "softmax_log_features",
+    "relative_mask", "softmax_attention", "softmax_log_features",
     "softplus_log_features", "stabilised_features", "state_of", "step", "sum_per_system",
     "system_index",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from torch.nn.functional import softplus
 
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import (
-    at_least_float32,
     largest_per_system,
     lowest,
     settled,
@@ -112,49 +111,6 @@ def softmax_log_features(
     return logits.transpose(0, 1)
 
 
-def hyperbolic_log_features(
-    x: Tensor,
-    projection: Tensor,
-    at: PositionFeatures | None = None,
-    position_projection: Tensor | None = None,
-    *,
-    key: bool = False,
-    subtract_norm: bool = True,
-) -> Tensor:
-    """Log φ_{±m}(x) = ±w_m·x̂ − ‖x̂‖²/2, positive random features in opposite pairs [1, Lemma 1].
-
-    Of the same expectation as `softmax_log_features` of as many features, for half the products and
-    of smaller variance. Arguments and reference are those there; the result is (N, H, 2M).
-    """
-    logits = softmax_log_features(
-        x, projection, at, position_projection, key=key, subtract_norm=False
-    )
-    both = torch.cat([logits, -logits], dim=-1)
-    if subtract_norm:
-        both = both - at_least_float32(x).square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5)
-    return both
-
-
-def relu_features(
-    x: Tensor,
-    projection: Tensor,
-    at: PositionFeatures | None = None,
-    position_projection: Tensor | None = None,
-    *,
-    key: bool = False,
-) -> Tensor:
-    """ReLU(W [Φ, x̂]), an attention of its own kind: the image model of Choromanski et al. 2024.
-
-    Positions act as further inputs here, no longer as the exponential of a mask. A row whose
-    features are all 0 has no attention: its output is 0. Arguments and result are those of
-    `softmax_log_features`.
-    """
-    logits = softmax_log_features(
-        x, projection, at, position_projection, key=key, subtract_norm=False
-    )
-    return logits.clamp(min=0.0)
-
-
 def softplus_log_features(logits: Tensor) -> Tensor:
     """Log softplus(z) of logits z of any size, for z = W [Φ, x̂] + b with learned W and b.
 
@@ -169,29 +125,6 @@ def softplus_log_features(logits: Tensor) -> Tensor:
     tail = logits.clamp(max=-18.0)
     head = softplus(logits.clamp(min=-18.0), threshold=40.0).log()
     return torch.where(logits < -18.0, tail - 0.5 * tail.exp(), head)
-
-
-def elu_features(x: Tensor, position_features: Tensor | None = None) -> Tensor:
-    """elu([Φ, x̂]) + 1, without any projection: e^u for u < 0, 1 + u above, M = 2R + D.
-
-    Args:
-        x: queries or keys (N, H, D).
-        position_features: Φ or Ψ (N, H, 2R) or (N, 1, 2R), or None.
-
-    Returns:
-        (N, H, 2R + D), at least float32 for any autocast dtype. Katharopoulos et al.,
-        "Transformers are RNNs", ICML 2020, equation 7.
-
-    Example:
-        >>> elu_features(torch.tensor([[[-16.0]], [[2.0]]])).flatten()
-        tensor([1.1254e-07, 3.0000e+00])
-    """
-    rows = at_least_float32(x) * x.shape[-1] ** -0.25
-    if position_features is not None:
-        positions = position_features.to(rows.dtype).expand(-1, x.shape[1], -1)
-        rows = torch.cat([positions, rows], dim=-1)
-    # Not elu(u) + 1, whose e^u − 1 + 1 keeps no digit of a small e^u.
-    return torch.where(rows > 0, rows + 1, rows.clamp(max=0.0).exp())
 
 
 def stabilised_features(

@@ -11,7 +11,6 @@ from flt_mol.functional.groups import (
     Groups,
     budget_of,
     check_ptr,
-    gradients_of,
     groups_of,
     row_offsets,
     settled,
@@ -19,11 +18,7 @@ from flt_mol.functional.groups import (
     system_index,
     without_autocast,
 )
-from flt_mol.functional.linear import normalised, with_ones
-from flt_mol.functional.pairs import pair_dots, segment_peak, segment_sum, weighted_sum
-
-# What a pair costs over an entry of an n × n matrix in time: 13 to 25 on one core.
-_PAIR_COST = 16
+from flt_mol.functional.pairs import segment_peak, segment_sum
 
 
 def image_attention(
@@ -42,8 +37,8 @@ def image_attention(
 
     With one pair per image of j, the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same
     in a supercell, and what 3D-Graphormer's explicit image keys compute [1]. Logits may be ±10⁴.
-    Where pairs are many, Σ n² ≤ 16 P, systems go through padded n × n matrices, else along the
-    pairs. Weights are recomputed in the backward pass.
+    Time and memory are quadratic in the size of a system; weights are recomputed in the backward
+    pass.
 
     Args:
         query: (N, H, D).
@@ -83,6 +78,8 @@ def image_attention(
             f"no pairs for {rows} queries: build them with neighbor_pairs(..., self_pairs=True)"
         )
     q, k, v, w = settled(query, key, value, log_weight)
+    if rows == 0:
+        return v
     if not once:
         label, image = torch.unique(index_i * rows + index_j, return_inverse=True)
         w = log_sum_over_images(w, image, len(label))
@@ -101,20 +98,6 @@ def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> T
     total = segment_sum((log_weight - peak[group]).exp(), group, num_groups)
     nothing = total == 0
     return (peak + total.masked_fill(nothing, 1.0).log()).masked_fill(nothing, -torch.inf)
-
-
-def _over_pairs(
-    q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor
-) -> Tensor:
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    logits = pair_dots(q, k, i, j) + log_weight
-    weight = (logits - segment_peak(logits, i, len(q))[i]).exp()
-    return normalised(weighted_sum(weight, with_ones(v), i, j, len(q))).transpose(0, 1)
-
-
-def _by_matrices(ptr: Tensor, q: Tensor, i: Tensor) -> bool:
-    offsets = row_offsets(ptr, q.shape[1])
-    return 0 < sum((b - a) ** 2 for a, b in pairwise(offsets)) <= _PAIR_COST * len(i)
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
@@ -159,8 +142,6 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor, ptr: Tensor
 ) -> Tensor:
     with without_autocast(q):
-        if not _by_matrices(ptr, q, i):
-            return _over_pairs(q, k, v, log_weight, i, j)
         groups, _, biases = _over_matrices(q, log_weight, i, j, ptr)
         parts = []
         for block, bias in zip(groups.rows, biases, strict=True):
@@ -181,8 +162,6 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """With P the weights: dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ P ∘ G Vᵀ), dQ = dS K, dK = dSᵀ Q."""
     with without_autocast(q):
-        if not _by_matrices(ptr, q, i):
-            return gradients_of(_over_pairs, grad, (q, k, v, log_weight), i, j)
         groups, slot, biases = _over_matrices(q, log_weight, i, j, ptr)
         parts: list[list[Tensor]] = [[], [], [], []]
         for block, bias in zip(groups.rows, biases, strict=True):

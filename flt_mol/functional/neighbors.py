@@ -57,16 +57,6 @@ class NeighborPairs(NamedTuple):
         vectors: Tensor = between - (a * matrix[:, 0] + b * matrix[:, 1] + c * matrix[:, 2])
         return vectors
 
-    def lengths(self, vectors: Tensor) -> Tensor:
-        """‖x‖ (P,) of the vectors (P, 3) of these pairs, see `pair_lengths`.
-
-        Raises:
-            ValueError: vectors of other pairs.
-        """
-        if vectors.shape != (expected := (self.index_i.shape[0], 3)):
-            raise ValueError(f"vectors have shape {tuple(vectors.shape)}, expected {expected}")
-        return pair_lengths(vectors)
-
     def with_self(self, num_rows: int) -> NeighborPairs:
         """These pairs, and each of `num_rows` atoms with itself, before its images."""
         rows = torch.arange(num_rows, device=self.index_i.device)

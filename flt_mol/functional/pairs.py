@@ -70,19 +70,6 @@ def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j
     return out
 
 
-def pair_dots(x: Tensor, y: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
-    """s_ph = x_{i(p) h} · y_{j(p) h}: (N, H, M), (K, H, M) → (P, H), at least float32."""
-    return filtered_dots(x.flatten(1), y.flatten(1), _heads(x), index_i, index_j)
-
-
-def weighted_sum(
-    weight: Tensor, value: Tensor, index_i: Tensor, index_j: Tensor, num_rows: int
-) -> Tensor:
-    """out_ih = Σ_p w_ph v_{j(p) h}: w (P, H), v (K, H, V) → (N, H, V), at least float32."""
-    summed = pair_filter(weight, _heads(value), value.flatten(1), index_i, index_j, num_rows)
-    return summed.view(num_rows, *value.shape[1:])
-
-
 def segment_sum(x: Tensor, index: Tensor, num_rows: int) -> Tensor:
     """Σ of the rows with the same index: (P, H) → (num_rows, H)."""
     return x.new_zeros(num_rows, x.shape[1]).index_add(0, index, x)
@@ -115,8 +102,10 @@ def pair_sums(
     """
     q, k, v, w = settled(query_features, key_features, value, weight)
     with without_autocast(v):
-        w = w * pair_dots(q, k, index_i, index_j)
-        return weighted_sum(w, with_ones(v), index_i, index_j, len(q))
+        values = with_ones(v)
+        w = w * filtered_dots(q.flatten(1), k.flatten(1), _heads(q), index_i, index_j)
+        summed = pair_filter(w, _heads(values), values.flatten(1), index_i, index_j, len(q))
+        return summed.view(len(q), *values.shape[1:])
 
 
 def _heads(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ systems. Both go over groups of G systems, padded to L atoms and K vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import cast
 
@@ -60,10 +60,8 @@ def spectral_sums(
     All of one dtype, at least float32; the rest as of `spectral_tables`. Rows of systems without
     vectors are 0.
     """
-    given = value, amplitudes, spectra, table, ptr, key_ptr, below
-    if not torch.compiler.is_compiling():
-        return _sums(*given)
-    return (_sums_step if table.requires_grad else _fixed_step)(*given)
+    run = _sums_step if torch.compiler.is_compiling() else _sums
+    return run(value, amplitudes, spectra, table, ptr, key_ptr, below)
 
 
 def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
@@ -175,17 +173,6 @@ def _real(x: Tensor, block: PaddedRows) -> Tensor:
     return rows * block.real.view(*block.real.shape, *[1] * (x.dim() - 1))
 
 
-def _step_of(name: str, count: int) -> Callable[..., Tensor]:
-    names = [f"Tensor {x}" for x in ("value", "amplitudes", "spectra", "table", "ptr", "key_ptr")]
-    return single_step(
-        name,
-        (", ".join(names[:count]), ", ".join([*names[count:], "int below"])),
-        _sums,
-        lambda grad, *given: gradients_of(_sums, grad, given[:count], *given[count:]),
-        lambda value, *_: value.shape,
-    )
-
-
 # Graphs cannot loop over groups: there each is one step, whose gradients go over the groups again.
 _tables_step = single_step(
     "spectral_tables",
@@ -194,4 +181,13 @@ _tables_step = single_step(
     lambda grad, *given: gradients_of(_tables, grad, given[:2], *given[2:]),
     lambda *_: (cast(int, torch.library.get_ctx().new_dynamic_size()),),
 )
-_sums_step, _fixed_step = _step_of("spectral_sums", 4), _step_of("spectral_sums_fixed", 2)
+_sums_step = single_step(
+    "spectral_sums",
+    (
+        "Tensor value, Tensor amplitudes, Tensor spectra, Tensor table",
+        "Tensor ptr, Tensor key_ptr, int below",
+    ),
+    _sums,
+    lambda grad, *given: gradients_of(_sums, grad, given[:4], *given[4:]),
+    lambda value, *_: value.shape,
+)

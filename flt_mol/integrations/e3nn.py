@@ -7,8 +7,7 @@ sampled RPE, which knows directions, equivariance is to translations only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from flt_mol.integrations.irreps import (
     invariants,
     joined,
     o3,
-    refuse_missing,
 )
 from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.images import PairWeights
@@ -47,16 +45,13 @@ class IrrepsAttention(Attention):
         irreps: e3nn irreps of the features, as "32x0e + 8x1o".
         num_heads: H.
         head_dim: D of queries and keys.
-        irreps_out: of what comes out, if not `irreps`.
         norms: whether queries and keys also know the lengths of all that is not 0e.
-        bias: of queries, keys, and 0e channels of what comes out.
         generator: on CPU, for weights and random features; None takes a seed from torch.
         options: rpe, position_dim, feature_map, num_features, orthogonal, mode, exact_below and
             redraw_every, see `nn.FLTAttention`.
 
     Raises:
-        ValueError: irreps without invariants, irreps that would always be 0, and what
-            `nn.FLTAttention` refuses.
+        ValueError: irreps without invariants, and what `nn.FLTAttention` refuses.
 
     Example:
         >>> attention = IrrepsAttention("8x0e + 3x1o", num_heads=4)
@@ -70,29 +65,25 @@ class IrrepsAttention(Attention):
         num_heads: int,
         *,
         head_dim: int = 16,
-        irreps_out: str | o3.Irreps | None = None,
         norms: bool = False,
-        bias: bool = True,
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, head_dim=head_dim)
-        self.irreps_in = self.irreps = cleaned(irreps)
-        self.irreps_out = self.irreps if irreps_out is None else cleaned(irreps_out)
+        self.irreps = cleaned(irreps)
         self.irreps_value = o3.Irreps(
             [(-(-mul // num_heads) * num_heads, ir) for mul, ir in self.irreps]
         )
-        refuse_missing("irreps_out", self.irreps_out, self.irreps_value, "the values")
         self.head_dim, self.norms = head_dim, norms
         generator = seeded_generator(generator)
         width = self.irreps.num_irreps if norms else self.irreps.count("0e")
         if not width:
             raise ValueError(f"irreps {self.irreps} have no invariants: add 0e channels, or norms")
-        self.query = drawn_linear(width, num_heads * head_dim, bias, generator)
-        self.key = drawn_linear(width, num_heads * head_dim, bias, generator)
+        self.query = drawn_linear(width, num_heads * head_dim, True, generator)
+        self.key = drawn_linear(width, num_heads * head_dim, True, generator)
         self.value = IrrepsLinear(self.irreps, self.irreps_value, generator=generator)
-        self.out = IrrepsLinear(self.irreps_value, self.irreps_out, bias, generator)
+        self.out = IrrepsLinear(self.irreps_value, self.irreps, True, generator)
         self.set_up(num_heads, head_dim, generator=generator, **options)
 
     def forward(
@@ -110,7 +101,7 @@ class IrrepsAttention(Attention):
     ) -> Tensor:
         """Attend within each system; arguments and errors are those of `nn.FLTAttention`.
 
-        Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows of irreps_out.
+        Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows.
         """
         check_rows(x, self.irreps.dim, "x")
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
@@ -171,26 +162,18 @@ class IrrepsPairFilter(nn.Module):
         self.irreps_in = cleaned(irreps_in)
         self.irreps_out = self.irreps_in if irreps_out is None else cleaned(irreps_out)
         self.irreps_sh = o3.Irreps.spherical_harmonics(lmax)
-        self.num_basis = num_basis
         generator = seeded_generator(generator)
         self.product = _products(self.irreps_in, self.irreps_sh, self.irreps_out)
-        self._set_constants()
         self.hidden = drawn_linear(num_basis, hidden_dim, False, generator)
         start = draw_normal(hidden_dim, self.product.weight_numel, generator=generator)
         self.weight = nn.Parameter(placed(start * hidden_dim**-0.5))
         self.value = IrrepsLinear(self.irreps_in, self.irreps_in, generator=generator)
         self.out = IrrepsLinear(self.product.irreps_out, self.irreps_out, generator=generator)
-        self.register_load_state_dict_post_hook(_reset_constants)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor, local: LocalGeometry) -> Tensor:
-        """Packed features (N, irreps_in.dim) to (N, irreps_out.dim).
-
-        `local` is what an `nn.LocalBasis` of `num_basis` functions gives; ValueError for another.
-        """
+        """Packed features (N, irreps_in.dim), and what an `nn.LocalBasis` gives, to irreps_out."""
         pairs = local.pairs
         check_features(x, self.irreps_in.dim)
-        if (count := local.basis.shape[1]) != self.num_basis:
-            raise ValueError(f"local has {count} radial functions, expected {self.num_basis}")
         value = self.value(x)
         # At distance 0 there is no direction, and its gradient would have no bound.
         zero = local.distances == 0
@@ -206,25 +189,6 @@ class IrrepsPairFilter(nn.Module):
         out: Tensor = self.out(summed.to(value.dtype))
         return out
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._set_constants()
-        return self
-
-    def _set_constants(self) -> None:
-        """Coupling coefficients in full precision: e3nn rounds them to the default dtype."""
-        for module in self.product.modules():
-            for name, constant in module.named_buffers(recurse=False):
-                if name.startswith("_w3j_"):
-                    kind = torch.promote_types(constant.dtype, torch.float32)
-                    ls = (int(number) for number in name.removeprefix("_w3j_").split("_"))
-                    exact = o3.wigner_3j(*ls, dtype=kind, device=constant.device)
-                    setattr(module, name, exact)
-
-
-def _reset_constants(module: IrrepsPairFilter, _: object) -> None:
-    module._set_constants()
-
 
 def _products(
     irreps_in: o3.Irreps, irreps_sh: o3.Irreps, irreps_out: o3.Irreps
@@ -238,9 +202,9 @@ def _products(
         for ir in term.ir * harmonic.ir
         if ir in wanted
     ]
-    reached = o3.Irreps([(1, ir) for _, _, ir, _ in paths])
-    source = f"products of {irreps_in} with {irreps_sh} give"
-    refuse_missing("irreps_out", irreps_out, reached, source)
+    if missing := wanted - {ir for _, _, ir, _ in paths}:
+        names = ", ".join(map(str, sorted(missing)))
+        raise ValueError(f"irreps_out hold {names}: no product of {irreps_in} and {irreps_sh} does")
     sums, place, _ = o3.Irreps([(mul, ir) for _, _, ir, mul in paths]).sort()
     instructions = [
         (first, second, place[k], "uvu", True) for k, (first, second, _, _) in enumerate(paths)
@@ -279,8 +243,8 @@ class IrrepsBlock(nn.Module):
         if attention is None and pair_filter is None:
             raise ValueError("a block without attention and pair_filter: give at least one")
         for part in (attention, pair_filter):
-            ours = () if part is None else {part.irreps_out, part.irreps_in}
-            if any(found != self.irreps for found in ours):
+            irreps_of = ("irreps", "irreps_in", "irreps_out")
+            if any(getattr(part, name, self.irreps) != self.irreps for name in irreps_of):
                 name = type(part).__name__
                 raise ValueError(f"{name} is of other irreps than this block of {self.irreps}")
         self.attention_norm = None if attention is None else IrrepsNorm(self.irreps)
@@ -293,22 +257,18 @@ class IrrepsBlock(nn.Module):
         self,
         x: Tensor,
         ptr: Tensor,
-        position_features: PositionFeatures | None = None,
         *,
-        positions: Tensor | None = None,
-        pairs: PairWeights | None = None,
-        images: PairWeights | None = None,
         local: LocalGeometry | None = None,
+        **given: Any,
     ) -> Tensor:
         """Features (N, irreps.dim) of packed rows to features of the same irreps.
 
-        `position_features`, `positions`, `pairs` and `images` are for attention, as those of
-        `IrrepsAttention`; `local`, of an `nn.LocalBasis`, for a pair filter, which needs it.
+        `local`, of an `nn.LocalBasis`, is for a pair filter, which needs it; `given` are further
+        arguments of `IrrepsAttention`: positions, position_features, pairs, images.
         """
         out: Tensor = x
         if self.attention is not None and self.attention_norm is not None:
-            given = {"position_features": position_features, "pairs": pairs, "images": images}
-            out = out + self.attention(self.attention_norm(x), positions, ptr=ptr, **given)
+            out = out + self.attention(self.attention_norm(x), ptr=ptr, **given)
         if self.pair_filter is not None:
             if local is None:
                 raise ValueError("this block has a pair_filter: pass local, of a LocalBasis")

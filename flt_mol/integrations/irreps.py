@@ -22,14 +22,6 @@ def cleaned(irreps: str | o3.Irreps) -> o3.Irreps:
     return o3.Irreps(irreps).remove_zero_multiplicities().simplify()
 
 
-def refuse_missing(name: str, irreps: o3.Irreps, available: o3.Irreps, source: str) -> None:
-    """ValueError for irreps of which no linear map makes anything but 0."""
-    missing = sorted({term.ir for term in irreps} - {term.ir for term in available})
-    if missing:
-        names = ", ".join(map(str, missing))
-        raise ValueError(f"{name} {irreps} hold {names}, but {source} only {available}")
-
-
 def check_width(x: Tensor, irreps: o3.Irreps, *, packed: bool = False) -> None:
     """ValueError for features that are not (…, dim), or (N, dim) where they must be packed."""
     if x.dim() == 0 or x.shape[-1] != irreps.dim or (packed and x.dim() != 2):
@@ -68,7 +60,7 @@ def invariants(x: Tensor, irreps: o3.Irreps, norms: bool) -> Tensor:
     return torch.cat(kept, dim=-1)
 
 
-class IrrepsLinear(nn.Module):
+class IrrepsLinear(o3.Linear):  # type: ignore[misc]
     """`e3nn.o3.Linear`, the linear map between channels of equal irreps, drawn by a generator.
 
     Args:
@@ -82,8 +74,6 @@ class IrrepsLinear(nn.Module):
         torch.Size([5, 8])
     """
 
-    _scalars: Tensor
-
     def __init__(
         self,
         irreps_in: str | o3.Irreps,
@@ -91,32 +81,24 @@ class IrrepsLinear(nn.Module):
         bias: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        self.irreps_in, self.irreps_out = cleaned(irreps_in), cleaned(irreps_out)
-        # Weights of its own would be drawn from torch's global generator.
-        self.linear = o3.Linear(
-            self.irreps_in, self.irreps_out, internal_weights=False, shared_weights=True
-        )
-        start = draw_normal(self.linear.weight_numel, generator=seeded_generator(generator))
-        self.weight = nn.Parameter(placed(start))
+        with torch.random.fork_rng(devices=[]):  # e3nn draws from torch's global generator
+            super().__init__(cleaned(irreps_in), cleaned(irreps_out))
+        start = draw_normal(self.weight_numel, generator=seeded_generator(generator))
+        with torch.no_grad():
+            self.weight.copy_(start)
+        # e3nn's own fail where an irrep is made of nothing else.
         scalar = [term.ir.is_scalar() for term in self.irreps_out for _ in range(term.dim)]
         index = torch.tensor(scalar, dtype=torch.bool).nonzero().squeeze(1)
         self.register_buffer("_scalars", index, persistent=False)
-        self.bias = nn.Parameter(placed(torch.zeros(len(index)))) if bias else None
+        self.offset = nn.Parameter(placed(torch.zeros(len(index)))) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, irreps_in.dim) → (N, irreps_out.dim); under autocast in its dtype."""
+        """(N, irreps_in.dim) → (N, irreps_out.dim), in the dtype of the weights."""
         check_width(x, self.irreps_in)
-        weight: Tensor = self.weight
-        if torch.is_autocast_enabled(x.device.type):
-            # e3nn's contractions are not all among those that autocast converts.
-            kind = torch.get_autocast_dtype(x.device.type)
-            x, weight = x.to(kind), weight.to(kind)
-        with without_autocast(x):
-            out: Tensor = self.linear(x, weight)
-            if self.bias is not None:
-                bias = self.bias.to(out.dtype).expand(*out.shape[:-1], -1)
-                out = out.index_add(-1, self._scalars, bias)
+        with without_autocast(x):  # e3nn's contractions are not all among those that it converts
+            out: Tensor = super().forward(x.to(self.weight.dtype))
+            if self.offset is not None:
+                out = out.index_add(-1, self._scalars, self.offset.expand(*out.shape[:-1], -1))
         return out
 
 
@@ -167,11 +149,9 @@ class IrrepsFeedForward(nn.Module):
 
     Args:
         irreps: e3nn irreps of what goes in and comes out.
-        irreps_hidden: of the hidden layer; the default is `irreps`.
+        irreps_hidden: of the hidden layer; the default is `irreps`. Irreps that it lacks come out
+            as 0.
         generator: on CPU; None takes a seed from torch's global one.
-
-    Raises:
-        ValueError: `irreps_hidden` that lacks an irrep of `irreps`, which would come out as 0.
     """
 
     def __init__(
@@ -183,7 +163,6 @@ class IrrepsFeedForward(nn.Module):
         super().__init__()
         irreps = cleaned(irreps)
         hidden = irreps if irreps_hidden is None else cleaned(irreps_hidden)
-        refuse_missing("irreps", irreps, hidden, "irreps_hidden")
         flat = o3.Irreps([term for term in hidden if term.ir.l == 0])
         gated = o3.Irreps([term for term in hidden if term.ir.l > 0])
         gates = o3.Irreps([(gated.num_irreps, "0e")] if len(gated) else [])

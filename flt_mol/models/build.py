@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flt_mol.functional.groups import outside, without_autocast
-from flt_mol.functional.images import log_sum_over_images
+from flt_mol.functional.groups import outside
 from flt_mol.functional.lattice import Floats, UnfitSystemError, checked_cells, virtual_cells
 from flt_mol.functional.mesh import mesh_numbers
-from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
+from flt_mol.functional.neighbors import NeighborPairs
 from flt_mol.models.config import EnergyConfig, PairConfig, RPEConfig
 from flt_mol.nn import (
     FREQUENCIES,
@@ -37,7 +36,6 @@ from flt_mol.nn import (
     SpectralFilter,
 )
 from flt_mol.nn.embedding import AtomError
-from flt_mol.nn.radial import log_smooth_cutoff
 from flt_mol.nn.spectral_filter import MAX_PRODUCTS
 from flt_mol.structures import Structures
 
@@ -191,22 +189,12 @@ class Geometry(nn.Module):
         self, x: Tensor, structures: Structures, pairs: NeighborPairs
     ) -> tuple[Tensor, PairWeights]:
         pairs = pairs.with_self(len(x))
-        groups = pairs.groups()
         vectors = pairs.vectors(structures.positions, structures.cell, structures.ptr)
-        if isinstance(self.images, ImageKeys):
-            return x, self.images(pairs, vectors, groups)
-        assert isinstance(self.images, GaussianBias)
-        numbers = structures.atomic_numbers
-        elements = numbers[pairs.index_i], numbers[pairs.index_j]
-        with without_autocast(vectors):
-            distances = pair_lengths(vectors)
-            features = self.images.features(distances, *elements)
-            window = log_smooth_cutoff(distances, self.images.cutoff)
-            mask = self.images.bias(features) + window[:, None]
-            summed = log_sum_over_images(mask, groups.group, len(groups.index_i))
-            if self.images.density_out is not None:
-                x = x + self.images.density(features, distances, pairs, len(x)).to(x.dtype)
-        return x, PairWeights(groups.index_i, groups.index_j, summed, once=True)
+        if not isinstance(self.images, GaussianBias):
+            assert self.images is not None
+            return x, self.images(pairs, vectors)
+        keys, density = self.images(pairs, vectors, structures.atomic_numbers)
+        return x if density is None else x + density.to(x.dtype), keys
 
 
 class Needs(NamedTuple):

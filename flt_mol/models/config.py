@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from flt_mol.files import shipped_folder
-from flt_mol.nn.feature_maps import FEATURE_MAPS, RandomFeatures
+from flt_mol.nn.feature_maps import FEATURE_MAPS
 from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.spectrum import SPECTRA
 
@@ -237,13 +236,6 @@ def _rules(model: EnergyConfig) -> list[_Rule]:
             (not moving, "feedback", "features where model.outputs has no displacement"),
             (model.recycles == 1, "feedback", "features where model.recycles is 1"),
         ]
-    if (spectral := model.spectral) is not None:
-        least = 1 / (math.pi * spectral.sigma_max)
-        low, apart = spectral.k_max < least, width % spectral.num_heads != 0
-        rules += [
-            (low, "spectral.k_max", f"at least 1/(π sigma_max), {least:.3f}"),
-            (apart, "spectral.num_heads", f"a divisor of model.embed_dim, {width}"),
-        ]
     return rules + _rules_of_pairs(model) + _rules_of_images(model) + _rules_of_attention(model)
 
 
@@ -251,11 +243,7 @@ def _rules_of_pairs(model: EnergyConfig) -> list[_Rule]:
     pairs, layers, far = model.pairs, model.num_layers, model.far_blocks or 0
     filters = pairs is not None and pairs.filter
     most = f"null or at most model.num_layers, {layers}"
-    few = 0 < far < layers and not filters
-    rules = [
-        (far > layers, "far_blocks", most),
-        (few, "far_blocks", "null where there is no model.pairs with filter"),
-    ]
+    rules = [(far > layers, "far_blocks", most)]
     if pairs is None:
         return rules
     used = filters or pairs.density or pairs.correction or "displacement" in model.outputs
@@ -275,33 +263,23 @@ def _rules_of_pairs(model: EnergyConfig) -> list[_Rule]:
 def _rules_of_images(model: EnergyConfig) -> list[_Rule]:
     if (images := model.images) is None:
         return []
-    gaussian, cutoff = images.mask == "gaussian", images.cutoff
-    if model.pairs is not None:
-        cutoff = model.pairs.cutoff
+    gaussian = images.mask == "gaussian"
     return [
         (gaussian and images.pair_types, "images.pair_types", "false with mask gaussian"),
         (gaussian and images.density, "images.density", "false with mask gaussian"),
         (model.attention != "exact", "attention", "exact, which model.images needs"),
         (model.rpe is not None, "images", "null where model.rpe is not: one gives the positions"),
-        (images.cutoff != cutoff, "images.cutoff", f"model.pairs.cutoff, {cutoff}"),
     ]
 
 
 def _rules_of_attention(model: EnergyConfig) -> list[_Rule]:
-    kind, name = FEATURE_MAPS[model.feature_map], model.feature_map
-    if model.attention == "none":
-        local = model.pairs is not None and model.pairs.filter
-        replaced = local or model.spectral is not None
-        return [
-            (model.rpe is not None, "attention", "another one, or model.rpe null"),
-            (not replaced, "attention", "model.spectral, or model.pairs with filter"),
-        ]
-    odd = issubclass(kind, RandomFeatures) and model.num_features % kind.per_direction != 0
-    unlike = model.attention == "auto" and not kind.estimates_softmax
-    softmax = "linear: its feature_map does not estimate the softmax of small systems"
+    if model.attention != "none":
+        return []
+    local = model.pairs is not None and model.pairs.filter
+    replaced = local or model.spectral is not None
     return [
-        (odd, "num_features", f"an even number: '{name}' takes every direction both ways"),
-        (unlike, "attention", softmax),
+        (model.rpe is not None, "attention", "another one, or model.rpe null"),
+        (not replaced, "attention", "model.spectral, or model.pairs with filter"),
     ]
 
 
@@ -354,19 +332,15 @@ def explain(error: ValidationError, schema: type[Settings], prefix: str = "") ->
     path = prefix + "".join(f"{part}." for part in outer)
     if first["type"] == "extra_forbidden":
         for name in outer:
-            schema = _part(schema, name)
+            kind = schema.model_fields[name].annotation
+            kinds = (x for x in (kind, *get_args(kind)) if isinstance(x, type))
+            schema = next(x for x in kinds if issubclass(x, Settings))
         return _unknown(path, last, schema.model_fields)
     expected = first["msg"].removeprefix("Input should be ")
     if first["type"] in ("model_type", "dict_type"):
         expected = "a mapping, {key: value}"
     shown = "null" if first["input"] is None else repr(first["input"])
     return f"{path}{last} is {shown}, expected {expected}"
-
-
-def _part(schema: type[Settings], name: str) -> type[Settings]:
-    kind = schema.model_fields[name].annotation
-    parts = [x for x in (kind, *get_args(kind)) if isinstance(x, type) and issubclass(x, Settings)]
-    return parts[0]
 
 
 def _unknown(path: str, key: str, known: Iterable[str]) -> str:

@@ -37,29 +37,17 @@ class AtomEmbedding(nn.Module):
             ValueError: other dtypes than int64 and int32, or other shapes; as `AtomError` for the
                 first atom of other numbers, which compiled and exported graphs do not look at.
         """
-        _check_atoms(atomic_numbers, tags)
+        check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[0])
+        check_index("tags", tags, atomic_numbers.shape[0])
+        no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
+        wrong = no_element | (tags < 0) | (tags >= NUM_TAGS)
+        if not torch.compiler.is_compiling() and bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            number, tag = int(atomic_numbers[row]), f"tag {int(tags[row])}, expected {_TAGS}"
+            bad = bool(no_element[row])
+            raise AtomError(row, f"atomic number {number}, expected 1 to 118" if bad else tag)
         out: Tensor = self.element(atomic_numbers) + self.tag(tags)
         return out
-
-
-def check_elements(atomic_numbers: Tensor) -> None:
-    """Refuse atomic numbers that are not 1 to 118; graphs do not look."""
-    wrong = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
-    if not torch.compiler.is_compiling() and bool(wrong.any()):
-        raise ValueError(f"atomic_numbers hold {int(atomic_numbers[wrong][0])}, expected 1 to 118")
-
-
-def _check_atoms(atomic_numbers: Tensor, tags: Tensor) -> None:
-    check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[0])
-    check_index("tags", tags, atomic_numbers.shape[0])
-    no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
-    wrong = no_element | (tags < 0) | (tags >= NUM_TAGS)
-    if torch.compiler.is_compiling() or not bool(wrong.any()):
-        return
-    row = int(wrong.nonzero()[0])
-    if bool(no_element[row]):
-        raise AtomError(row, f"atomic number {int(atomic_numbers[row])}, expected 1 to 118")
-    raise AtomError(row, f"tag {int(tags[row])}, expected {_TAGS}")
 
 
 def check_index(name: str, value: Tensor, count: int) -> None:

@@ -7,22 +7,19 @@ define an attention of their own, in which position features are further inputs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.feature_maps import (
-    elu_features,
     gaussian_projection,
-    hyperbolic_log_features,
     orthogonal_projection,
-    relu_features,
     softmax_log_features,
     softplus_log_features,
 )
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.groups import at_least_float32
 from flt_mol.nn.layers import placed, seeded_generator
 from flt_mol.nn.redraw import Redrawn
 
@@ -108,7 +105,6 @@ class RandomFeatures(FeatureMap, Redrawn):
     content_projection: Tensor
     position_projection: Tensor | None
     per_direction = 1
-    function: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -140,9 +136,9 @@ class RandomFeatures(FeatureMap, Redrawn):
         if self.redraw_every is not None:
             self.begin_step()
         # What is subtracted is a constant of the row, which cancels for queries.
-        settings = {"subtract_norm": key} if self.exponential else {}
-        features = type(self).function(
-            x, self.content_projection, at, self.position_projection, key=key, **settings
+        norm, weights = key and self.exponential, (self.content_projection, at)
+        features = softmax_log_features(
+            x, *weights, self.position_projection, key=key, subtract_norm=norm
         )
         if self.redraw_every is not None:
             self.watch(features)
@@ -160,27 +156,22 @@ class SoftmaxFeatures(RandomFeatures):
     exponential = True
     estimates_softmax = True
 
-    function = staticmethod(softmax_log_features)
 
-
-class HyperbolicFeatures(RandomFeatures):
+class HyperbolicFeatures(SoftmaxFeatures):
     """Positive features in opposite pairs: exp(±w_m·x̂ − ‖x̂‖²/2), M/2 directions.
 
-    Of the same expectation as `SoftmaxFeatures`, and by the same lemma, at half the products for
-    the same M.
+    Of the same expectation as `SoftmaxFeatures`, by the same lemma, and of smaller variance.
     """
 
-    exponential = True
-    estimates_softmax = True
     per_direction = 2
-
-    function = staticmethod(hyperbolic_log_features)
 
 
 class ReLUFeatures(RandomFeatures):
     """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed: the map of the paper's image model."""
 
-    function = staticmethod(relu_features)
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """φ of rows (N, H, D) → (N, H, M); a row that has no feature has no attention: 0."""
+        return super().forward(x, at, key=key).clamp(min=0.0)
 
 
 class SoftplusFeatures(FeatureMap):
@@ -221,17 +212,22 @@ class SoftplusFeatures(FeatureMap):
 
 
 class ELUFeatures(FeatureMap):
-    """φ(x) = elu([Φ, x̂]) + 1, without any weights: M = 2R + D (see `functional.elu_features`)."""
+    """φ(x) = elu([Φ, x̂]) + 1, e^u for u < 0 and 1 + u above, without any weights: M = 2R + D.
+
+    Katharopoulos et al., "Transformers are RNNs", ICML 2020, equation 7.
+    """
 
     def __init__(self, num_heads: int, head_dim: int, position_dim: int = 0) -> None:
         super().__init__(num_heads, head_dim, position_dim, position_dim + head_dim)
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ of rows (N, H, D) → (N, H, M)."""
-        positions = None
+        rows = at_least_float32(x) * self.head_dim**-0.25
         if self.position_dim and at is not None:
-            positions = at.key if key else at.query
-        return elu_features(x, positions)
+            positions = (at.key if key else at.query).to(rows.dtype)
+            rows = torch.cat([positions.expand(-1, self.num_heads, -1), rows], dim=-1)
+        # Not elu(u) + 1, whose e^u − 1 + 1 keeps no digit of a small e^u.
+        return torch.where(rows > 0, rows + 1, rows.clamp(max=0.0).exp())
 
 
 FEATURE_MAPS: dict[str, type[FeatureMap]] = {
@@ -286,10 +282,13 @@ def feature_map_of(
 def _directions(
     shape: FeatureMap, orthogonal: bool, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """W for content (H, M', D) and for positions (H, M', 2R), drawn as one matrix per head."""
+    """W for content (H, M, D) and for positions (H, M, 2R), drawn as one matrix per head."""
     draw = orthogonal_projection if orthogonal else gaussian_projection
-    rows = shape.num_features // getattr(shape, "per_direction", 1)
+    opposite = getattr(shape, "per_direction", 1) == 2
+    rows = shape.num_features // 2 if opposite else shape.num_features
     width = shape.position_dim + shape.head_dim
     heads = [draw(rows, width, generator=generator) for _ in range(shape.num_heads)]
-    positions, content = torch.stack(heads).split([shape.position_dim, shape.head_dim], -1)
+    drawn = torch.stack(heads)
+    both = torch.cat([drawn, -drawn], 1) if opposite else drawn
+    positions, content = both.split([shape.position_dim, shape.head_dim], -1)
     return content.contiguous(), positions.contiguous()

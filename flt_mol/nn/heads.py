@@ -39,7 +39,6 @@ class EnergyHead(nn.Module):
         num_outputs: K, quantities per system. Each has its own w.
         readout: "tags", "sum" or "mean".
         norm: whether e begins with the LayerNorm.
-        generator: on CPU, for all weights; None draws from torch's global one.
 
     Raises:
         ValueError: an unknown readout, or a size below 1.
@@ -53,7 +52,6 @@ class EnergyHead(nn.Module):
         num_outputs: int = 1,
         readout: str = "tags",
         norm: bool = True,
-        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_sizes(embed_dim=embed_dim, num_outputs=num_outputs)
@@ -63,9 +61,9 @@ class EnergyHead(nn.Module):
         self.num_outputs = num_outputs
         self.atom_energy = nn.Sequential(
             nn.LayerNorm(embed_dim) if norm else nn.Identity(),
-            _uniform_linear(embed_dim, embed_dim, generator),
+            nn.Linear(embed_dim, embed_dim),
             nn.GELU(),
-            _uniform_linear(embed_dim, num_outputs, generator),
+            nn.Linear(embed_dim, num_outputs),
         )
         if readout == "tags":
             start = torch.tensor(self.INITIAL_TAG_WEIGHTS, dtype=torch.float32)
@@ -154,12 +152,9 @@ class DisplacementHead(nn.Module):
             fixed: (N,) bool, atoms that do not move: exactly 0. None: all are free.
 
         Raises:
-            ValueError: `x` or `fixed` of another shape.
+            ValueError: `x` of another shape.
         """
         check_features(x, self.value.in_features)
-        if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != x.shape[:1]):
-            given = f"{tuple(fixed.shape)} {fixed.dtype}"
-            raise ValueError(f"fixed is {given}, expected ({len(x)},) torch.bool")
         i, j = local.pairs.index_i, local.pairs.index_j
         with without_autocast(x):
             h = self.norm(x.to(self.weight.dtype))
@@ -176,13 +171,3 @@ class DisplacementHead(nn.Module):
 def _directions(vectors: Tensor, distances: Tensor) -> Tensor:
     # r̂ · r² / (r² + δ²), δ = 0.1 Å: 0 with gradient 0 at r = 0, and continuous.
     return vectors * (distances / (distances.square() + _CORE**2))[:, None]
-
-
-def _uniform_linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
-    # Begins as torch's own do, with weights and bias from U(±1/√inputs).
-    layer = nn.Linear(inputs, outputs, device="meta")
-    for name, x in list(layer.named_parameters()):
-        start = torch.empty(x.shape, dtype=torch.float32, device="cpu")
-        start.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
-        setattr(layer, name, nn.Parameter(placed(start)))
-    return layer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.functional import gelu
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.functional.images import log_sum_over_images
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups
+from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.nn.layers import applied, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import (
@@ -22,8 +21,6 @@ from flt_mol.nn.radial import (
     log_smooth_cutoff,
     smooth_cutoff,
 )
-
-_SMALLEST_WINDOW = 1e-11  # times e⁻⁶⁰ is still a normal number
 
 
 class PairWeights(NamedTuple):
@@ -45,53 +42,41 @@ class ImageKeys(nn.Module):
     in a supercell.
 
     Args:
-        mask: a module with a method `mask`, such as a `Spectrum` or a `FourierRPE`, which becomes
-            part of this one, or a callable from displacements (P, 3), Å, to f (P, H).
+        source: a module with a method ``mask``, from displacements (P, 3), Å, to f (P, H), such as
+            a `Spectrum` or a `FourierRPE`; it becomes part of this one.
         cutoff: Å, where the window `smooth_cutoff` ends.
 
     Raises:
-        ValueError: a cutoff that is not a positive length, or no mask.
-
+        ValueError: a cutoff that is not a positive length.
     """
 
-    def __init__(self, mask: nn.Module | Callable[[Tensor], Tensor], cutoff: float = 6.0) -> None:
+    def __init__(self, source: nn.Module, cutoff: float = 6.0) -> None:
         super().__init__()
         if not 0 < cutoff < math.inf:
             raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
-        if not callable(getattr(mask, "mask", mask)):
-            raise ValueError(f"mask is a {type(mask).__name__}: expected a Spectrum or a callable")
-        owner = getattr(mask, "__self__", None)
-        if isinstance(owner, nn.Module) and mask == getattr(owner, "mask", None):
-            mask = owner  # so that its parameters move and train with this module
-        self.source = mask
+        self.source = source
         self.cutoff = float(cutoff)
 
-    def mask(self, displacements: Tensor) -> Tensor:
-        """f(x): displacements (P, 3), Å → (P, H)."""
-        f: Callable[[Tensor], Tensor] = getattr(self.source, "mask", self.source)
-        return f(displacements)
-
-    def forward(
-        self, pairs: NeighborPairs, vectors: Tensor, groups: PairGroups | None = None
-    ) -> PairWeights:
-        """Log weights (P, H) of pairs with self pairs, vectors (P, 3), Å; (G, H) with `groups`.
-
-        ``groups = pairs.groups()`` sums over images here, which costs less where layers share f.
+    def forward(self, pairs: NeighborPairs, vectors: Tensor) -> PairWeights:
+        """Log weights (G, H) of pairs with self pairs, vectors (P, 3), Å, summed over images.
 
         Raises:
-            ValueError: no atom sees itself among the pairs, or vectors of other pairs.
+            ValueError: no atom sees itself among the pairs.
         """
-        distances = pairs.lengths(vectors)
         if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
             raise ValueError(
                 "pairs have no self pairs: build them with neighbor_pairs(..., self_pairs=True)"
             )
-        window = log_smooth_cutoff(distances, self.cutoff)
-        log_weight = self.mask(vectors) + window[:, None]
-        if groups is None:
-            return PairWeights(pairs.index_i, pairs.index_j, log_weight)
-        drawn = log_sum_over_images(log_weight, groups.group, len(groups.index_i))
-        return PairWeights(groups.index_i, groups.index_j, drawn, once=True)
+        f: Tensor = self.source.mask(vectors)  # type: ignore[operator]
+        return image_weights(f, pairs, pair_lengths(vectors), self.cutoff)
+
+
+def image_weights(f: Tensor, pairs: NeighborPairs, distances: Tensor, cutoff: float) -> PairWeights:
+    """Log Σ_T exp(f) window of each (i, j), for f (P, H) of its images."""
+    groups = pairs.groups()
+    log_weight = f + log_smooth_cutoff(distances, cutoff)[:, None]
+    summed = log_sum_over_images(log_weight, groups.group, len(groups.index_i))
+    return PairWeights(groups.index_i, groups.index_j, summed, once=True)
 
 
 class GaussianBias(nn.Module):
@@ -147,48 +132,35 @@ class GaussianBias(nn.Module):
         )
 
     def forward(
-        self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
-    ) -> Tensor:
-        """Distances (P,), Å, and atomic numbers (P,) of both atoms if types are on → f (P, H)."""
-        return self.bias(self.features(distances, receiver, sender))
+        self, pairs: NeighborPairs, vectors: Tensor, atomic_numbers: Tensor
+    ) -> tuple[PairWeights, Tensor | None]:
+        """Log weights as of `ImageKeys`, and the density (N, C) of N atoms, None without.
 
-    def features(
-        self, distances: Tensor, receiver: Tensor | None = None, sender: Tensor | None = None
-    ) -> Tensor:
-        """G (P, T) of the pairs, at least float32; arguments as of `forward`.
-
-        Raises:
-            ValueError: types are on and atomic numbers are missing.
+        Args:
+            pairs: with self pairs.
+            vectors: (P, 3), Å.
+            atomic_numbers: (N,).
         """
+        distances, rows = pair_lengths(vectors), atomic_numbers.shape[0]
+        ends = atomic_numbers[pairs.index_i], atomic_numbers[pairs.index_j]
+        with without_autocast(distances):
+            features = self.features(distances, *ends)
+            keys = image_weights(self.bias(features), pairs, distances, self.cutoff)
+            if self.density_out is None:
+                return keys, None
+            window = smooth_cutoff(distances, self.cutoff).masked_fill(pairs.is_self(), 0.0)
+            summed = segment_sum(features * window[:, None], pairs.index_i, rows)
+            return keys, applied(self.density_out, summed)
+
+    def features(self, distances: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
+        """G (P, T) of distances (P,), Å, and atomic numbers (P,) of both atoms."""
         r = at_least_float32(distances)
-        with without_autocast(r):
-            if self.pair_types is not None:
-                if receiver is None or sender is None:
-                    raise ValueError("pair_types=True needs atomic numbers (P,) of both atoms")
-                r = self.pair_types(r, receiver, sender)
-            centre, log_width = (x.to(r.dtype) for x in (self.centre, self.log_width))
-            steps = (r[:, None] - centre) * torch.exp(-log_width)
-            return (-0.5 * steps.square()).clamp(min=SMALLEST_EXPONENT).exp()
+        if self.pair_types is not None:
+            r = self.pair_types(r, receiver, sender)
+        centre, log_width = (x.to(r.dtype) for x in (self.centre, self.log_width))
+        steps = (r[:, None] - centre) * torch.exp(-log_width)
+        return (-0.5 * steps.square()).clamp(min=SMALLEST_EXPONENT).exp()
 
     def bias(self, features: Tensor) -> Tensor:
-        """G (P, T), as of `features`, → f (P, H), in its dtype under autocast too."""
-        with without_autocast(features):
-            return applied(self.out, gelu(applied(self.hidden, features)))
-
-    def density(
-        self, features: Tensor, distances: Tensor, pairs: NeighborPairs, num_rows: int
-    ) -> Tensor:
-        """P Σ_j w(r_ij) G(r_ij) + p of each of N atoms: `features` (P, T) → (N, C).
-
-        Pairs of an atom and itself, and those beyond the cutoff, do not count.
-
-        Raises:
-            ValueError: built without `embed_dim`.
-        """
-        if self.density_out is None:
-            raise ValueError("there is no density: build GaussianBias with embed_dim=C")
-        with without_autocast(features):
-            window = smooth_cutoff(distances.to(features.dtype), self.cutoff)
-            window = window.masked_fill(pairs.is_self() | (window < _SMALLEST_WINDOW), 0.0)
-            summed = segment_sum(features * window[:, None], pairs.index_i, num_rows)
-            return applied(self.density_out, summed)
+        """G (P, T), as of `features`, → f (P, H), in its dtype."""
+        return applied(self.out, gelu(applied(self.hidden, features)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups
+from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
 from flt_mol.functional.pairs import pair_filter, segment_sum
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
@@ -61,7 +61,7 @@ class LocalBasis(nn.Module):
     ) -> LocalGeometry:
         """Geometry of pairs without self pairs, vectors (P, 3), Å, and elements (N,) of N atoms."""
         vectors = at_least_float32(vectors)
-        distances = pairs.lengths(vectors)
+        distances = pair_lengths(vectors)
         with without_autocast(vectors):
             basis = self.radial(distances, *_elements(pairs, atomic_numbers))
             directed = None if self.vector_radial is None else self.vector_radial(distances)
@@ -208,7 +208,7 @@ class PairCorrection(nn.Module):
         atomic_numbers: Tensor | None = None,
     ) -> PairWeights:
         """(G, H) weights of ``groups = pairs.groups()``, at least float32; rest as `LocalBasis`."""
-        distances = pairs.lengths(vectors)
+        distances = pair_lengths(vectors)
         with without_autocast(distances):
             basis = self.basis(distances, *_elements(pairs, atomic_numbers))
             per_pair = basis @ self.weight.to(basis.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, check_elements, check_index
+from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER
 from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 
 SMALLEST_EXPONENT = -60.0  # e⁻⁶⁰ = 9e-27, beside values of up to 1; denormal numbers are slow
@@ -37,11 +37,9 @@ def smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
 
 def log_smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
     """Logarithm of `smooth_cutoff`: −∞ at and beyond the cutoff, with gradient 0 there."""
-    u = distances / cutoff
-    outside = u >= 1
-    u = u.masked_fill(outside, 0.0)
-    log = 3 * torch.log1p(-u) + torch.log1p(3 * u + 6 * u.square())
-    return log.masked_fill(outside, -torch.inf)
+    window = smooth_cutoff(distances, cutoff)
+    zero = window == 0
+    return window.masked_fill(zero, 1.0).log().masked_fill(zero, -torch.inf)
 
 
 class PairTypes(nn.Module):
@@ -68,11 +66,10 @@ class PairTypes(nn.Module):
             nn.Parameter(placed(table * rank**-0.5)) for table in start
         )
 
-    def forward(self, distances: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
+    def forward(self, distances: Tensor, receiver: Tensor | None, sender: Tensor | None) -> Tensor:
         """Distances r (P,) and the atomic numbers (P,) of both atoms, 1 to 118, to r' (P,)."""
-        for elements in (receiver, sender):
-            check_index("atomic_numbers", elements, distances.shape[0])
-        check_elements(torch.stack([receiver, sender]))
+        if receiver is None or sender is None:
+            raise ValueError("pair_types=True needs atomic_numbers: pass them to forward")
         scale = 1 + (self.scale_receiver[receiver] * self.scale_sender[sender]).sum(-1)
         shift = (self.shift_receiver[receiver] * self.shift_sender[sender]).sum(-1)
         return scale.to(distances.dtype) * distances + shift.to(distances.dtype)
@@ -118,8 +115,6 @@ class RadialBasis(nn.Module):
         """
         r = transformed = at_least_float32(distances)
         if self.pair_types is not None:
-            if receiver is None or sender is None:
-                raise ValueError("pair_types=True needs atomic_numbers (N,): pass them to forward")
             transformed = self.pair_types(r, receiver, sender)
         scaled = transformed * ((self.num_basis - 1) / self.cutoff)
         window = smooth_cutoff(r, self.cutoff)

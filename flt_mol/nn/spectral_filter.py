@@ -79,7 +79,6 @@ class SpectralFilter(nn.Module):
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
         max_vectors: per system, in place of a mesh for large ones, see `reciprocal_vectors`.
-        kernels_below: systems of up to so many atoms go by kernel matrices; None chooses by C.
         generator: on CPU, for the initial weights; None takes a seed from torch's global one.
 
     Raises:
@@ -104,7 +103,6 @@ class SpectralFilter(nn.Module):
         num_basis: int = 8,
         padding: float | None = None,
         max_vectors: int | None = None,
-        kernels_below: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -119,7 +117,7 @@ class SpectralFilter(nn.Module):
         self.max_vectors = max_vectors
         # Measured: kernels pay off up to 0.6 C atoms times the layers that share a geometry; their
         # memory grows with the square, 8 MB a system at 512 atoms.
-        self.kernels_below = min(embed_dim, 512) if kernels_below is None else kernels_below
+        self.kernels_below = min(embed_dim, 512)
         # Constants of the settings, not buffers: to_empty and load_state_dict leave them alone.
         self._constants = _basis(k_max, sigma_max, num_basis)
         generator = seeded_generator(generator)

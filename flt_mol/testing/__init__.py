@@ -1,7 +1,7 @@
 """Property checks to run on your own modules: each raises AssertionError with the numbers.
 
 What is checked is a layer, one callable of :class:`Rows` (N rows of B systems) → (N, C'), tried on
-:func:`random_rows`; `PackedLayer` and `PaddedLayer` fit other signatures. Or it is a model of
+:func:`random_rows`; `PackedLayer` fits other signatures. Or it is a model of
 energies, Structures → ``{"energy": (B,)}`` or (B,), eV, tried on :func:`random_structures`: the
 same checks take it in place of a layer, with structures in place of rows.
 
@@ -21,30 +21,18 @@ Example:
 
 from flt_mol.testing.invariance import (
     check_batch_equals_alone,
-    check_causality,
     check_cell_basis,
-    check_empty_and_single_atom,
-    check_padding,
     check_periodic_images,
     check_permutation,
     check_rotation,
     check_supercell,
     check_translation,
 )
-from flt_mol.testing.layers import PackedLayer, PaddedLayer
-from flt_mol.testing.numerics import (
-    check_autocast,
-    check_coincident,
-    check_dtype,
-    check_gradients,
-    check_save_load,
-)
+from flt_mol.testing.layers import PackedLayer
 from flt_mol.testing.rows import Rows, random_rows, random_structures
 
 __all__ = [
-    "PackedLayer", "PaddedLayer", "Rows", "check_autocast", "check_batch_equals_alone",
-    "check_causality", "check_cell_basis", "check_coincident", "check_dtype",
-    "check_empty_and_single_atom", "check_gradients", "check_padding", "check_periodic_images",
-    "check_permutation", "check_rotation", "check_save_load", "check_supercell",
-    "check_translation", "random_rows", "random_structures",
+    "PackedLayer", "Rows", "check_batch_equals_alone", "check_cell_basis",
+    "check_periodic_images", "check_permutation", "check_rotation",
+    "check_supercell", "check_translation", "random_rows", "random_structures",
 ]  # fmt: skip

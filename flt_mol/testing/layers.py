@@ -38,52 +38,6 @@ class PackedLayer(nn.Module):
         return self.call(self.module, rows)
 
 
-class PaddedLayer(nn.Module):
-    """A module or function on padded rows as a layer under test, which takes packed ones.
-
-    Args:
-        module: what is checked.
-        call: (module, x (B, L, C), positions (B, L, ℓ) or None, mask (B, L) bool, True = real) →
-            (B, L, C'); the default is ``module(x, positions, mask=mask)``.
-        filler: what padding of `x` and `positions` holds.
-        extra: L less the rows of the largest system.
-        before: whether padding comes before the real rows instead of behind them.
-    """
-
-    def __init__(
-        self,
-        module: Callable[..., Any],
-        call: Callable[[Any, Tensor, Tensor | None, Tensor], Tensor] | None = None,
-        *,
-        filler: float = 0.0,
-        extra: int = 0,
-        before: bool = False,
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.call = call or (lambda module, x, r, mask: module(x, r, mask=mask))
-        self.filler, self.extra, self.before = filler, extra, before
-
-    def forward(self, rows: Rows) -> Tensor:
-        """Rows to (N, C'), without the padding."""
-        out, mask = self.padded_output(rows)
-        return out[mask]
-
-    def padded_output(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """(B, L, C'), padding included, and (B, L) bool, True where a real row lies."""
-        length = int(rows.sizes.max()) + self.extra if len(rows) else self.extra
-        mask = torch.arange(length, device=rows.ptr.device) < rows.sizes[:, None]
-        mask = mask.flip(1) if self.before else mask
-
-        def padded(values: Tensor) -> Tensor:
-            out = values.new_full((*mask.shape, values.shape[-1]), self.filler)
-            out[mask] = values
-            return out
-
-        positions = None if rows.positions is None else padded(rows.positions)
-        return self.call(self.module, padded(rows.x), positions, mask), mask
-
-
 class EnergyLayer(nn.Module):
     """A model of energies as a layer: each row's output is its system's energy, eV."""
 
@@ -137,12 +91,6 @@ def evaluated(layer: Layer, rows: Rows) -> Tensor:
     """(N, C') in eval mode without gradients."""
     with evaluating(layer), torch.no_grad():
         return outputs(layer, rows)
-
-
-def trainable(module: Any) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient, by name; none for what is not a module."""
-    named = module.named_parameters() if isinstance(module, nn.Module) else ()
-    return {name: p for name, p in named if p.requires_grad}
 
 
 def agree(

@@ -6,10 +6,11 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Subset
 
 from flt_mol.data import make_loader, open_dataset
@@ -49,7 +50,7 @@ def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
         return config, []
     names = [name for name in model.outputs if name in _TARGETS]
     first = open_split(config, config.data.train, targets=False)[0] if names else None
-    idle: list[str] = [name for name in names if getattr(first, _TARGETS[name]) is None]
+    idle: list[str] = [name for name in names if _lacks(first, _TARGETS[name])]
     settings = config.model_dump()
     settings["model"]["outputs"] = [name for name in model.outputs if name not in idle]
     return RunConfig.model_validate(settings), idle
@@ -72,7 +73,7 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
     def check(systems: Structures) -> None:
         check_systems(config.model, systems)
         for field, user in needed.items():
-            if getattr(systems, field) is None:
+            if _lacks(systems, field):
                 rest = ",".join(name for name in outputs if name != user)
                 without = f"{user}=0" if "." in user else f"'model.outputs=[{rest}]'"
                 raise ValueError(
@@ -80,15 +81,13 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
                     f"{getattr(data, field, field)}, set data.skip_bad=true, or train without "
                     f"({without})"
                 )
-        if (
-            "forces" in needed
-            and data.energy == "y_relaxed"
-            and systems.positions_relaxed is not None
-        ):
-            raise ValueError(
-                f"sid {systems.sid[0]}: y_relaxed is the energy after relaxation, forces are those "
-                "before: set data.energy to that of the positions shown, as y_init"
-            )
+        if "forces" in needed and data.energy == "y_relaxed" and systems.energy_initial is not None:
+            relaxed = systems.positions_relaxed is not None
+            if relaxed and not torch.equal(systems.energy_initial, cast(Tensor, systems.energy)):
+                raise ValueError(
+                    f"sid {systems.sid[0]}: y_relaxed is not the energy of the positions whose "
+                    "forces are given: set data.energy, as to y_init"
+                )
 
     return open_dataset(
         _file_of(config, split),
@@ -98,7 +97,13 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
         energy_initial=data.energy_initial,
         positions_relaxed=data.positions_relaxed,
         check=check,
+        forces="forces" in config.model.outputs,
     )
+
+
+def _lacks(systems: Structures, field: str) -> bool:
+    value = getattr(systems, field)
+    return value is None or not bool(value.isfinite().any())
 
 
 def _file_of(config: RunConfig, split: str) -> Path:

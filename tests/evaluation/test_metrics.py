@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from flt_mol import Structures
 from flt_mol.evaluation import EnergyMetrics, bootstrap_intervals, metrics_of
+from flt_mol.evaluation.metrics import force_sums
 
 TARGET = np.array([0.0, 0.0, 2.0, 0.5, -3.0])
 PREDICTION = np.array([0.01, 0.02, 2.03, 1.0, -4.0])  # errors 0.01, exactly 0.02, 0.03, 0.5, -1
@@ -118,3 +122,22 @@ def test_one_system_has_intervals_without_width():
     for wrong in ([], [np.nan]):
         with pytest.raises(ValueError, match="at least one system"):
             bootstrap_intervals(wrong)
+
+
+def test_forces_by_hand():
+    """Two systems of two atoms, of which the first atom is fixed; one with unknown forces."""
+    one = Structures.single([1, 1], torch.zeros(2, 3), fixed=[1, 0], forces=torch.ones(2, 3))
+    unknown = replace(one, forces=torch.full((2, 3), torch.nan))
+    systems = Structures.cat([one, one, one, unknown])
+    forces = torch.full((8, 3), 9.0)
+    forces[1], forces[5] = 1.029, torch.tensor([1.0, 1, 1.031])
+    forces[3] = torch.tensor([-1.0, -1, -1])
+    found = force_sums(forces, torch.tensor([0.019, 0.0, -0.01, 0.0]), systems)
+    assert found["forces_mae"] == (pytest.approx(3 * 0.029 + 6 + 0.031, abs=1e-5), 9)
+    assert found["forces_cosine"] == (pytest.approx(1.0, abs=1e-3), 3)  # 1, -1, 1
+    assert found["efwt"] == (1.0, 3)
+    late = force_sums(forces, torch.tensor([-0.021, 0, 0, 0]), systems)
+    assert late["efwt"] == (0.0, 3)
+    assert force_sums(forces[6:], torch.zeros(1), unknown) == dict.fromkeys(found, (0.0, 0))
+    with pytest.raises(ValueError, match="forces"):
+        force_sums(forces, torch.zeros(4), replace(systems, forces=None))

@@ -166,3 +166,25 @@ def test_nothing_else_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evaluate_model(moved, SYSTEMS)
+
+
+def test_forces_of_a_split():
+    """Means over all batches; sids of what is not finite; nothing where forces are not known."""
+    zeros = torch.zeros(3, 3)
+    known = [system(f"s{i}", forces=zeros) for i in range(3)]
+    known.append(system("s3", forces=zeros * torch.nan))
+
+    def model(structures, bad=0.0):
+        forces = torch.ones(structures.num_atoms, 3) * (1 + bad)
+        forces[:3] *= 0.01
+        return {"energy": structures.energy + 0.01, "forces": forces}
+
+    for batch_size in (2, 4):
+        found = evaluate_model(model, loader(known), batch_size).further
+        batches = 2 if batch_size == 2 else 1
+        assert found["forces_mae"] == pytest.approx((0.01 * batches + 3 - batches) / 3)
+        assert found["efwt"] == pytest.approx(batches / 3)
+        assert found["forces_atoms"] == 6
+    assert evaluate_model(model, [system("a")]).further == {}
+    with pytest.raises(ValueError, match="s0"):
+        evaluate_model(lambda x: model(x, torch.nan), known)

@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from flt_mol.functional.feature_maps import (
-    elu_features,
     gaussian_projection,
-    hyperbolic_log_features,
     orthogonal_projection,
-    relu_features,
     softmax_log_features,
     softplus_log_features,
     stabilised_features,
@@ -26,6 +23,12 @@ F64 = torch.float64
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def opposite_log_features(x, w, at=None, w_at=None, *, key=False):
+    """Those of w, then those of −w."""
+    both = [None if y is None else torch.cat([y, -y], 1) for y in (w, w_at)]
+    return softmax_log_features(x, both[0], at, both[1], key=key)
 
 
 @pytest.mark.parametrize("num_features", [3, 8, 20])
@@ -67,7 +70,7 @@ def test_the_generator_decides_and_the_default_dtype_does_not():
     assert not torch.equal(first, orthogonal_projection(6, 4, generator=seeded(4)))
 
 
-@pytest.mark.parametrize("log_features", [softmax_log_features, hyperbolic_log_features])
+@pytest.mark.parametrize("log_features", [softmax_log_features, opposite_log_features])
 @pytest.mark.parametrize("orthogonal", [False, True])
 @pytest.mark.parametrize("with_positions", [False, True])
 def test_features_are_unbiased(log_features, orthogonal, with_positions):
@@ -103,7 +106,7 @@ def test_opposite_pairs_vary_less_than_as_many_independent_features():
     generator, dim, count = seeded(5), 4, 400_000
     q, k = 0.7 * torch.randn(2, 1, 1, dim, generator=generator, dtype=F64)
     w = torch.randn(1, count, dim, generator=generator, dtype=F64)
-    pairs = hyperbolic_log_features(q, w) + hyperbolic_log_features(k, w)
+    pairs = opposite_log_features(q, w) + opposite_log_features(k, w)
     estimates = pairs.exp().view(2, count).mean(0) / ((q * k).sum() / math.sqrt(dim)).exp()
     size = ((q + k) / dim**0.25).square().sum()
     assert size > 0.5
@@ -225,7 +228,7 @@ def test_the_norm_of_keys_is_not_constant(case):
     assert (outputs[0] - outputs[1]).abs().max() > 0.01
 
 
-def test_other_maps_are_those_of_the_concatenation(case):
+def test_softplus_features_are_those_of_the_concatenation(case):
     q, k, _, basis, ratio, w = case
     at = position_features(basis, ratio)
     bias = torch.randn(w.shape[:2], generator=seeded(), dtype=F64)
@@ -236,12 +239,8 @@ def test_other_maps_are_those_of_the_concatenation(case):
         softplus = softplus_log_features(
             softmax_log_features(*given, key=key, subtract_norm=False) + bias
         ).exp()
-        for found, expected in (
-            (relu_features(*given, key=key), logits.relu()),
-            (softplus, (logits + bias).exp().log1p()),
-            (elu_features(x, phi), torch.nn.functional.elu(joined) + 1),
-        ):
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        expected = (logits + bias).exp().log1p()
+        torch.testing.assert_close(softplus, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-7), (F64, 1e-15)])
@@ -263,15 +262,6 @@ def test_the_logarithm_of_softplus_at_every_size(dtype, tolerance):
     )
     true = torch.where(wide > 700, 1 / wide, true)
     torch.testing.assert_close(slope.double(), true, rtol=20 * tolerance, atol=0)
-
-
-def test_small_elu_features_keep_their_digits():
-    x = torch.tensor([-60.0, -20.0, -1e-3, 0.0, 2.0], requires_grad=True)
-    found = elu_features(x.reshape(-1, 1, 1)).flatten()
-    expected = torch.where(x > 0, x + 1, x.exp())
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    (slope,) = torch.autograd.grad(found.sum(), x)
-    torch.testing.assert_close(slope, torch.where(x > 0, 1.0, x.exp()), rtol=1e-6, atol=0)
 
 
 def log_space_attention(log_q, log_k, v, ptr):

@@ -4,16 +4,9 @@ from periodic import F64, batch, kept_sizes, seeded
 from torch.autograd import gradcheck, gradgradcheck
 
 from flt_mol.functional import group_budget, image_attention, neighbor_pairs
-from flt_mol.functional import images as module
 from flt_mol.functional.images import log_sum_over_images
 
 H, D = 2, 3
-
-
-@pytest.fixture(params=[16, 0])
-def route(request, monkeypatch):
-    """Through n × n matrices, or along the pairs."""
-    monkeypatch.setattr(module, "_PAIR_COST", request.param)
 
 
 def case(sizes=(4, 0, 1, 3), seed=0):
@@ -37,7 +30,7 @@ def explicit(q, k, v, w, i, j):
     return torch.stack(out)
 
 
-def test_values_and_gradients_are_those_of_explicit_image_keys(route):
+def test_values_and_gradients_are_those_of_explicit_image_keys():
     inputs, ptr, i, j = case()
     assert len(torch.unique(torch.stack([i, j]), dim=1).T) < len(i)
     out = image_attention(*inputs[:3], ptr, i, j, inputs[3])
@@ -52,7 +45,7 @@ def test_values_and_gradients_are_those_of_explicit_image_keys(route):
         torch.testing.assert_close(one, other)
 
 
-def test_gradients_of_gradients(route):
+def test_gradients_of_gradients():
     inputs, ptr, i, j = case((3, 2))
 
     def run(q, k, v, w):
@@ -70,7 +63,7 @@ def test_systems_in_one_group_or_each_alone():
     torch.testing.assert_close(alone, together)
 
 
-def test_huge_logits_and_pairs_without_weight(route):
+def test_huge_logits_and_pairs_without_weight():
     (q, k, v, w), ptr, i, j = case()
     with torch.no_grad():
         w.fill_(-torch.inf)
@@ -83,7 +76,7 @@ def test_huge_logits_and_pairs_without_weight(route):
     assert all(x.isfinite().all() for x in gradients)
 
 
-def test_weights_are_not_kept(route):
+def test_weights_are_not_kept():
     inputs, ptr, i, j = case((12,))
     kept = kept_sizes(lambda: image_attention(*inputs[:3], ptr, i, j, inputs[3]))
     assert max(kept) <= max(len(i) * H, 12 * H * D)
@@ -93,6 +86,7 @@ def test_what_does_not_fit():
     (q, k, v, w), ptr, i, j = case()
     with pytest.raises(ValueError, match="log_weight"):
         image_attention(q, k, v, ptr, i, j, w[:-1])
+    assert image_attention(q[:0], k[:0], v[:0], ptr[:1], i[:0], j[:0], w[:0]).shape == (0, H, D)
     with pytest.raises(ValueError, match="no pairs"):
         image_attention(q, k, v, ptr, i[:0], j[:0], w[:0])
     with pytest.raises(ValueError, match="ptr"):

@@ -7,10 +7,8 @@ from flt_mol.functional import group_budget, linear_attention, pair_filter, pair
 from flt_mol.functional.linear import linear_sums, normalised
 from flt_mol.functional.pairs import (
     filtered_dots,
-    pair_dots,
     segment_peak,
     segment_sum,
-    weighted_sum,
 )
 
 P, N, K, T, C, H = 23, 5, 6, 3, 4, 2
@@ -43,18 +41,6 @@ CALLS = {
         lambda x, y, w: filtered_dots(x, y, w, index(), index(K, 1)),
         lambda x, y, w: (x[index()] * y[index(K, 1)]) @ w.T,
         [(N, C), (K, C), (T, C)],
-    ),
-    "pair_dots": (
-        lambda x, y: pair_dots(x, y, index(), index(K, 1)),
-        lambda x, y: (x[index()] * y[index(K, 1)]).sum(-1),
-        [(N, H, C), (K, H, C)],
-    ),
-    "weighted_sum": (
-        lambda w, v: weighted_sum(w, v, index(), index(K, 1), N),
-        lambda w, v: torch.zeros(N, H, C, dtype=F64).index_add(
-            0, index(), w[..., None] * v[index(K, 1)]
-        ),
-        [(P, H), (K, H, C)],
     ),
     "segment_sum": (
         lambda x: segment_sum(x, index(), N),

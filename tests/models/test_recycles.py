@@ -8,6 +8,7 @@ from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model, small_pairs
 from torch import nn
 
 from flt_mol import testing
+from helpers import checks
 
 FEEDBACK = ["features", "positions"]
 SHORT = ["rpe", "both filters", "correction, pair types", "exact", "centred images, pair types"]
@@ -248,4 +249,4 @@ def test_small_systems_have_no_trouble_with_recycles():
         out = model(structures)
     assert all(x.isfinite().all() for x in out.values())
     assert not out["displacement"].any()
-    testing.check_empty_and_single_atom(model, structures)
+    checks.check_empty_and_single_atom(model, structures)

@@ -62,11 +62,23 @@ def by_definition(features, x, at, key):
     norm = y.square().sum(-1, keepdim=True) / 2
     if isinstance(features, SoftmaxFeatures):
         return (wx - norm).exp()
-    if isinstance(features, HyperbolicFeatures):
-        return torch.cat([(wx - norm).exp(), (-wx - norm).exp()], dim=-1)
     if isinstance(features, ReLUFeatures):
         return wx.clamp(min=0)
     return softplus(wx + b)
+
+
+def test_hyperbolic_directions_are_opposite_pairs():
+    phi = build(HyperbolicFeatures)
+    for weights in (phi.content_projection, phi.position_projection):
+        first, second = weights.chunk(2, dim=1)
+        assert torch.equal(second, -first)
+
+
+def test_small_elu_features_keep_their_digits():
+    x = torch.tensor([-30.0, -16.0, 0.0, 2.0])
+    found = ELUFeatures(4, 1)(x.reshape(1, 4, 1), None, key=False).flatten()
+    expected = torch.where(x > 0, x.double() + 1, x.double().exp())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kind", FEATURE_MAPS.values())

@@ -127,7 +127,7 @@ def keys_window(u):
 def test_image_keys_are_a_lattice_sum_under_the_softmax():
     layer, cutoff = make("exact"), 6.0
     x, positions, cell = draw()
-    keys = ImageKeys(layer.rpe.mask, cutoff)
+    keys = ImageKeys(layer.rpe, cutoff)
     pairs = neighbor_pairs(positions, cell, PBC, PTR, cutoff, self_pairs=True)
     vectors = pairs.vectors(positions, cell, PTR)
     expected = torch.cat(
@@ -136,16 +136,15 @@ def test_image_keys_are_a_lattice_sum_under_the_softmax():
             for i, (a, b) in enumerate(((0, 4), (4, 9)))
         ]
     )
-    for groups in (None, pairs.groups()):
-        out = layer(x, ptr=PTR, images=keys(pairs, vectors, groups))
-        torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
+    out = layer(x, ptr=PTR, images=keys(pairs, vectors))
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
 
 
 def test_image_keys_are_the_same_in_a_supercell():
     layer, cutoff = make("exact"), 6.0
     x, positions, cell = (y[:4] for y in draw())
     cell, pbc = cell[:1], PBC[:1]
-    keys = ImageKeys(layer.rpe.mask, cutoff)
+    keys = ImageKeys(layer.rpe, cutoff)
 
     def run(rows, places, lattice):
         ptr = torch.tensor([0, len(rows)])
@@ -168,7 +167,7 @@ def test_combinations_without_a_meaning_are_refused():
     vectors = pairs.vectors(positions, cell, PTR)
     weights = correction(pairs, pairs.groups(), vectors)
     layer = make("linear")
-    images = ImageKeys(layer.rpe.mask)(pairs, vectors)
+    images = ImageKeys(layer.rpe)(pairs, vectors)
     with pytest.raises(ValueError, match="images go with mode 'exact'"):
         layer(x, positions, ptr=PTR, images=images)
     for wrong in (make("auto"), make("linear", causal=True)):

@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from periodic import F64, batch, lengths, over_images, rotation, seeded, supercell
@@ -18,23 +16,16 @@ def keys_of():
     return ImageKeys(GaussianSpectrum(H, num_terms=3, generator=seeded(2)), CUTOFF).double()
 
 
-def attend(keys, positions, cell, pbc, ptr, qkv, grouped):
+def attend(keys, positions, cell, pbc, ptr, qkv):
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF, self_pairs=True)
-    groups = pairs.groups() if grouped else None
-    return image_attention(
-        *qkv,
-        ptr,
-        *(found := keys(pairs, pairs.vectors(positions, cell, ptr), groups))[:2],
-        found[2],
-    )
+    return image_attention(*qkv, ptr, *keys(pairs, pairs.vectors(positions, cell, ptr)))
 
 
 def draw(rows):
     return torch.randn(3, rows, H, 4, generator=seeded(6), dtype=F64)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_keys_of_images_are_a_multiplicative_lattice_sum(grouped):
+def test_keys_of_images_are_a_multiplicative_lattice_sum():
     keys, (positions, cell, pbc, ptr) = keys_of(), batch((5, 0, 1, 4))
     q, k, v = draw(10)
     weight = torch.zeros(10, 10, H, dtype=F64)
@@ -45,48 +36,34 @@ def test_keys_of_images_are_a_multiplicative_lattice_sum(grouped):
         weight[rows, rows] = weight[rows, rows] + terms * window[..., None]
     weight = weight * torch.einsum("ihd,jhd->ijh", q, k).mul(0.5).exp()
     expected = torch.einsum("ijh,jhd->ihd", weight / weight.sum(1, keepdim=True), v)
-    found = attend(keys, positions, cell, pbc, ptr, (q, k, v), grouped)
+    found = attend(keys, positions, cell, pbc, ptr, (q, k, v))
     torch.testing.assert_close(found, expected)
 
 
 def test_supercells_and_rotations_give_the_same():
     keys, (positions, cell, _, ptr) = keys_of(), batch((5,))
     pbc, qkv, turn = torch.ones(1, 3, dtype=torch.bool), draw(5), rotation()
-    expected = attend(keys, positions, cell, pbc, ptr, qkv, True)
-    turned = attend(keys, positions @ turn.T, cell @ turn.T, pbc, ptr, qkv, True)
+    expected = attend(keys, positions, cell, pbc, ptr, qkv)
+    turned = attend(keys, positions @ turn.T, cell @ turn.T, pbc, ptr, qkv)
     torch.testing.assert_close(turned, expected)
     tiled, large, ptr = supercell(positions, cell, (2, 1, 2))
-    found = attend(keys, tiled, large, pbc, ptr, [x.repeat(4, 1, 1) for x in qkv], False)
+    found = attend(keys, tiled, large, pbc, ptr, [x.repeat(4, 1, 1) for x in qkv])
     torch.testing.assert_close(found, expected.repeat(4, 1, 1))
 
 
-def test_masks_of_modules_their_methods_and_plain_functions():
+def test_the_mask_of_a_module_trains_with_the_keys():
     spectrum = GaussianSpectrum(H, num_terms=3, generator=seeded(2))
-    for mask in (spectrum, spectrum.mask):
-        keys = ImageKeys(mask)
-        assert len(list(keys.parameters())) == len(list(spectrum.parameters()))
-        twin = copy.deepcopy(keys)
-        with torch.no_grad():
-            next(twin.parameters()).mul_(2)
-        r = torch.ones(1, 3)
-        assert not torch.equal(twin.mask(r), keys.mask(r))
-    assert torch.equal(ImageKeys(lambda r: r[:, :2]).mask(torch.eye(3)), torch.eye(3)[:, :2])
     assert set(ImageKeys(spectrum).state_dict()) == {f"source.{n}" for n in spectrum.state_dict()}
 
 
 def test_keys_that_do_not_fit():
-    for wrong, name in ((3, "mask"), (torch.ones(2), "mask")):
-        with pytest.raises(ValueError, match=name):
-            ImageKeys(wrong)
     with pytest.raises(ValueError, match="cutoff"):
-        ImageKeys(torch.sin, cutoff=-1.0)
+        ImageKeys(GaussianSpectrum(H), cutoff=-1.0)
     positions, cell, pbc, ptr = batch((5,))
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
     vectors = pairs.vectors(positions, cell, ptr)
     with pytest.raises(ValueError, match="self_pairs"):
         keys_of()(pairs, vectors)
-    with pytest.raises(ValueError, match="vectors"):
-        keys_of()(pairs, vectors[:-1])
 
 
 @pytest.mark.parametrize("pair_types", [False, True])
@@ -106,16 +83,16 @@ def test_the_bias_is_that_of_the_formula(pair_types):
     hidden = g @ layer.hidden.weight.T + layer.hidden.bias
     hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
     expected = hidden @ layer.out.weight.T + layer.out.bias
-    torch.testing.assert_close(layer(r, i, j), expected)
+    torch.testing.assert_close(layer.bias(layer.features(r, i, j)), expected)
 
 
 def test_the_density_is_the_sum_over_images_and_the_same_in_supercells():
     layer, (positions, cell, pbc, ptr) = bias_of(False, embed_dim=C), batch((4, 0, 3))
 
-    def density(positions, cell, pbc, ptr, **settings):
-        pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF + 1, **settings)
-        r = pairs.vectors(positions, cell, ptr).norm(dim=-1)
-        return layer.density(layer.features(r), r, pairs, len(positions))
+    def density(positions, cell, pbc, ptr):
+        pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF + 1, self_pairs=True)
+        numbers = torch.ones(len(positions), dtype=torch.int64)
+        return layer(pairs, pairs.vectors(positions, cell, ptr), numbers)[1]
 
     expected = torch.zeros(7, T, dtype=F64)
     for rows, shift, vectors in over_images(positions, cell, pbc, ptr, CUTOFF):
@@ -123,10 +100,11 @@ def test_the_density_is_the_sum_over_images_and_the_same_in_supercells():
         u = (r / CUTOFF).clamp(max=1)
         other = 1 - torch.eye(len(r), dtype=F64) * (not shift.any())
         window = (1 - 10 * u**3 + 15 * u**4 - 6 * u**5) * other
-        expected[rows] += (layer.features(r.flatten()).view(*r.shape, T) * window[..., None]).sum(1)
+        expected[rows] += (
+            layer.features(r.flatten(), None, None).view(*r.shape, T) * window[..., None]
+        ).sum(1)
     found = density(positions, cell, pbc, ptr)
     torch.testing.assert_close(found, layer.density_out(expected))
-    torch.testing.assert_close(density(positions, cell, pbc, ptr, self_pairs=True), found)
     tiled, large, many = supercell(positions[:4], cell[:1], (1, 2, 1))
     again = density(tiled, large, pbc[:1], many)
     torch.testing.assert_close(again, found[:4].repeat(2, 1))
@@ -136,9 +114,3 @@ def test_biases_that_do_not_fit():
     for wrong in ({"num_heads": 0}, {"cutoff": 0.0}, {"num_basis": 1}, {"embed_dim": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             GaussianBias(**{"num_heads": H, **wrong})
-    with pytest.raises(ValueError, match="atomic numbers"):
-        bias_of()(torch.ones(2))
-    pairs = neighbor_pairs(*batch((3,)), CUTOFF)
-    r = torch.ones(len(pairs.index_i), dtype=F64)
-    with pytest.raises(ValueError, match="embed_dim"):
-        bias_of(False).density(bias_of(False).features(r), r, pairs, 3)

@@ -51,14 +51,6 @@ def test_distances_per_ordered_pair_of_elements():
     )
 
 
-@pytest.mark.parametrize("elements", [[0, 1], [119, 1], [1], [1.0, 2.0]])
-def test_elements_that_are_none(elements):
-    r, wrong = torch.ones(2), torch.tensor(elements)
-    for pair in ((wrong, torch.tensor([1, 1])), (torch.tensor([1, 1]), wrong)):
-        with pytest.raises(ValueError, match="atomic.numbers"):
-            PairTypes()(r, *pair)
-
-
 def test_settings_that_do_not_fit():
     for settings in ({"cutoff": 0.0}, {"cutoff": float("nan")}, {"num_basis": 1}):
         with pytest.raises(ValueError, match="cutoff"):

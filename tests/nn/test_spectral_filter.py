@@ -18,7 +18,9 @@ SYSTEMS = {
 
 def layer(kernels_below=None, **settings):
     given = {"k_max": 0.6, "sigma_max": 1.5, "num_basis": 4, **settings}
-    made = SpectralFilter(C, H, kernels_below=kernels_below, generator=seeded(2), **given)
+    made = SpectralFilter(C, H, generator=seeded(2), **given)
+    if kernels_below is not None:
+        made.kernels_below = kernels_below
     return made.double()
 
 

@@ -13,7 +13,8 @@ from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import SPECTRA, GaussianSpectrum
-from flt_mol.testing import PackedLayer, PaddedLayer
+from flt_mol.testing import PackedLayer
+from helpers.checks import PaddedLayer
 
 C, H = 8, 2
 CUTOFF = 4.0  # Å
@@ -135,9 +136,13 @@ def spectral_filter(**settings):
         geometry = module.geometry(rows.positions, rows.cell, rows.pbc, rows.ptr)
         return module(rows.x, geometry)
 
-    return lambda seed: PackedLayer(
-        SpectralFilter(C, H, generator=seeded(seed), **{"sigma_max": 2.0, **settings}), call
-    )
+    def build(seed):
+        layer = SpectralFilter(C, H, generator=seeded(seed), sigma_max=2.0)
+        for name, value in settings.items():
+            setattr(layer, name, value)
+        return PackedLayer(layer, call)
+
+    return build
 
 
 def neighbours(rows, **settings):
@@ -160,17 +165,6 @@ def corrected_attention(mode):
     return build
 
 
-class Mask(nn.Module):
-    """f of a spectrum, as a module that holds its parameters."""
-
-    def __init__(self, spectrum):
-        super().__init__()
-        self.spectrum = spectrum
-
-    def forward(self, displacements):
-        return self.spectrum.mask(displacements)
-
-
 def image_attention(seed):
     def call(parts, rows):
         pairs, vectors = neighbours(rows, self_pairs=True)
@@ -179,7 +173,7 @@ def image_attention(seed):
 
     spectrum = GaussianSpectrum(H, 3, generator=seeded(seed))
     layer = make_attention(seed, dim=None, mode="exact")
-    parts = {"attention": layer, "images": ImageKeys(Mask(spectrum), CUTOFF)}
+    parts = {"attention": layer, "images": ImageKeys(spectrum, CUTOFF)}
     return PackedLayer(nn.ModuleDict(parts), call)
 
 

@@ -32,6 +32,7 @@ from flt_mol import testing
 from flt_mol.nn.frequencies import LatticeFrequencies, LebedevFrequencies
 from flt_mol.nn.spectrum import SPECTRA
 from flt_mol.testing import random_rows
+from helpers import checks
 
 NUMBERS = {"save_load", "dtype", "bfloat16", "float16", "gradients"}
 BASIC = frozenset({"alone", "small", *NUMBERS})
@@ -80,17 +81,17 @@ CHECKS = {
     "images": testing.check_periodic_images,
     "cell_basis": testing.check_cell_basis,
     "supercell": testing.check_supercell,
-    "alone": testing.check_batch_equals_alone,
-    "small": testing.check_empty_and_single_atom,
-    "padding": testing.check_padding,
+    "alone": checks.check_alone,
+    "small": checks.check_empty_and_single_atom,
+    "padding": checks.check_padding,
     "padded_equals_packed": padded_equals_packed,
-    "causality": testing.check_causality,
-    "save_load": testing.check_save_load,
-    "dtype": testing.check_dtype,
-    "bfloat16": testing.check_autocast,
-    "float16": testing.check_autocast,
-    "gradients": testing.check_gradients,
-    "coincident": testing.check_coincident,
+    "causality": checks.check_causality,
+    "save_load": checks.check_save_load,
+    "dtype": checks.check_dtype,
+    "bfloat16": checks.check_autocast,
+    "float16": checks.check_autocast,
+    "gradients": checks.check_gradients,
+    "coincident": checks.check_coincident,
 }
 DEFAULTS = {
     "alone": {"larger": 10},

@@ -6,7 +6,8 @@ from testing.sound_layers import Attention, Broken, Padded, Periodic, draw, pack
 from torch import nn
 
 from flt_mol import testing
-from flt_mol.testing import PaddedLayer, Rows, random_rows, random_structures
+from flt_mol.testing import Rows, random_rows, random_structures
+from helpers import checks
 
 CRYSTAL = {"periodic": True}
 
@@ -48,6 +49,7 @@ FAULTS = {
     "translation": (lambda rows, y: y + 1e-3 * rows.positions[:, :1], {}),
     "rotation": (lambda rows, y: y + (rows.positions[:, :1] / 10).sin(), {}),
     "batch_equals_alone": (lambda rows, y: y - y.mean(0), {}),
+    "alone": (lambda rows, y: y + (len(y) > 20), {}),
     "empty_and_single_atom": (lambda rows, y: y + len(rows), {}),
     "dtype": (lambda rows, y: y.float(), {}),
     "autocast": (lambda rows, y: 2 * y if torch.is_autocast_enabled("cpu") else y, {}),
@@ -60,11 +62,12 @@ LATTICE_FAULTS = {
     "cell_basis": lambda rows, y: y + rows.cell[rows.system, 0, :1],
     "supercell": lambda rows, y: y + rows.sizes[rows.system, None],
 }
-ARGUMENTS = {"batch_equals_alone": {"larger": 3}, "coincident": {"second": True}}
+ARGUMENTS = {"alone": {"larger": 3}, "coincident": {"second": True}}
 
 
 def run(name, layer, rows):
-    return getattr(testing, f"check_{name}")(layer, rows, **ARGUMENTS.get(name, {}))
+    check = getattr(testing, f"check_{name}", None) or getattr(checks, f"check_{name}")
+    return check(layer, rows, **ARGUMENTS.get(name, {}))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -116,9 +119,9 @@ def test_energies_per_cell():
 
 def test_states_of_models():
     structures = systems()
-    testing.check_save_load(Springs(), lambda: Springs(1), structures)
+    checks.check_save_load(Springs(), lambda: Springs(1), structures)
     with pytest.raises(AssertionError, match="state_dict"):
-        testing.check_save_load(Springs(), lambda: Wrong(lambda s: 0), structures)
+        checks.check_save_load(Springs(), lambda: Wrong(lambda s: 0), structures)
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -130,16 +133,16 @@ def test_what_is_drawn_but_not_saved(persistent):
 
     rows = draw()
     if persistent:
-        testing.check_save_load(build(0), lambda: build(1), rows)
+        checks.check_save_load(build(0), lambda: build(1), rows)
     else:
         with pytest.raises(AssertionError, match="saved state"):
-            testing.check_save_load(build(0), lambda: build(1), rows)
+            checks.check_save_load(build(0), lambda: build(1), rows)
 
 
 def test_padding():
     rows = random_rows(seeded(1), (5, 0, 7, 1), 4)
-    testing.check_padding(PaddedLayer(Padded()), rows)
-    packed_form = packed(lambda rows: PaddedLayer(Padded(), extra=3)(rows))
+    checks.check_padding(checks.PaddedLayer(Padded()), rows)
+    packed_form = packed(lambda rows: checks.PaddedLayer(Padded())(rows))
     testing.check_permutation(packed_form, rows)
     for fault in (
         lambda m, x, r, mask: Padded()(x, r, mask=torch.ones_like(mask)),
@@ -147,7 +150,7 @@ def test_padding():
         lambda m, x, r, mask: Padded()(x, r, mask=mask) + 1,
     ):
         with pytest.raises(AssertionError):
-            testing.check_padding(PaddedLayer(Padded(), fault), rows)
+            checks.check_padding(checks.PaddedLayer(Padded(), fault), rows)
 
 
 def test_modes_are_restored_and_generators_left_alone():

@@ -226,6 +226,7 @@ def test_runs_by_name():
 
 MOVING = {"rpe": None, "pairs": {}, "outputs": ["energy", "displacement"]}
 INITIAL = {"outputs": ["energy", "energy_initial"]}
+FORCES = {"outputs": ["energy", "forces"]}
 
 
 @pytest.mark.parametrize(
@@ -235,6 +236,11 @@ INITIAL = {"outputs": ["energy", "energy_initial"]}
         ({"model": MOVING, "loss": {"displacement_weight": 0.0}}, "loss.displacement_weight"),
         ({"model": INITIAL, "loss": {"energy_initial_weight": 0.0}}, "loss.energy_initial_weight"),
         ({"loss": {"displacement_final_weight": 0.1}}, "loss.displacement_final_weight"),
+        ({"loss": {"forces_weight": 1.0}}, "loss.forces_weight"),
+        ({"model": FORCES, "loss": {"forces_weight": 0.0}}, "loss.forces_weight"),
+        ({"model": FORCES, "training": {"noise": 0.1}}, "training.noise"),
+        ({"model": FORCES, "training": {"interpolation": 0.1}}, "training.interpolation"),
+        ({"model": FORCES, "training": {"compile": True}}, "training.compile"),
         ({"loss": {"recycle_weights": [0.0]}}, "loss.recycle_weights"),
         ({"model": INITIAL, "training": {"noise": 0.1}}, "training.noise"),
         ({"model": INITIAL, "training": {"interpolation": 1.0}}, "training.interpolation"),

@@ -229,3 +229,37 @@ def test_energies_within_threshold():
     at_rest = replace(one, energy=torch.zeros(2, dtype=torch.float64))
     found = {"energy": torch.tensor([0.02, 0.0199])}  # strictly below counts
     assert error_sums(found, at_rest)["ewt"] == (torch.tensor(1), 2)
+
+
+def with_forces(structures, *, unknown=()):
+    forces = torch.arange(12.0).view(4, 3)
+    forces[list(unknown)] = torch.nan
+    return replace(structures, forces=forces)
+
+
+def test_forces_of_free_atoms_with_known_forces():
+    """Atoms are wrong by 5, 0, 7 (fixed) and 2 eV/Å; the standard deviation of energies is 2."""
+    right = torch.arange(12.0).view(4, 3)
+    wrong = right + torch.tensor([[3.0, 0, 4], [0, 0, 0], [7, 0, 0], [0, -2, 0]])
+    wrong.requires_grad_()
+    found = {"energy": torch.tensor([1.0, 3.0]), "forces": wrong}
+    for unknown, mean, count in (((), 7 / 3, 3), ((0,), 1.0, 2), ((0, 1, 3), 0.0, 0)):
+        structures = with_forces(batch(), unknown=unknown)
+        loss = total(found, structures=structures, forces_weight=3.0)
+        assert loss.total.item() == pytest.approx(3 * mean / 2)
+        assert [float(x) for x in loss.errors["forces"]] == [pytest.approx(mean), count]
+        (gradient,) = torch.autograd.grad(loss.total, wrong)
+        assert gradient.isfinite().all()
+        assert gradient.norm(dim=1).gt(0).tolist() == [0 not in unknown, False, False, bool(mean)]
+    default = total(found, structures=with_forces(batch()))
+    assert default.total.item() == pytest.approx(100 * 7 / 3 / 2)
+    with pytest.raises(ValueError, match=r"a, b.*forces"):
+        total(found)
+
+
+def test_forces_beside_recycles_are_of_the_last():
+    found = {**outputs(2), "forces": torch.arange(12.0).view(4, 3) + torch.tensor([0.0, 0, 1])}
+    del found["displacement"], found["displacement_recycles"]
+    settings = {"energy_initial_weight": 0.0, "recycle_weights": [0.0, 1.0], "forces_weight": 2.0}
+    loss = total(found, structures=with_forces(batch()), **settings)
+    assert float(loss.total) == pytest.approx(ENERGY + 2.0 / 2)

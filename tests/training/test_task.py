@@ -1,6 +1,7 @@
 """What a step does: schedule, augmentation, clipping, and what stops it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -131,6 +132,32 @@ def test_every_weight_is_trained(tmp_path):
     idle = [n for n, p in step.model.named_parameters() if p.grad is None or not p.grad.any()]
     # A table has rows for every element; zero-initialised layers hide what is before them.
     assert not [name for name in idle if step.model.get_parameter(name).grad is None], idle
+
+
+def test_training_on_forces(tmp_path):
+    """Shares of accumulated batches are by known forces; errors become smaller, of both kinds."""
+    torch.manual_seed(0)
+    batch = systems(tmp_path)
+    forces = torch.randn(batch.positions.shape)
+    forces[-1] = torch.nan
+    batch = replace(batch, forces=forces)
+    assert Window.of([batch[0], batch[3]]) == (2, 6, 5)
+    step = task(settings={**ALL_OUTPUTS, "feedback": "features", "outputs": ["energy", "forces"]})
+    optimizer = step.configure_optimizers()["optimizer"]
+    losses = []
+    for _ in range(40):
+        losses.append(step.training_step(in_one_step(batch), 0))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.95 * losses[0]
+    assert step._sums["train/forces"][1] == 40 * 11
+    assert not [n for n, p in step.model.named_parameters() if p.grad is None]
+    with torch.inference_mode():
+        step.validation_step(batch, 0)
+    assert step._sums["val/forces_mae"][1] == 33
+    assert step._sums["val/forces_cosine"][1] == 11
+    assert step._sums["val/efwt"][1] == 4
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])
