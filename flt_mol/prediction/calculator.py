@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
-from numpy.typing import NDArray
-from torch import nn
+from ase.stress import full_3x3_to_voigt_6_stress
 
 from flt_mol.data import from_ase
 from flt_mol.prediction.energies import (
+    energies_of,
     evaluating,
-    model_device,
     predict_structures,
+    prepared,
     structure_of,
 )
 from flt_mol.prediction.members import load_members
@@ -24,12 +23,12 @@ from flt_mol.structures import Structures
 
 
 class FLTCalculator(Calculator):
-    """Energies of a trained model for ASE: ``atoms.calc = FLTCalculator("emt_small")``.
+    """Energies, forces and stress of a trained model for ASE: ``atoms.calc = FLTCalculator(…)``.
 
     ``atoms.get_potential_energy()`` is the energy that the model was trained on, in eV: for IS2RE
     models the **adsorption energy after relaxation**, from the structure before it. Its gradient
-    is not a force: forces are refused unless the model was trained on them
-    (`trained_on_forces`); no shipped model was. Stress is always refused.
+    is not a force: forces (eV/Å) and stress (eV/Å³) are refused unless the model was trained on
+    forces, that is has them among its `config.outputs`; its energy is that of the positions shown.
 
     Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings are those of
     :func:`flt_mol.predict`.
@@ -62,8 +61,9 @@ class FLTCalculator(Calculator):
 
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
         self._members = load_members(checkpoint, device)
-        if all(getattr(model, "trained_on_forces", False) for model in self._members.models):
-            self.implemented_properties = ["energy", "forces"]
+        configs = [getattr(model, "config", None) for model in self._members.models]
+        if all("forces" in getattr(config, "outputs", ()) for config in configs):
+            self.implemented_properties = ["energy", "forces", "stress"]
         # ASE's databases store parameters beside the results.
         super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]
 
@@ -73,14 +73,19 @@ class FLTCalculator(Calculator):
         """As of ASE; unavailable properties are refused with the reason.
 
         Raises:
-            PropertyNotImplementedError: anything but the energy; forces too, of models that were
-                not trained on them.
+            PropertyNotImplementedError: anything but the energy; of models that were trained on
+                forces, anything but these and stress, and stress without three lattice vectors.
         """
         if name not in self.implemented_properties:
-            raise PropertyNotImplementedError(
-                f"no {name}: the energy is that of adsorption after relaxation, and its gradient "
-                "is not a force"
+            reason = (
+                "the model gives energy, forces and stress"
+                if "forces" in self.implemented_properties
+                else "the model was not trained on forces, and the gradient of its energy, of "
+                "adsorption after relaxation, is not a force"
             )
+            raise PropertyNotImplementedError(f"no {name}: {reason}")
+        if name == "stress" and atoms is not None and atoms.cell.rank < 3:
+            raise PropertyNotImplementedError("no stress: the cell has no volume")
         return super().get_property(name, atoms, allow_calculation)  # type: ignore[no-untyped-call]
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
@@ -104,24 +109,32 @@ class FLTCalculator(Calculator):
         if self.atoms is None:
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
         structure = structure_of(self.atoms, str(self.atoms.symbols))
-        found = predict_structures(self._members, [structure])
+        if "forces" not in self.implemented_properties:
+            found = predict_structures(self._members, [structure])
+            if self._members.ensemble:
+                self.spread, found = float(found.spread[0]), found.mean
+            self.results = {"energy": float(found[0])}
+            return
+        if set(system_changes) - {"positions", "cell"}:
+            predict_structures(self._members, [structure])  # which warns of unusual structures
+        found = [
+            _outputs(model, structure, "stress" in properties) for model in self._members.models
+        ]
         if self._members.ensemble:
-            self.spread, found = float(found.spread[0]), found.mean
-        self.results = {"energy": float(found[0])}
-        if "forces" in self.implemented_properties and "forces" in properties:
-            forces = [_forces(model, structure) for model in self._members.models]
-            self.results["forces"] = np.mean(forces, axis=0)
+            self.spread = float(np.std([out["energy"] for out in found], ddof=1))
+        self.results = {name: np.mean([out[name] for out in found], axis=0) for name in found[0]}
+        self.results["energy"] = float(self.results["energy"])
 
 
-def _forces(model: nn.Module, structure: Structures) -> NDArray[np.float64]:
-    """(N, 3), eV/Å: −∂E/∂r."""
-    moved = structure.to(model_device(model))
-    positions = moved.positions.detach().clone().requires_grad_()
-    with evaluating(model), torch.enable_grad():
-        output = model(replace(moved, positions=positions))
-        energy = output["energy"] if isinstance(output, dict) else output
-        (gradient,) = torch.autograd.grad(energy.sum(), positions)
-    forces = -gradient.detach().to("cpu", torch.float64).numpy()
-    if not np.isfinite(forces).all():
-        raise ValueError(f"the model gives forces that are not finite for {structure.sid[0]}")
-    return np.asarray(forces)
+def _outputs(model: Any, structure: Structures, stress: bool) -> dict[str, Any]:
+    """Energy, eV, forces (N, 3), eV/Å, and stress as ASE has it, (6,), eV/Å³."""
+    with evaluating(model), torch.inference_mode():
+        out = model(prepared(model, structure), **({"stress": True} if stress else {}))
+    found = {name: out[name].cpu().double().numpy() for name in ("forces", "stress") if name in out}
+    found["energy"] = energies_of(out, structure)[0]
+    for name, values in found.items():
+        if not np.isfinite(values).all():
+            raise ValueError(f"the model gives {name} that is not finite for {structure.sid[0]}")
+    if stress:
+        found["stress"] = full_3x3_to_voigt_6_stress(found["stress"][0])
+    return found

@@ -101,7 +101,7 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
     )
 
 
-def _lacks(systems: Structures, field: str) -> bool:
+def _lacks(systems: Any, field: str) -> bool:
     value = getattr(systems, field)
     return value is None or not bool(value.isfinite().any())
 
