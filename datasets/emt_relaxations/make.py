@@ -33,7 +33,7 @@ from flt_mol.data.recipes import recipe
 Array = NDArray[Any]
 
 SOURCE = "emt_adsorption"
-SYSTEMS = {"train": 800, "val_id": 80, "val_ood_cat": 80}  # one of each slab
+SYSTEMS = {"train": 780, "val_id": 80, "val_ood_cat": 80}  # one of each slab
 ALONG_PATH = 1  # frames between the first and the last
 RATTLED = 2  # frames with displaced atoms
 NOISE = (0.05, 0.2)  # Å, range of the standard deviation of displacements along each axis
