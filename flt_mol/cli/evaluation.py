@@ -16,10 +16,14 @@ app = typer.Typer()
 Run = Annotated[str | None, typer.Argument(help=console.CHECKPOINT)]
 Predictions = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv or .json of sid, energy."),
+    typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv, .json or .npz."),
 ]
 Targets = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Targets (default: column of --predictions).")
+    str | None,
+    typer.Option(
+        metavar="FILE|NAME",
+        help="Targets: a table, structures or a data set (default: column of --predictions).",
+    ),
 ]
 Data = Annotated[
     str | None, typer.Option(help="Data set, file or folder of records (default: as in training).")

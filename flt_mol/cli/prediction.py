@@ -38,6 +38,12 @@ Ensemble = Annotated[
     list[str] | None,
     typer.Option(metavar="CHECKPOINT...", help="Further members: mean and standard deviation."),
 ]
+Frames = Annotated[
+    str | None,
+    typer.Option(
+        metavar="first|last|all", help="Frames of each file (default: the first of relaxations)."
+    ),
+]
 TagSlab = Annotated[
     bool, typer.Option("--tag-slab", help="Tag structures whose tags are all 0, or layer numbers.")
 ]
@@ -60,6 +66,7 @@ def predict(
     files: Files,
     output: Output = None,
     ensemble: Ensemble = None,
+    frames: Frames = None,
     tag_slab: TagSlab = False,
     adsorbate: Adsorbate = None,
     surface: Surface = None,
@@ -83,9 +90,8 @@ def predict(
     members = load_members(several if ensemble else checkpoint, device)
     for model in members.models if compiled else ():
         model.compile(dynamic=True)
-    opened = table.StructureFiles(
-        files, skip_bad=skip_bad, prepare=tagger, check=members.check, layer_numbers=tag_slab
-    )
+    options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
+    opened = table.StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
     with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
         predictions = table.predict_files(members, opened, batch_size, progress=progress)
@@ -122,6 +128,7 @@ class Tagger:
         self.surface = rule or "oc20"
         self.known = set(tag_rules(checkpoints).values())
         self.untagged, self.shown = 0, list[str]()
+        self._given: Structures | None = None
 
     def __call__(self, structures: Structures) -> Structures:
         """Structures of one system, tagged."""
@@ -129,7 +136,10 @@ class Tagger:
 
         from flt_mol.data.tags import tag_structures
 
-        tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
+        if structures is not self._given:  # the same for all frames of a relaxation
+            self._tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
+            self._given = structures
+        tagged = self._tagged
         self.untagged += not structures.tags.any()
         below, surface, adsorbate = (tagged.atomic_numbers[tagged.tags == i] for i in range(3))
         formula = Symbols(adsorbate.numpy()).formula.format("hill") if len(adsorbate) else "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -27,6 +28,9 @@ _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under oth
 # README.md for CASTEP's.
 _OF_FOLDERS = {"traj", "extxyz", "xyz", "db", "cif", "vasp", "vasp-xdatcar", "vasp-out", "vasp-xml"}
 _OF_FOLDERS |= {"proteindatabank", "xsf", "gen", "res", "aims", "lammps-data", "lammps-dump-text"}
+_DATABASES = ("db", "json")  # whose rows are no frames
+_INDEX = {"first": "0", "last": "-1", "all": ":"}
+_SAME_CELL = 1e-4  # Å: what text formats round off
 _HEAD = 4096  # bytes
 _COLUMNS = {"numbers", "positions", "cell", "pbc", "tags", "constraints", "energy", "forces"}
 _COLUMNS |= {"key_value_pairs", "data"}
@@ -152,14 +156,16 @@ class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory; invalid frames are found immediately.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several. Further fields are those of :func:`atoms_record`.
+    several; a relaxation is named without suffix, as of :func:`flt_mol.data.from_trajectories`.
+    Further fields are those of :func:`atoms_record`.
     """
 
     def __init__(
         self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
     ) -> None:
         super().__init__(path, options, notes=notes)
-        self.kind = f"ASE {_format_of(self.path)}"
+        kind = _format_of(self.path)
+        self.kind = f"ASE {kind}"
         self._frames: list[dict[str, Any]] = []
         try:
             self._frames.extend(frames_of(self.path))
@@ -169,22 +175,49 @@ class AseDataset(StructuresDataset):
             self.skipped.append(str(error))
         if not self._frames:
             raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
+        are_frames = kind not in _DATABASES
+        self.is_relaxation = are_frames and _is_relaxation(self._frames)
+        index = self.options.frames or ("first" if self.is_relaxation else "all")
+        index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
+        name = self.path.stem if self.is_relaxation else self.path.name
+        alone = len(self._frames) == 1 or (self.is_relaxation and ":" not in index)
         for row, record in enumerate(self._frames):
             if record.get("sid") is None:
-                record["sid"] = self._name(row)
-        self._finish(len(self._frames))
+                record["sid"] = name if alone else f"{name}#{row}"
+        self._finish(len(self._frames), index)
         self.read_through()
-        for record in () if self.options.layer_numbers else self._frames:
-            self.notes.add(layer_note(record))
+        for row in () if self.options.layer_numbers else self._rows:
+            self.notes.add(layer_note(self._frames[row]))
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         return [self._frames[row] for row in rows]
 
-    def _name(self, row: int) -> str:
-        return f"{self.path.name}#{row}" if len(self._frames) > 1 else self.path.name
-
     def _where(self, row: int) -> str:
-        return str(self.path.parent / self._name(row))
+        return f"{self.path}#{row}" if len(self._frames) > 1 else str(self.path)
+
+    @cached_property
+    def first_frame(self) -> Structures:
+        """Of the file, also where others were chosen."""
+        return self._batch([0])
+
+
+def _is_relaxation(frames: Sequence[Record]) -> bool:
+    return len(frames) > 1 and all(
+        frame.get("calculator") is not None
+        and str(frame.get("sid")) == str(frames[0].get("sid"))
+        and not what_changes(frames[0], frame)
+        for frame in frames
+    )
+
+
+def what_changes(first: Record, frame: Record) -> str:
+    """What no relaxation changes, but these two frames do not share; empty if they do."""
+    if not np.array_equal(first["atomic_numbers"], frame["atomic_numbers"]):
+        return "other atoms than the first, or another order"
+    change = np.abs(first["cell"] - frame["cell"]).max()
+    if not change <= _SAME_CELL or not np.array_equal(first["pbc"], frame["pbc"]):
+        return f"another cell (by {change:.3g} Å) or pbc than the first: relax in a fixed cell"
+    return ""
 
 
 def frames_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -198,7 +231,7 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
     kind = _format_of(path)
     count = 0
     try:
-        if kind in ("db", "json"):
+        if kind in _DATABASES:
             frames = _rows(path, kind)
         else:
             frames = ase.io.iread(str(path), index=":", do_not_split_by_at_sign=True)

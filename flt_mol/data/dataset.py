@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, decoded, to_numpy
+from flt_mol.data.schema import ReadOptions, Record, decoded, may_be_energy, to_numpy
 from flt_mol.structures import Structures
 
 _AT_ONCE = 64  # systems read together when a whole file is read
@@ -58,6 +58,7 @@ class StructuresDataset(Dataset[Structures]):
         self.notes = Notes(str(path)) if notes is None else notes
         self.skipped: list[str] = []
         self.prefix = ""  # of sids that are not stored
+        self.is_relaxation = False
         self.kind = type(self).__name__.removesuffix("Dataset")
         self._rows: NDArray[np.int64] = np.empty(0, np.int64)
 
@@ -118,6 +119,10 @@ class StructuresDataset(Dataset[Structures]):
                 raise ValueError(f"{self._where(row)}: {name} {error}") from error
         return fields
 
+    def frame(self, index: int) -> int:
+        """Which record of the file system `index` is, from 0."""
+        return self._rows_of([index])[0]
+
     def where(self, index: int) -> str:
         """How errors name system `index`, e.g. ``data.lmdb, key 3``."""
         return self._where(self._rows_of([index])[0])
@@ -150,7 +155,7 @@ class StructuresDataset(Dataset[Structures]):
                 record = self._records([row])[0]
                 if record.get(self.options.energy_of(record)) is not None:
                     return None
-                found |= {str(name): _is_energy(name, value) for name, value in record.items()}
+                found |= {str(name): may_be_energy(name, value) for name, value in record.items()}
         numbers = [name for name, possible in found.items() if possible]
         text = (
             f"this split has no targets (no record holds {self.options.energy}); train and "
@@ -185,9 +190,15 @@ class StructuresDataset(Dataset[Structures]):
                 raise ValueError(f"{self._where(rows[0])}, {error}") from None
         return structures
 
-    def _finish(self, count: int) -> None:
-        """Look at the records now, as far as the options ask for it."""
-        self._rows = np.arange(count)
+    def _finish(self, count: int, index: str | None = None) -> None:
+        """Look at the records now, those of `index` or the options' (ASE's, as text)."""
+        index = index or self.options.frames or ""
+        parts = [int(x) if x else None for x in (":" if index.isalpha() else index).split(":")]
+        if len(parts) == 1 and parts[0] is not None:
+            parts = [parts[0], parts[0] + 1 or None]  # -1 is the last
+        self._rows = np.arange(count)[slice(*parts)]
+        if count and not len(self):
+            raise ValueError(f"{self.path} has {count} frames, and none of {index}")
         if self.options.require_energy and (text := self.without_targets()) is not None:
             raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
@@ -206,14 +217,6 @@ class StructuresDataset(Dataset[Structures]):
                 return [row for one in rows for row in self._valid([one])]
             self.skipped.append(str(error))
             return []
-
-
-def _is_energy(name: Any, value: Any) -> bool:
-    """Whether a field may be a target: one floating-point number (frames are counted by ints)."""
-    with suppress(ValueError):
-        array = to_numpy(value)
-        return name not in GRAPH_FIELDS and array.size == 1 and array.dtype.kind == "f"
-    return False
 
 
 class JoinedDataset(StructuresDataset):

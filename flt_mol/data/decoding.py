@@ -13,7 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Record, Stored, heights, to_numpy
+from flt_mol.data.schema import (
+    GRAPH_FIELDS,
+    ReadOptions,
+    Record,
+    Stored,
+    heights,
+    may_be_energy,
+    to_numpy,
+)
 from flt_mol.data.tags import tags_are_layers
 from flt_mol.structures import Structures
 
@@ -332,10 +340,11 @@ def _targets(records: Sequence[Record], options: ReadOptions) -> tuple[str, ...]
         if options.require_energy and record.get(energy) is None:
             missing = [energy]
         if missing:
-            stored = [n for n in record if record[n] is not None and n not in GRAPH_FIELDS]
-            near = get_close_matches(missing[0], stored, n=20, cutoff=0)
+            wanted = missing[0]
+            stored = [n for n in record if wanted == names[2] or may_be_energy(n, record[n])]
+            near = get_close_matches(wanted, stored, n=20, cutoff=0)
             raise ValueError(
-                f"{missing[0]} is missing, the target that was requested; stored are: "
+                f"{wanted} is missing, the target that was requested; stored are: "
                 f"{', '.join(near) or 'none'} (options energy, energy_initial, positions_relaxed)"
             )
     return names

@@ -19,7 +19,7 @@ from flt_mol.data.ase import row_record
 from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.pyg import fields_of
 from flt_mol.data.schema import ReadOptions, Record, decoded
-from flt_mol.data.unpickle import inflated, unpickle
+from flt_mol.data.unpickle import inflated, saved
 from flt_mol.files import readable, temporary_path
 
 _MAGIC = b"\xde\xc0\xef\xbe"  # at byte 16 of a file
@@ -153,7 +153,7 @@ class LmdbDataset(StructuresDataset):
                 try:
                     data = inflated(transaction.get(bytes(self._keys[row])) or b"")
                     json_row = row_record(_value(data)) if _is_json(data) else None
-                    fields = json_row or fields_of(unpickle(data))
+                    fields = json_row or fields_of(saved(data))
                     if fields is None:
                         raise ValueError("the record is neither PyG Data nor a dict")
                     records.append(fields)
@@ -181,7 +181,7 @@ class LmdbDataset(StructuresDataset):
             keys = keys or [k for k in every if k not in _ABOUT]
             first = transaction.get(keys[0]) if keys else b""
             length = transaction.get(b"length")
-        if not (keys and keys[0].isdigit()) and not first.startswith((b"\x80", b"x")):
+        if not (keys and keys[0].isdigit()) and not first.startswith((b"\x80", b"x", b"PK")):
             raise ValueError(
                 f"no records in {self.path}: keys are whole numbers; found: {every[:3]}"
             )
@@ -199,7 +199,7 @@ def _value(data: bytes) -> Any:
     """The content of a pickle, or of JSON with its arrays."""
     data = inflated(data)
     if not _is_json(data):
-        return unpickle(data)
+        return saved(data)
     try:
         return json.loads(data.decode(), object_hook=_array)
     except (TypeError, KeyError, OverflowError, ValueError, RecursionError) as error:

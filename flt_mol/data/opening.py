@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from flt_mol.data.ase import AseDataset, atoms_record, holds_structures
 from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
 from flt_mol.data.flat import FlatDataset
 from flt_mol.data.lmdb import LmdbDataset, data_file, is_lmdb
-from flt_mol.data.pyg import is_pyg, pyg_records
+from flt_mol.data.pyg import is_collated, is_pyg, pyg_records
 from flt_mol.data.schema import OnError, ReadOptions, Record, decoded
 from flt_mol.data.tags import layer_note
 from flt_mol.data.unpickle import read_saved
@@ -22,6 +23,7 @@ from flt_mol.structures import Structures
 
 _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
 _SAVED = (".pt", ".pth", ".pkl", ".pickle")
+_SAVED_HEADS = (b"PK\3\4", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 _EXPECTED = "ASE Atoms, PyG Data or Batch, Structures, or mappings with OC20's names"
 _SHOWN = 5  # names in a message
 
@@ -37,6 +39,7 @@ def open_dataset(
     positions_relaxed: str = "pos_relaxed",
     check: Callable[[Structures], None] | None = None,
     layer_numbers: bool = False,
+    frames: str | None = "all",
     forces: bool = False,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
@@ -62,6 +65,9 @@ def open_dataset(
             an invalid record. Picklable, where other processes read.
         layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
             :func:`flt_mol.data.tag_slab` to set them, instead of an error or a warning.
+        frames: of a file that ASE reads, "all", "first" or "last"; ASE's ``relax.traj@-1`` and
+            ``@2:9`` do, too. None takes the first of a relaxation and all of others; a relaxation
+            has frames with an energy of a calculator each, of the same atoms, cell and pbc.
         forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
@@ -82,20 +88,29 @@ def open_dataset(
         positions_relaxed,
         check,
         layer_numbers,
+        frames,
         forces,
     )
     if not isinstance(source, str | os.PathLike):
         return MemoryDataset(source, options)
     if not os.fspath(source):
         raise ValueError("the path is empty; give that of a file or folder (. for this one)")
-    path = Path(os.fsdecode(source))
+    path, index = split_index(Path(os.fsdecode(source)))
+    options = options if index is None else replace(options, frames=index)
     with readable(path):
         _refuse_splits(path)
         if not path.exists():
             raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
-        if path.is_dir() and data_file(path).name != "data.mdb":
+        if index is None and path.is_dir() and data_file(path).name != "data.mdb":
             return _open_folder(path, options)
         return _open_file(path, options, Notes(str(path)))
+
+
+def split_index(path: Path) -> tuple[Path, str | None]:
+    """ASE's ``file@0``, ``file@-1``, ``file@:`` as file and index, if that file exists."""
+    name, _, index = path.name.rpartition("@")
+    file = path.with_name(name or path.name)
+    return (path, None) if path.exists() or not (name and file.exists()) else (file, index)
 
 
 def _refuse_splits(path: Path) -> None:
@@ -120,10 +135,12 @@ def _open_file(path: Path, options: ReadOptions, notes: Notes) -> StructuresData
             raise ValueError(f"{path} is not a regular file; copy its contents into one")
         if suffix == ".safetensors":
             return FlatDataset(path, options, notes=notes)
+        with file.open("rb") as opened:
+            by_content = opened.read(4).startswith(_SAVED_HEADS)
+        if by_content or (suffix in _SAVED and not is_lmdb(file)):
+            return MemoryDataset(read_saved(path), options, notes=notes, name=str(path))
         if suffix in _LMDB_SUFFIXES or is_lmdb(file):
             return LmdbDataset(path, options, notes=notes)
-        if suffix in _SAVED:
-            return MemoryDataset(read_saved(path), options, notes=notes, name=str(path))
         return AseDataset(path, options, notes=notes)
 
 
@@ -135,9 +152,11 @@ def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
         if not (entry.name.startswith(".") or entry.name.endswith(("-lock", "lock.mdb")))
     ]
     files, kind = [entry for entry in entries if _is_shard(entry)], "*.lmdb"
+    plain = [entry for entry in entries if entry.is_file()]
     if not files:
-        files = [entry for entry in entries if entry.is_file() and holds_structures(entry)]
-        kind = "files of structures"
+        files, kind = [entry for entry in plain if holds_structures(entry)], "files of structures"
+    if not files:
+        files, kind = [entry for entry in plain if entry.suffix in _SAVED], "files of torch.save"
     others = [entry.name for entry in entries if entry not in files]
     shown = ", ".join(others[:_SHOWN]) + ", …" * (len(others) > _SHOWN)
     if not files:
@@ -181,10 +200,15 @@ class MemoryDataset(StructuresDataset):
         self.kind = "in memory"
         self._items: list[Record] = []
         if not _is_object(source) and not isinstance(source, Iterable | Sized):
-            raise ValueError(f"{name} holds no structures, expected a path, or {_EXPECTED}")
-        for place, obj in enumerate([source] if _is_object(source) else source):
+            found = type(source).__name__
+            raise ValueError(f"{name}: a {found} holds no structures, expected {_EXPECTED}")
+        objects = [source] if _is_object(source) else source
+        named = isinstance(source, Mapping) and source and all(map(_is_object, source.values()))
+        for place, obj in source.items() if named else enumerate(objects):
             try:
-                self._items += self._split(obj, place)
+                records = self._split(obj, place)
+                given = {"sid": place} if named and len(records) == 1 else {}
+                self._items += [{**given, **record} for record in records]
             except ValueError as error:
                 if self.options.on_error == "raise":
                     raise
@@ -200,10 +224,12 @@ class MemoryDataset(StructuresDataset):
     def _where(self, row: int) -> str:
         return f"{self.path}, system {row}"
 
-    def _split(self, obj: Any, place: int) -> Sequence[Record]:
+    def _split(self, obj: Any, place: Any) -> Sequence[Record]:
         """The record of each system that an object holds."""
         kinds: dict[str, str] = {}
         try:
+            if is_collated(obj):
+                return pyg_records(obj[0], kinds, obj[1])
             if isinstance(obj, Structures):
                 return [_of_structures(system) for system in obj]
             if _is_atoms(obj):
@@ -221,7 +247,8 @@ class MemoryDataset(StructuresDataset):
 
 def _is_object(value: Any) -> bool:
     """Whether it holds structures by itself."""
-    return isinstance(value, Structures | Mapping) or _is_atoms(value) or is_pyg(value)
+    known = isinstance(value, Structures | Mapping) or _is_atoms(value)
+    return known or is_pyg(value) or is_collated(value)
 
 
 def _is_atoms(value: Any) -> bool:

@@ -62,8 +62,17 @@ def fields_of(data: Any) -> Mapping[str, Any] | None:
     return state if any(state.get(name) is not None for name in _KNOWN_BY) else None
 
 
-def pyg_records(data: Any, notes: dict[str, str] | None = None) -> list[Mapping[str, Any]]:
-    """The fields of each graph by name, without the edges.
+def is_collated(value: Any) -> bool:
+    """Whether it is what an `InMemoryDataset` stores: fields of all graphs, and their slices."""
+    if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or isinstance(value[0], tuple):
+        return False
+    return isinstance(value[1], Mapping) and "pos" in value[1] and fields_of(value[0]) is not None
+
+
+def pyg_records(
+    data: Any, notes: dict[str, str] | None = None, slices: Mapping[str, Any] | None = None
+) -> list[Mapping[str, Any]]:
+    """The fields of each graph by name, without the edges; `slices` are where graphs begin and end.
 
     Raises:
         ValueError: no `Data` or `Batch`, or one whose atoms are in no order.
@@ -77,11 +86,12 @@ def pyg_records(data: Any, notes: dict[str, str] | None = None) -> list[Mapping[
         if notes is not None:
             notes["z"] = "no atomic_numbers (z is used)"
     # What batching noted down; 2.x keeps it beside the fields.
-    about = {**vars(data), **getattr(vars(data).get("_store"), "__dict__", {})}
-    ptr = _ptr(fields, about)
+    own = getattr(data, "__dict__", {})
+    about = {**own, **getattr(own.get("_store"), "__dict__", {})} if slices is None else {}
+    ptr = _ptr(fields, about) if slices is None else to_numpy(slices["pos"]).astype(np.int64)
     if ptr is None:
         return [kept]
-    slices: Mapping[str, Any] = about.get("_slice_dict", about.get("__slices__")) or {}
+    slices = slices or about.get("_slice_dict", about.get("__slices__")) or {}
     added: Mapping[str, Any] = about.get("_inc_dict", about.get("__cumsum__")) or {}
     graphs: list[dict[str, Any]] = [{} for _ in ptr[1:]]
     for name, value in kept.items():

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from flt_mol.data.dataset import StructuresDataset
-from flt_mol.data.opening import open_dataset
+from flt_mol.data.opening import open_dataset, split_index
 from flt_mol.files import shipped_folder
 
 _FILE = "dataset.yaml"
@@ -201,7 +201,7 @@ def find_recipe(name_or_path: str | Path) -> Recipe | None:
     Raises:
         ValueError: nothing of that name, with the names there are.
     """
-    path = Path(name_or_path)
+    path, _ = split_index(Path(name_or_path))
     if path.exists() and not (path / _FILE).is_file():
         return None
     try:

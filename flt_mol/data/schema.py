@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +22,9 @@ GRAPH_FIELDS = frozenset(
     ("edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr")
 )
 _FAR_OFF, _TIMES = 20.0, 50.0  # eV; median distances
+_NO_TARGETS = GRAPH_FIELDS | {"sid", "fid", "frame_id", "frame", "step", "id", "natoms"}
 _LIST_SIZE = 1_000_000  # values in lists of lists; arrays may be larger
+_FRAMES = re.compile(r"first|last|all|-?\d+|(-?\d*:){1,2}-?\d*").fullmatch
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class ReadOptions:
     positions_relaxed: str = "pos_relaxed"
     check: Callable[[Structures], None] | None = None
     layer_numbers: bool = False
+    frames: str | None = "all"
     forces: bool = False
 
     def __post_init__(self) -> None:
@@ -46,6 +51,8 @@ class ReadOptions:
             raise ValueError(f"on_error is {self.on_error!r}, expected 'raise' or 'skip'")
         if self.require_energy and self.ignore_energy:
             raise ValueError("require_energy and ignore_energy exclude each other")
+        if not (self.frames is None or _FRAMES(self.frames)):
+            raise ValueError(f"frames is {self.frames!r}, expected first, last, all, 0, 2:9, …")
         for name in ("energy", "energy_initial", "positions_relaxed"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
@@ -103,6 +110,14 @@ def to_numpy(value: Any) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"holds {array.dtype}, expected numbers")
     return array
+
+
+def may_be_energy(name: Any, value: Any) -> bool:
+    """Whether a field may be a target: one floating-point number that counts nothing."""
+    with suppress(ValueError):
+        array = to_numpy(value)
+        return name not in _NO_TARGETS and array.size == 1 and array.dtype.kind == "f"
+    return False
 
 
 def _refuse_endless(value: Sequence[Any]) -> None:

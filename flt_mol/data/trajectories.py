@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.data.ase import frames_of, holds_structures
+from flt_mol.data.ase import frames_of, holds_structures, what_changes
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.schema import OnError, ReadOptions, Record
 from flt_mol.files import natural_key, readable
 
-_SAME_CELL = 1e-4  # Å: what text formats round off
 _SHOWN = 5
 
 
@@ -140,13 +139,8 @@ def _relaxation(
         raise ValueError(f"{path}: {count} frames, expected the initial and the relaxed structure")
     sid = name if first.get("sid") is None else first["sid"]
     where = f"{path}, sid {sid}"
-    if not np.array_equal(first["atomic_numbers"], final["atomic_numbers"]):
-        raise ValueError(
-            f"{where}: the last frame has other atoms than the first, or another order"
-        )
-    change = np.abs(first["cell"] - final["cell"]).max()
-    if not change <= _SAME_CELL or not np.array_equal(first["pbc"], final["pbc"]):
-        raise ValueError(f"{where}: the cell changes (by {change:.3g} Å); relax in a fixed cell")
+    if text := what_changes(first, final):
+        raise ValueError(f"{where}: the last frame has {text}")
     if final.get("calculator") is None:
         raise ValueError(f"{where}: the last frame holds no energy of a calculator")
     stored = {**final, **{field: value for field, value in first.items() if value is not None}}

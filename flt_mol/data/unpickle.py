@@ -26,6 +26,7 @@ from flt_mol.data.schema import Stored
 from flt_mol.files import readable
 
 _LARGEST = 1 << 26  # bytes of one decompressed record
+_EXPANSION = 50  # of a compressed archive
 _CODE = 1 << 22  # bytes of opcodes, long strings apart: each may make an object of 200 bytes
 _NESTED = 50_000  # opcodes that make tuples: hashing 10⁵ levels would overflow the stack
 _ITEMS = 10_000  # of a collection that is made out of another one
@@ -44,6 +45,7 @@ _STORAGES = {
     "BoolStorage": "?",
 }
 
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number of torch.save
 # What torch writes before the numbers of a storage on a little-endian machine: magic number,
 # protocol, system, the storage's description, its keys, and the count of numbers.
 _LEGACY_HEAD = re.compile(
@@ -87,24 +89,64 @@ def read_saved(path: Path) -> Any:
     with readable(path):
         data = path.read_bytes()
     try:
-        if data[:2] != b"PK":
-            return unpickle(data)
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            # Compressed entries could be of any size.
-            names = {e.filename for e in archive.infolist() if e.compress_type == 0}
-            root = next((name[:-8] for name in names if name.endswith("/data.pkl")), None)
-            if root is None:
-                raise ValueError("it is a zip archive, but not one of torch.save; unpack it first")
+        return saved(data)
+    except ValueError as error:
+        kind = "a pickle"
+        if data.startswith((b"PK", _LEGACY)):
+            kind = "a zip archive as of torch.save" if data[:2] == b"PK" else "a torch.save file"
+        raise ValueError(f"{path}, {kind}: {error}") from error
 
-            def storage(pid: Any) -> _Storage:
-                _, kind, key, *_ = pid
-                if f"{root}data/{key}" not in names:
-                    raise ValueError(f"storage {key} is missing")
-                return _Storage(archive.read(f"{root}data/{key}"), kind.name)
 
-            return unpickle(archive.read(f"{root}data.pkl"), storage)
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: {error}") from error
+def saved(data: bytes) -> Any:
+    """What `torch.save`, in either of its formats, or `pickle.dumps` wrote; as :func:`unpickle`."""
+    try:
+        if data.startswith(b"PK"):
+            return _zipped(data)
+        return _legacy(data) if data.startswith(_LEGACY) else unpickle(data)
+    except (zipfile.BadZipFile, KeyError, TypeError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"damaged: {error}") from error
+
+
+def _zipped(data: bytes) -> Any:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = dict.fromkeys(archive.namelist())
+        root = next((name[:-8] for name in names if name.endswith("/data.pkl")), None)
+        if root is None:
+            raise ValueError(f"it holds {', '.join([*names][:3]) or 'nothing'}, and no data.pkl")
+        if sum(e.file_size for e in archive.infolist()) > _EXPANSION * len(data) + _LARGEST:
+            raise ValueError("its compressed entries are too large; save it again")
+
+        def storage(pid: Any) -> _Storage:
+            _, kind, key, *_ = pid
+            if f"{root}data/{key}" not in names:
+                raise ValueError(f"storage {key} is missing")
+            return _Storage(archive.read(f"{root}data/{key}"), kind.name)
+
+        return unpickle(archive.read(f"{root}data.pkl"), storage)
+
+
+def _legacy(data: bytes) -> Any:
+    """Pickles of magic number, protocol, system, object and keys; then the storages' numbers."""
+    ends = [0]
+    for _ in range(5):
+        ends.append(_check(data, ends[-1]))
+    storages: dict[Any, _Storage] = {}
+
+    def storage(pid: Any) -> _Storage:
+        _, kind, key, _, _, *view = pid
+        if any(view):
+            raise ValueError("it holds views of storages: save it again")
+        return storages.setdefault(key, _Storage(b"", kind.name))
+
+    found = unpickle(data[ends[3] : ends[4]], storage)
+    start = ends[5]
+    for key in unpickle(data[ends[4] : ends[5]]):
+        size = np.dtype(_STORAGES.get(storages[key].kind or "", "u1").replace("bfloat16", "u2"))
+        end = start + 8 + size.itemsize * int.from_bytes(data[start : start + 8], "little")
+        if max(start + 8, end) > len(data):
+            raise ValueError("truncated; save or copy it again")
+        storages[key].data, start = data[start + 8 : end], end
+    return found
 
 
 def inflated(data: bytes) -> bytes:
@@ -164,12 +206,12 @@ def _run() -> Callable[[bytes, int, int], re.Match[bytes] | None]:
 _RUN = _run()
 
 
-def _check(data: bytes) -> None:
-    """Refuse lengths and memo indices beyond the record, and values without end.
+def _check(data: bytes, at: int = 0) -> int:
+    """The end of a pickle; refuse lengths and memo indices beyond it, and values without end.
 
     Python's unpickler takes the memory that they ask for: a memo index of 2³² some 64 GB.
     """
-    at = size = nested = 0
+    size = nested = 0
     while True:
         found = _RUN(data, at, at + _CODE + 1)
         run, at = (b"", at) if found is None else (found[0], found.end())
@@ -179,7 +221,7 @@ def _check(data: bytes) -> None:
             raise ValueError("too many values, tuples or calls; store arrays")
         code, width = data[at : at + 1], _COUNTED.get(data[at : at + 1])
         if code == b".":
-            return
+            return at + 1
         if code in (b"S", b"V"):
             at = data.find(b"\n", at) + 1 or len(data)
         elif width is not None:
@@ -251,7 +293,8 @@ class _Tensor(Stored):
             raise ValueError("is a tensor without storage, or with flags")
         flat = storage.numpy()
         size = tuple(map(int, shape))
-        if math.prod(size) > len(flat) + _EXPANDED:
+        # Of an empty buffer numpy would make numbers that nobody stored.
+        if math.prod(size) > len(flat) + _EXPANDED * (len(flat) > 0):
             raise ValueError(f"is a tensor of shape {size} with {len(flat)} numbers")
         strides = tuple(int(step) * flat.itemsize for step in stride)
         # numpy refuses what lies outside the buffer.

@@ -54,6 +54,7 @@ class EnergyMetrics:
 
     def __init__(self) -> None:
         self._errors: list[NDArray[np.float64]] = [np.empty(0)]
+        self._sids: set[str] = set()
 
     def update(self, prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> None:
         """Add the systems of one batch.
@@ -61,27 +62,17 @@ class EnergyMetrics:
         Args:
             prediction: (B,) or (B, 1), eV.
             target: (B,) or (B, 1), eV.
-            sid: B names, for error messages; row numbers are named without it.
+            sid: B names, each of which comes once in all batches.
 
         Raises:
-            ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
+            ValueError: as :func:`errors_of`; a sid that comes twice.
         """
-        predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
-        names = [f"row {row}" for row in range(len(wanted))]
-        names = names if sid is None else [f"sid {one}" for one in sid]
-        if not len(predicted) == len(wanted) == len(names):
-            raise ValueError(
-                f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"
-            )
-        for kind, values in (("prediction", predicted), ("target", wanted)):
-            for row in np.flatnonzero(~np.isfinite(values))[:1]:
-                raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
-        error = predicted - wanted
-        if _is_float32(prediction) and _is_float32(target):
-            single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
-            edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
-            error = np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
-        self._errors.append(error)
+        errors = errors_of(prediction, target, sid)
+        for name in map(str, () if sid is None else sid):
+            if name in self._sids:
+                raise ValueError(f"sid {name} comes twice, and would count twice")
+            self._sids.add(name)
+        self._errors.append(errors)
 
     def compute(self) -> dict[str, float]:
         """`count`, `mae`, `ewt`, `rmse`, `me`, `median_ae` as plain numbers, see the class.
@@ -93,6 +84,31 @@ class EnergyMetrics:
         if not len(error):
             raise ValueError("no systems: the metrics of an empty split are undefined")
         return {"count": len(error), **{x: float(of(error)) for x, of in _STATISTICS.items()}}
+
+
+def errors_of(
+    prediction: Any, target: Any, sid: Sequence[Any] | None = None
+) -> NDArray[np.float64]:
+    """Errors, prediction − target, of B systems, (B,) or (B, 1) each, as (B,) float64, eV.
+
+    Raises:
+        ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
+    """
+    predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
+    names = [f"row {row}" for row in range(len(wanted))]
+    names = names if sid is None else [f"sid {one}" for one in sid]
+    if not len(predicted) == len(wanted) == len(names):
+        raise ValueError(
+            f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"
+        )
+    for kind, values in (("prediction", predicted), ("target", wanted)):
+        for row in np.flatnonzero(~np.isfinite(values))[:1]:
+            raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
+    if not (_is_float32(prediction) and _is_float32(target)):
+        return predicted - wanted
+    single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
+    edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
+    return np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
 
 
 def _is_float32(values: Any) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flt_mol.data.schema import far_off_message
-from flt_mol.evaluation.metrics import force_sums, metrics_of
+from flt_mol.evaluation.metrics import errors_of, force_sums, metrics_of
 from flt_mol.prediction.energies import (
     MESSAGES,
     batches,
@@ -72,7 +72,7 @@ class SplitResult:
     @cached_property
     def metrics(self) -> dict[str, float]:
         """As of :func:`~flt_mol.evaluation.metrics.metrics_of`."""
-        return metrics_of(self.prediction, self.target, self.sid)
+        return metrics_of(self.prediction, self.target)
 
     @classmethod
     def cat(cls, parts: Iterable[SplitResult]) -> SplitResult:
@@ -191,7 +191,7 @@ class _Split:
             target=energies_of(batch.energy, batch),
             columns=_columns(batch),
         )
-        _ = part.metrics  # names what is not finite
+        errors_of(part.prediction, part.target, part.sid)  # names what is not finite
         self._parts.append(part)
         self._elements.update(batch.atomic_numbers.tolist())
         self._fixed |= bool(batch.fixed.any())

@@ -18,10 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from flt_mol.data import open_dataset
+from flt_mol.data.recipes import find_recipe
 from flt_mol.evaluation.splits import SplitResult
+from flt_mol.prediction.energies import energies_of
 
 _PREDICTION = ("energy", "prediction", "pred", "y_relaxed")
 _TARGET = ("target", "y_relaxed", "energy")
+_TABLES = (".csv", ".tsv", ".txt", ".json", ".npz", ".gz")
 
 Key = tuple[str, str]  # split, empty where a file has none, and sid
 Row = tuple[int, Mapping[str, Any]]  # line, or number from 1 on, and the cells by column
@@ -64,7 +68,7 @@ def read_energies(path: str | Path, names: Sequence[str] = _PREDICTION) -> Energ
     Warns:
         UserWarning: repeated lines, with their number.
     """
-    path, energies = Path(path), dict[Key, float]()
+    path, energies, lines = Path(path), dict[Key, float](), dict[Key, int]()
     rows = _rows(path)
     for line, row in rows:
         name = next((x for x in names if x in row), "")
@@ -80,7 +84,8 @@ def read_energies(path: str | Path, names: Sequence[str] = _PREDICTION) -> Energ
         if not math.isfinite(energy):
             raise ValueError(f"{where} {row[name]!r}, expected a finite number")
         if energies.setdefault(key, energy) != energy:
-            raise ValueError(f"{where} {energy!r}, and {energies[key]!r} above")
+            raise ValueError(f"{where} {energy!r}, in line {lines[key]} {energies[key]!r}")
+        lines.setdefault(key, line)
     if not energies:
         raise ValueError(f"{path} holds no energies: expected a heading and a line for each system")
     if repeated := len(rows) - len(energies):
@@ -116,8 +121,10 @@ def score_files(
     Args:
         predictions: table of sid and energy (eV), with a column split or not; see
             :func:`read_energies`.
-        targets: table of sid and target, y_relaxed or energy (the first of these that is there).
-            None takes the column target of `predictions`, as `flt-mol evaluate` writes it.
+        targets: table of sid and target, y_relaxed or energy (the first of these that is there);
+            or structures that hold them, as :func:`flt_mol.open_dataset` takes them; or a data
+            set, of which the splits that are named here or in `predictions` are taken. None takes
+            the column target of `predictions`, as `flt-mol evaluate` writes it.
         splits: only these.
 
     Returns:
@@ -132,7 +139,12 @@ def score_files(
         UserWarning: repeated lines that were dropped, with their number.
     """
     predicted = read_energies(predictions)
-    wanted = read_energies(targets or predictions, ("target",) if targets is None else _TARGET)
+    if targets is None:
+        wanted = read_energies(predictions, ("target",))
+    elif Path(targets).suffix.lower() in _TABLES:
+        wanted = read_energies(targets, _TARGET)
+    else:
+        wanted = _stored_targets(targets, splits or predicted.splits)
     known = dict.fromkeys([*predicted.splits, *wanted.splits])
     for split in splits or ():
         if split not in known:
@@ -159,6 +171,23 @@ def score_files(
         )
         for split, keys in ids.items()
     }
+
+
+def _stored_targets(source: str | Path, splits: Sequence[str]) -> EnergyTable:
+    found = find_recipe(source)
+    if found is not None and not splits:
+        raise ValueError(f"{source}: choose its splits with --split: {', '.join(found.splits)}")
+    options: Any = {"require_energy": True}
+    named = {split: found.open(split, **options) for split in splits} if found else {}
+    energies: dict[Key, float] = {}
+    for split, dataset in (named or {"": open_dataset(source, **options)}).items():
+        for i, system in enumerate(dataset):
+            key = split, str(system.sid[0])
+            energy = float(energies_of(system.energy, system)[0])
+            if energies.setdefault(key, energy) != energy:
+                where = f"{dataset.where(i)}, sid {_named(key)}"
+                raise ValueError(f"{where}: the target is {energy!r}, and {energies[key]!r} above")
+    return EnergyTable(Path(source), energies)
 
 
 def some_sids(sids: Sequence[Any], shown: int = 5) -> str:
@@ -195,8 +224,9 @@ def _rows(path: Path) -> list[Row]:
         data = path.read_bytes()
         if data.startswith(b"PK\x03\x04"):
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                columns = [np.reshape(file[name], -1).tolist() for name in ("ids", "energy")]
-            pairs = zip(*columns, strict=True)
+                ids = np.reshape(file["ids"], -1).astype(np.str_).tolist()
+                values = np.reshape(file["energy"], -1).tolist()
+            pairs = zip(ids, values, strict=True)
             return list(enumerate(({"sid": sid, "energy": value} for sid, value in pairs), start=1))
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from flt_mol.data import from_ase
 from flt_mol.prediction.energies import (
     energies_of,
     evaluating,
+    open_quietly,
     predict_structures,
     prepared,
-    structure_of,
 )
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
@@ -108,7 +109,7 @@ class FLTCalculator(Calculator):
         super().calculate(atoms, properties, system_changes)  # type: ignore[no-untyped-call]
         if self.atoms is None:
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
-        structure = structure_of(self.atoms, str(self.atoms.symbols))
+        structure = replace(open_quietly(self.atoms)[0], sid=(str(self.atoms.symbols),))
         if "forces" not in self.implemented_properties:
             found = predict_structures(self._members, [structure])
             if self._members.ensemble:

@@ -6,19 +6,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flt_mol.data import StructuresDataset, open_dataset
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
-if TYPE_CHECKING:
-    from ase import Atoms
+_READ = 64  # systems read together
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,55 +54,77 @@ class EnsembleEnergies:
 
 
 def predict(
-    atoms: Atoms | Iterable[Atoms],
+    source: Any,
     checkpoint: Any,
     batch_size: int = 32,
     *,
     device: str | torch.device | None = None,
+    frames: str | None = None,
 ) -> Any:
-    """Energies (B,) float64, eV, of ASE atoms, in their order.
+    """Energies (B,) float64, eV, of all systems of `source`, in their order.
 
-    Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the atoms: see
-    `flt_mol.data.tag_slab`. The atoms are not changed, and targets in them are ignored.
+    Tags (0 below the surface, 1 surface, 2 adsorbate) and fixed atoms are read from the source: see
+    `flt_mol.data.tag_slab`. Nothing in it is changed, and targets are ignored.
 
     Args:
-        atoms: one structure, or several.
+        source: `ase.Atoms`, one or several; or anything that :func:`flt_mol.open_dataset` takes or
+            has opened.
         checkpoint: as of :func:`~flt_mol.prediction.members.load_members`.
         batch_size: structures per call of the model; it changes no energy beyond rounding.
         device: where models of checkpoints go (cpu if not given); modules stay where they are.
+        frames: "first", "last" or "all" frames of a file; None takes the first of a relaxation.
 
     Returns:
         The energies; of an ensemble :class:`EnsembleEnergies` with `mean`, `spread`, `members`.
 
     Raises:
-        ValueError: something that is not an `ase.Atoms`, naming its place; a `batch_size` below 1;
+        ValueError: something that holds no structures, naming its place; a `batch_size` below 1;
             an energy that is not finite; no such checkpoint, or no possible ensemble.
 
     Warns:
-        UserWarning: :data:`MESSAGES`, once each for all structures; tags like layer numbers.
+        UserWarning: :data:`MESSAGES`, once each for all structures; tags like layer numbers; frames
+            that are not predicted.
     """
-    from ase import Atoms
-
-    items = [atoms] if isinstance(atoms, Atoms) else list(atoms)
-    for place, item in enumerate(items):
-        if not isinstance(item, Atoms):
-            raise ValueError(
-                f"structure {place} is a {type(item).__name__}, expected ase.Atoms; for files use "
-                "flt_mol.prediction.predict_files"
-            )
-    structures = (structure_of(item, place) for place, item in enumerate(items))
-    return predict_structures(load_members(checkpoint, device), structures, batch_size)
+    members = load_members(checkpoint, device)
+    if isinstance(source, StructuresDataset):
+        opened = source
+    elif isinstance(source, list | tuple) and not source:
+        return predict_structures(members, [], batch_size)
+    else:
+        opened = open_quietly(source, frames=frames, check=members.check)
+        warn_of_frames(parts_of(opened))
+    return predict_structures(members, batches_of(opened), batch_size)
 
 
-def structure_of(atoms: Atoms, sid: int | str) -> Structures:
-    """One structure as a batch of one, targets ignored; warns of tags like layer numbers."""
-    from flt_mol.data import from_ase
+def open_quietly(source: Any, **options: Any) -> StructuresDataset:
+    """A data set without targets and without the warnings that :func:`predict_structures` gives."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*: (no tags|all tags are 0|no cell)")
+        dataset = open_dataset(source, ignore_energy=True, **options)
+    dataset.notes.seen.update(("tags", "cell", "sid"))
+    return dataset
 
-    notes: dict[str, str] = {}
-    structures = from_ase(atoms.copy(), sid=sid, ignore_energy=True, notes=notes)  # no calculator
-    if "layers" in notes:
-        warnings.warn(notes["layers"], UserWarning, stacklevel=2)
-    return structures
+
+def parts_of(dataset: StructuresDataset) -> list[StructuresDataset]:
+    """The data set of each file."""
+    found: list[StructuresDataset] = getattr(dataset, "parts", [dataset])
+    return found
+
+
+def warn_of_frames(datasets: Iterable[StructuresDataset]) -> None:
+    """Warn once of relaxations of which the first frame is taken though nobody asked for it."""
+    if cut := [x for x in datasets if x.is_relaxation and x.options.frames is None]:
+        named = ", ".join(str(x.path) for x in cut[:3]) + ", …" * (len(cut) > 3)
+        text = (
+            f"{len(cut)} relaxations, of which the first frame is taken ({named}); others: frames"
+        )
+        warnings.warn(f"{text} last or all", UserWarning, stacklevel=3)
+
+
+def batches_of(dataset: StructuresDataset) -> Iterator[Structures]:
+    """All systems of a data set, read several at a time."""
+    for start in range(0, len(dataset), _READ):
+        yield dataset.batch(range(start, min(start + _READ, len(dataset))))
 
 
 def predict_structures(

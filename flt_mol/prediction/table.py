@@ -5,16 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from flt_mol.data import StructuresDataset, open_dataset, to_ase
+from flt_mol.data import StructuresDataset, to_ase
 from flt_mol.data.recipes import skipped_message
 from flt_mol.files import temporary_path
-from flt_mol.prediction.energies import predict_structures
+from flt_mol.prediction.energies import (
+    open_quietly,
+    parts_of,
+    predict_structures,
+    warn_of_frames,
+)
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
@@ -30,16 +35,19 @@ class Prediction:
     """The energy of one structure of a file.
 
     Args:
-        name: the structure's sid; of files without sids, file name and frame.
+        name: the structure's sid; of files without sids, file name and frame; both are also added
+            to sids that repeat.
         energy: eV; of an ensemble, the mean.
-        file: the file that it was read from, as given.
+        file: the file that it was read from.
         spread: of an ensemble, the standard deviation of its members (ddof = 1), eV; else None.
+        frame: which record of the file, from 0.
     """
 
     name: str
     energy: float
     file: str
     spread: float | None = None
+    frame: int = 0
 
 
 class StructureFiles:
@@ -49,15 +57,17 @@ class StructureFiles:
         files: one path or several; a file may hold many frames.
         skip_bad: skip invalid records, with a warning that counts and names them.
         prepare: applied to each structure when it is read, such as tagging a slab; a ValueError of
-            it makes an invalid record.
-        check: of structures, as of :func:`flt_mol.data.open_dataset`.
-        layer_numbers: as of :func:`flt_mol.data.open_dataset`.
+            it makes an invalid record. Frames of a relaxation get tags and fixed atoms of what it
+            makes of the first one.
+        options: check, layer_numbers and frames of :func:`flt_mol.data.open_dataset`; `frames` is
+            None by default.
 
     Raises:
         ValueError: the first file that cannot be read.
 
     Warns:
-        UserWarning: skipped records, and what reading the files warns of.
+        UserWarning: skipped records, relaxations of which one frame is taken, and what reading the
+            files warns of.
     """
 
     def __init__(
@@ -66,46 +76,43 @@ class StructureFiles:
         *,
         skip_bad: bool = False,
         prepare: Callable[[Structures], Structures] | None = None,
-        check: Callable[[Structures], None] | None = None,
-        layer_numbers: bool = False,
+        **options: Any,
     ) -> None:
         self.paths = [files] if isinstance(files, str | Path) else list(files)
         self.prepare, self.skip_bad = prepare, skip_bad
         self.unprepared: dict[str, None] = {}
-        self.datasets: list[StructuresDataset] = []
-        for path in self.paths:
-            with warnings.catch_warnings():  # the prediction counts these over all files
-                warnings.filterwarnings("ignore", r".*: (no tags|all tags are 0|no cell)")
-                dataset = open_dataset(
-                    path,
-                    ignore_energy=True,
-                    on_error="skip" if skip_bad else "raise",
-                    check=check,
-                    layer_numbers=layer_numbers,
-                )
-            dataset.notes.seen.update(("tags", "cell"))
-            self.datasets.append(dataset)
+        options = {"frames": None, "on_error": "skip" if skip_bad else "raise", **options}
+        opened = [open_quietly(path, **options) for path in self.paths]
+        for dataset in opened:
             if dataset.skipped:
                 warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
+        self.datasets = [part for dataset in opened for part in parts_of(dataset)]
+        warn_of_frames(self.datasets)
 
     def __len__(self) -> int:
         return sum(len(dataset) for dataset in self.datasets)
 
     def __iter__(self) -> Iterator[tuple[Structures, StructuresDataset, int]]:
-        """Each structure, as it is predicted, with its data set and its place there."""
+        """Each structure, as it is predicted, with the data set of its file and its place there."""
         for dataset in self.datasets:
             for start in range(0, len(dataset), _READ):
                 rows = range(start, min(start + _READ, len(dataset)))
                 batch = dataset.batch(rows)
                 for b, row in enumerate(rows):
                     try:
-                        one = self.prepare(batch[b]) if self.prepare else batch[b]
+                        one = self._prepared(batch[b], dataset)
                     except ValueError as error:
                         if not self.skip_bad:
                             raise
                         self.unprepared[str(error)] = None
                     else:
                         yield one, dataset, row
+
+    def _prepared(self, one: Structures, dataset: Any) -> Structures:
+        if self.prepare is None or not dataset.is_relaxation:
+            return one if self.prepare is None else self.prepare(one)
+        first = self.prepare(dataset.first_frame)
+        return replace(one, tags=first.tags, fixed=first.fixed)
 
 
 def predict_files(
@@ -114,6 +121,7 @@ def predict_files(
     batch_size: int = 32,
     *,
     skip_bad: bool = False,
+    frames: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Prediction]:
     """Energies of all structures of `files`, in order: LMDB, and all that ASE reads.
@@ -123,6 +131,7 @@ def predict_files(
         files: one path or several; a file may hold many frames. Or what they were opened as.
         batch_size: structures per call of the model, across files.
         skip_bad: skip invalid records, with a warning that counts and names them.
+        frames: as of :func:`flt_mol.predict`.
         progress: called with (structures done, structures in all) after each batch.
 
     Raises:
@@ -130,21 +139,19 @@ def predict_files(
             before anything is predicted; an energy that is not finite.
 
     Warns:
-        UserWarning: as :func:`flt_mol.predict`.
+        UserWarning: as :func:`flt_mol.predict`, and sids that repeat.
     """
     members = load_members(model)
     opened = files
     if not isinstance(opened, StructureFiles):
-        opened = StructureFiles(opened, skip_bad=skip_bad, check=members.check)
-    paths = {}
-    for path, dataset in zip(opened.paths, opened.datasets, strict=True):
+        opened = StructureFiles(opened, skip_bad=skip_bad, check=members.check, frames=frames)
+    for dataset in opened.datasets:
         dataset.read_through()
-        paths[id(dataset)] = str(path)
-    names: list[tuple[str, str]] = []
+    rows: list[tuple[str, str, int]] = []
 
     def structures() -> Iterator[Structures]:
-        for one, dataset, _ in opened:
-            names.append((str(one.sid[0]), paths[id(dataset)]))
+        for one, dataset, row in opened:
+            rows.append((str(one.sid[0]), str(dataset.path), dataset.frame(row)))
             yield one
 
     report = None if progress is None else lambda done: progress(done, len(opened))
@@ -153,11 +160,27 @@ def predict_files(
         reasons = [f"skipped {len(opened.unprepared)} structures:", *opened.unprepared]
         warnings.warn("\n  ".join(reasons[: _SHOWN + 1]), UserWarning, stacklevel=2)
     mean = found.mean if members.ensemble else found
-    spread = found.spread.tolist() if members.ensemble else [None] * len(names)
-    return [
-        Prediction(name, energy, path, spread=deviation)
-        for (name, path), energy, deviation in zip(names, mean.tolist(), spread, strict=True)
-    ]
+    spread = found.spread.tolist() if members.ensemble else [None] * len(rows)
+    _, paths, places = zip(*rows, strict=True) if rows else ((), (), ())
+    columns = zip(_names(rows), mean.tolist(), paths, spread, places, strict=True)
+    return [Prediction(*column) for column in columns]
+
+
+def _names(rows: Sequence[tuple[str, str, int]]) -> list[str]:
+    """Sids of rows (sid, file, frame); where they repeat with #frame, file name, path or row."""
+    names, inside = [sid for sid, _, _ in rows], Counter(row[:2] for row in rows)
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if not repeated:
+        return names
+    text = f"sids that repeat get their frame or file: {', '.join(repeated[:_SHOWN])}"
+    text += f" and {len(repeated) - _SHOWN} more" if len(repeated) > _SHOWN else ""
+    warnings.warn(text, UserWarning, stacklevel=3)
+    names = short = [f"{x}#{frame}" if inside[x, file] > 1 else x for x, file, frame in rows]
+    files = [file for _, file, _ in rows]
+    for parts in ([Path(file).name for file in files], files, range(len(rows))):
+        counts, each = Counter(names), zip(names, parts, short, strict=True)
+        names = [f"{part}:{base}" if counts[name] > 1 else name for name, part, base in each]
+    return names
 
 
 def write_predictions(
@@ -173,8 +196,8 @@ def write_predictions(
     Args:
         predictions: as of :func:`predict_files`.
         path: the file.
-        files: for `.extxyz`, the structures that were predicted; if not given, the files that
-            `predictions` name are read again.
+        files: for `.extxyz`, the structures that were predicted, in their order; if not given, the
+            files that `predictions` name are read again.
 
     Raises:
         ValueError: another suffix; predictions that do not belong to the structures.
@@ -193,7 +216,8 @@ def write_predictions(
         temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as f,
     ):
         if suffix == ".extxyz":
-            opened = files or StructureFiles(list(dict.fromkeys(p.file for p in predictions)))
+            paths = list(dict.fromkeys(p.file for p in predictions))
+            opened = files or StructureFiles(paths, frames="all")
             _write_extxyz(predictions, f, opened)
         elif suffix == ".json":
             json.dump(rows, f, indent=1, allow_nan=False)
@@ -207,16 +231,20 @@ def write_predictions(
 def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFiles) -> None:
     from ase.io.extxyz import write_extxyz
 
-    for prediction, item in zip_longest(predictions, files):
-        if prediction is None or item is None or str(item[0].sid[0]) != prediction.name:
-            sid = "none" if item is None else item[0].sid[0]
-            raise ValueError(f"the predictions are of other structures: {prediction} at sid {sid}")
-        structure, dataset, row = item
+    waiting = iter(predictions)
+    prediction = next(waiting, None)
+    for structure, dataset, row in files:
+        place = str(dataset.path), dataset.frame(row)
+        if prediction is None or place != (prediction.file, prediction.frame):
+            continue
         atoms: Any = to_ase(structure)
         positions = dataset.record(row).get("pos")
         if positions is not None:  # as stored: structures are float32, and moved to the origin
             atoms.positions = positions
-        atoms.info = {"sid": structure.sid[0], "energy_predicted": prediction.energy}
+        atoms.info = {"sid": prediction.name, "energy_predicted": prediction.energy}
         if prediction.spread is not None:
             atoms.info["energy_predicted_spread"] = prediction.spread
         write_extxyz(f, [atoms], write_results=False)
+        prediction = next(waiting, None)
+    if prediction is not None:
+        raise ValueError(f"no structure in the files, or not in this order, for {prediction}")

@@ -86,7 +86,7 @@ def test_tables_that_cannot_be_read(text, tmp_path):
     [
         ({"energies": (-1.0,)}, "1 frames"),
         ({"energies": (-1.0, None)}, "last frame holds no energy"),
-        ({"set_cell": np.eye(3) * 30}, "cell changes"),
+        ({"set_cell": np.eye(3) * 30}, "another cell"),
         ({"set_atomic_numbers": [29, 29, 8, 29]}, "another order"),
     ],
 )

@@ -1,18 +1,22 @@
 """Pickles: what is read of each protocol and library, and that nothing is run."""
 
 import collections
+import io
 import os
 import pickle
+import zipfile
 import zlib
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Batch, Data, InMemoryDataset
 
 from flt_mol.data import open_dataset
+from flt_mol.data.lmdb import write_lmdb as write
 from flt_mol.data.pyg import fields_of
 from flt_mol.data.schema import Stored, to_numpy
-from flt_mol.data.unpickle import inflated, unpickle
+from flt_mol.data.unpickle import _Storage, inflated, unpickle
 from tests.helpers.hostile import PICKLES
 
 
@@ -148,6 +152,117 @@ def test_saved_files_that_are_refused(tmp_path):
     torch.save({"a": os.system}, tmp_path / "hostile.pt")
     (tmp_path / "zip.pt").write_bytes(b"PK\x05\x06" + bytes(18))
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
-    for name, reason in (("hostile", "system"), ("zip", "not one of torch.save"), ("cut", "zip")):
+    for name, reason in (("hostile", "system"), ("zip", "torch.save.*no data.pkl"), ("cut", "zip")):
         with pytest.raises(ValueError, match=rf"{name}\.pt.*{reason}"):
             open_dataset(tmp_path / f"{name}.pt")
+
+
+def atoms(sid):
+    """As PyG stores them, in three, four or five atoms."""
+    n = 3 + sid % 3
+    fields = {"pos": torch.arange(3.0 * n).reshape(n, 3) + sid, "cell": 9 * torch.eye(3)[None]}
+    numbers = {"atomic_numbers": torch.full((n,), 29.0), "tags": torch.ones(n, dtype=torch.long)}
+    edges = {"edge_index": torch.zeros(2, n, dtype=torch.long), "fixed": torch.zeros(n)}
+    return Data(**fields, **numbers, **edges, natoms=n, y_relaxed=0.5 * sid, sid=sid)
+
+
+ATOMS = [atoms(sid) for sid in range(4)]
+COLLATED = InMemoryDataset.collate(ATOMS)
+OBJECTS = {
+    "list": ATOMS,
+    "tuple": tuple(ATOMS),
+    "batch": Batch.from_data_list(ATOMS),
+    "by name": {f"s{one.sid}": one for one in ATOMS},
+    "dicts": [one.to_dict() for one in ATOMS],
+    "collated": COLLATED,
+    "collated dict": (COLLATED[0].to_dict(), COLLATED[1], Data),
+}
+WRITERS = {
+    "zip": torch.save,
+    "legacy": lambda obj, path: torch.save(obj, path, _use_new_zipfile_serialization=False),
+    "pickle 2": lambda obj, path: path.write_bytes(pickle.dumps(obj, 2)),
+    "pickle 5": lambda obj, path: path.write_bytes(pickle.dumps(obj, 5)),
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("name", ["a.pt", "a.pkl", "a", "a.lmdb"])
+def test_objects_of_pyg_however_they_were_saved(kind, writer, name, tmp_path):
+    WRITERS[writer](OBJECTS[kind], tmp_path / name)
+    batch = open_dataset(tmp_path / name).batch(range(4))
+    assert batch.sid == (0, 1, 2, 3)
+    assert batch.energy.tolist() == [0, 0.5, 1.0, 1.5]
+    assert torch.equal(batch.positions, torch.cat([one.pos for one in ATOMS]))
+    assert batch.natoms.tolist() == [3, 4, 5, 3]
+
+
+def test_a_folder_of_saved_objects_and_compressed_archives(tmp_path):
+    for one in ATOMS:
+        torch.save(one, tmp_path / f"data_{one.sid}.pt")
+    assert open_dataset(tmp_path).batch(range(4)).sid == (0, 1, 2, 3)
+    torch.save(ATOMS, tmp_path / "a.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "a.pt") as stored,
+        zipfile.ZipFile(tmp_path / "b.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in stored.namelist():
+            packed.writestr(entry, stored.read(entry))
+    assert len(open_dataset(tmp_path / "b.pt")) == 4
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("a/data.pkl", bytes(1 << 28))
+    with pytest.raises(ValueError, match=r"bomb\.pt.*too large"):
+        open_dataset(tmp_path / "bomb.pt")
+
+
+def test_names_in_a_mapping_are_sids(tmp_path):
+    unnamed = [Data(**{k: v for k, v in one.to_dict().items() if k != "sid"}) for one in ATOMS]
+    torch.save({f"slab {i}": one for i, one in enumerate(unnamed)}, tmp_path / "a.pt")
+    assert open_dataset(tmp_path / "a.pt")[2].sid == ("slab 2",)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_hostile_files_name_what_they_ask_for_and_run_nothing(writer, tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'run'}",)
+
+    WRITERS[writer]([Hostile()], tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt.*system, which is never run"):
+        open_dataset(tmp_path / "a.pt")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("writer", ["zip", "legacy"])
+def test_files_that_are_cut_never_give_numbers(writer, tmp_path):
+    WRITERS[writer](ATOMS, tmp_path / "a.pt")
+    data = (tmp_path / "a.pt").read_bytes()
+    for share in (0.02, 0.3, 0.6, 0.9, 0.999):
+        (tmp_path / "b.pt").write_bytes(data[: int(share * len(data))])
+        with pytest.raises(ValueError, match=r"b\.pt.*torch.save"):
+            open_dataset(tmp_path / "b.pt")
+
+
+def test_tensors_without_stored_numbers_are_refused():
+    storage = unpickle(pickle.dumps(torch.ones(2)))
+    storage.args = (_Storage(b"", "FloatStorage"), 0, (2,), (1,))
+    with pytest.raises(ValueError, match="0 numbers"):
+        storage.numpy()
+
+
+@pytest.mark.parametrize("obj", [None, 3, torch.ones(2), {"state_dict": {"w": torch.ones(1)}}])
+def test_files_of_other_things_are_named(obj, tmp_path):
+    torch.save(obj, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt.*(holds no structures|atomic_numbers is missing)"):
+        open_dataset(tmp_path / "a.pt")[0]
+
+
+def test_lmdb_of_named_and_torch_saved_records(tmp_path):
+    def saved(obj):
+        buffer = io.BytesIO()
+        torch.save(obj, buffer)
+        return buffer.getvalue()
+
+    items = [(f"data_{one.sid}".encode(), saved(one)) for one in ATOMS]
+    write(tmp_path / "a.lmdb", items)
+    assert open_dataset(tmp_path / "a.lmdb").batch(range(4)).sid == (0, 1, 2, 3)

@@ -31,7 +31,7 @@ def test_sums_over_systems_whatever_the_batches_and_shapes(size, columns):
     for start in range(0, 5, size):
         parts = [x[start : start + size] for x in (PREDICTION, TARGET)]
         pair = [x[:, None] if column else x for x, column in zip(parts, columns, strict=True)]
-        metrics.update(*pair, sid=range(len(parts[0])))
+        metrics.update(*pair, sid=range(start, start + len(parts[0])))
     found = metrics.compute()
     assert found["count"] == 5
     assert found["mae"] == pytest.approx(0.312)
@@ -77,6 +77,15 @@ def test_numbers_that_are_not_finite_are_named(bad, which):
         metrics_of(**values, sid="abcde")
     with pytest.raises(ValueError, match="row 1"):
         metrics_of(**values)
+
+
+def test_a_system_counts_once():
+    metrics = EnergyMetrics()
+    metrics.update([0.0, 1.0], [0.0, 1.0], sid=["a", "b"])
+    for sids in (["b"], [7, "7"]):
+        with pytest.raises(ValueError, match=f"sid {sids[0]} comes twice"):
+            metrics.update([0.0] * len(sids), [0.0] * len(sids), sid=sids)
+    assert metrics.compute()["count"] == 2
 
 
 def test_no_systems_have_no_metrics():

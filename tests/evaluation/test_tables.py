@@ -4,8 +4,11 @@ import json
 import numpy as np
 import pytest
 
+from flt_mol.data import convert, open_dataset
+from flt_mol.data.recipes import recipe
 from flt_mol.evaluation import SplitResult, read_energies, score_files, write_csv
 from flt_mol.evaluation.tables import read_ids
+from flt_mol.structures import Structures
 
 PLAIN = "sid,energy\na,1.5\nb,-2\n"
 WANTED = {("", "a"): 1.5, ("", "b"): -2.0}
@@ -36,6 +39,8 @@ def test_arrays_of_ids_and_energies(tmp_path):
     ids, energy = np.array([3, 1]), np.array([[0.5], [-1.0]], dtype=np.float32)
     np.savez(tmp_path / "p.npz", ids=ids, energy=energy)
     assert read_energies(tmp_path / "p.npz").energies == {("", "3"): 0.5, ("", "1"): -1.0}
+    np.savez(tmp_path / "b.npz", ids=np.array([b"1"], "S1"), energy=np.array([1.5]))
+    assert read_energies(tmp_path / "b.npz").energies == {("", "1"): 1.5}
     np.savez(tmp_path / "q.npz", ids=ids)
     with pytest.raises(ValueError, match=r"q\.npz"):
         read_energies(tmp_path / "q.npz")
@@ -54,7 +59,7 @@ def test_arrays_of_ids_and_energies(tmp_path):
         ("sid,energy\na,\n", r"line 2, sid a: energy is ''"),
         ("sid,energy\n,1\n", "line 2: .*empty"),
         ("sid,split,energy\na,,1\n", "line 2: .*empty"),
-        ("sid,energy\na,1\na,2\n", "line 3, sid a: energy is 2.0, and 1.0"),
+        ("sid,energy\na,1\na,2\n", "line 3, sid a: energy is 2.0, in line 2 1.0"),
         ("[1, 2]", "list of objects"),
         ("[{]", r"p\.csv"),
         ('{"sid": ["a"], "energy": [1]}', "list of objects"),
@@ -89,6 +94,30 @@ def test_targets_are_matched_by_sid_not_by_place(tmp_path):
     assert list(results) == ["ids"]
     assert results["ids"].sid == ("3", "1", "2")
     assert results["ids"].error.tolist() == [0.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("suffix", [".extxyz", ".safetensors", ".aselmdb"])
+def test_targets_of_stored_structures(suffix, tmp_path):
+    cell = {"cell": 9 * np.eye(3), "pbc": True, "tags": [2]}
+    systems = [
+        Structures.single([29], [[0, 0, 0]], sid=f"s{i}", energy=0.5 * i, **cell) for i in range(3)
+    ]
+    convert(open_dataset(systems), tmp_path / f"t{suffix}")
+    predictions = write(tmp_path / "p.csv", "sid,energy\ns2,1.25\ns0,0.25\ns1,0.75\n")
+    (result,) = score_files(predictions, tmp_path / f"t{suffix}").values()
+    assert result.sid == ("s0", "s1", "s2")
+    assert result.error.tolist() == [0.25] * 3
+
+
+def test_targets_of_a_data_set_need_a_split(tmp_path):
+    first = recipe("emt_adsorption").open("val_id").batch(range(411))
+    rows = [f"{sid},{y}\n" for sid, y in zip(first.sid, first.energy.tolist(), strict=True)]
+    predictions = write(tmp_path / "p.csv", "sid,energy\n" + "".join(rows))
+    assert score_files(predictions, "emt-adsorption", ["val_id"])["val_id"].metrics["mae"] == 0
+    with pytest.raises(ValueError, match="val_id"):
+        score_files(predictions, "emt-adsorption")
+    with pytest.raises(ValueError, match="nowhere"):
+        score_files(predictions, "nowhere")
 
 
 def test_splits_are_told_apart_where_both_files_have_them(tmp_path):

@@ -1,14 +1,16 @@
 import shutil
 import warnings
 
+import ase.io
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from slabs import PLATINUM, ByHand, platinum
+from torch_geometric.data import Batch, Data
 
 import flt_mol
-from flt_mol.data import from_ase
+from flt_mol.data import from_ase, open_dataset
 from flt_mol.models.checkpoint import (
     find_checkpoint,
     load_model,
@@ -18,6 +20,7 @@ from flt_mol.models.checkpoint import (
 from flt_mol.prediction import EnsembleEnergies, predict_structures, surface_rule
 from flt_mol.prediction.energies import check_elements, energy_array
 from flt_mol.prediction.members import tag_rules
+from flt_mol.structures import Structures
 
 
 def slabs(count=5):
@@ -94,8 +97,45 @@ def test_batch_sizes_below_one_are_refused(batch_size):
 
 
 def test_what_is_no_atoms_is_named():
-    with pytest.raises(ValueError, match=r"structure 1 is a str"):
+    with pytest.raises(ValueError, match=r"place 1: a str"):
         flt_mol.predict([platinum(), "slab.traj"], ByHand())
+    with pytest.raises(ValueError, match=r"slab.traj does not exist"):
+        flt_mol.predict("slab.traj", ByHand())
+
+
+def as_data(atoms):
+    return Data(
+        pos=torch.tensor(atoms.positions),
+        z=torch.tensor(atoms.numbers),
+        tags=torch.tensor(atoms.get_tags()),
+        fixed=torch.zeros(len(atoms)),
+        cell=torch.tensor(atoms.cell.array)[None],
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        iter,
+        tuple,
+        open_dataset,
+        lambda atoms: open_dataset(open_dataset(atoms)),
+        lambda atoms: Structures.cat([from_ase(one) for one in atoms]),
+        lambda atoms: [as_data(one) for one in atoms],
+        lambda atoms: Batch.from_data_list([as_data(one) for one in atoms]),
+        lambda atoms: {f"s{i}": one for i, one in enumerate(atoms)},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*in memory")
+def test_whatever_holds_structures_is_predicted(make):
+    atoms = slabs(3)
+    assert flt_mol.predict(make(atoms), ByHand()).tolist() == [by_hand(one) for one in atoms]
+
+
+def test_files_are_predicted(tmp_path):
+    atoms = slabs(3)
+    ase.io.write(tmp_path / "a.traj", atoms)
+    assert flt_mol.predict(tmp_path / "a.traj", ByHand()).tolist() == [by_hand(x) for x in atoms]
 
 
 def test_atoms_stay_and_their_targets_do_not_count():
@@ -110,7 +150,7 @@ def test_energies_that_are_not_finite_name_the_structure():
     atoms = slabs(3)
     for one, name in zip(atoms, "abc", strict=True):
         one.info["sid"] = name
-    with pytest.raises(ValueError, match="structure 0 "):
+    with pytest.raises(ValueError, match="structure a "):
         flt_mol.predict(atoms, ByHand(float("inf")))
 
 

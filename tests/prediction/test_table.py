@@ -1,13 +1,16 @@
 import csv
 import json
+import warnings
 
 import ase.io
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 from slabs import ByHand, platinum
 
-from flt_mol.data import open_dataset
+from flt_mol.data import from_trajectories, open_dataset
+from flt_mol.data.tags import tag_structures
 from flt_mol.prediction import Prediction, StructureFiles, predict_files, write_predictions
 
 
@@ -88,9 +91,11 @@ def test_structures_come_back_with_their_energies(stored, tmp_path):
 
 def test_predictions_of_other_structures_are_refused(stored, tmp_path):
     predictions = predict_files(ByHand(), stored[1])
-    for wrong in (predictions[::-1], predictions[:2], [*predictions, predictions[0]]):
+    for wrong in (predictions[::-1], [*predictions, predictions[0]]):
         with pytest.raises(ValueError, match="slab"):
             write_predictions(wrong, tmp_path / "out.extxyz", StructureFiles(stored[1]))
+    with pytest.raises(ValueError, match="slab"):
+        write_predictions(predictions, tmp_path / "out.extxyz", StructureFiles(stored[1][:1]))
     assert not (tmp_path / "out.extxyz").exists()
     with pytest.raises(ValueError, match=r"out\.txt"):
         write_predictions(predictions, tmp_path / "out.txt")
@@ -142,3 +147,126 @@ def test_tags_and_cells_are_warned_of_once_for_all_files(tmp_path):
     with pytest.warns(UserWarning, match="2 of 2 structures") as caught:
         predict_files(ByHand(), [tmp_path / "a.traj", tmp_path / "b.traj"])
     assert len(caught) == 1
+
+
+def relaxation(path, energies=(-1.0, -2.0, -3.0), sid=None, tags=True):
+    """Frames of one slab whose adsorbate moves up; an energy of None is not stored."""
+    frames = []
+    for step, energy in enumerate(energies):
+        atoms = platinum(tags)
+        atoms.positions[-2:, 2] += 2 * step
+        atoms.info = {} if sid is None else {"sid": sid, "frame_id": step}
+        if energy is not None:
+            atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=np.zeros((14, 3)))
+        frames.append(atoms)
+    ase.io.write(path, frames)
+    return path
+
+
+class Height(ByHand):
+    """The height of the last atom, Å."""
+
+    def forward(self, structures):
+        return structures.positions[structures.ptr[1:] - 1, 2].double()
+
+
+@pytest.mark.parametrize("suffix", [".traj", ".extxyz"])
+def test_the_first_frame_of_a_relaxation_is_taken_with_the_sid_of_convert(tmp_path, suffix):
+    paths = [relaxation(tmp_path / f"{name}{suffix}") for name in "ab"]
+    height = platinum().positions[-1, 2]
+    with pytest.warns(UserWarning, match="2 relaxations, .*first frame") as caught:
+        found = predict_files(Height(), paths)
+    assert len(caught) == 1
+    assert [(p.name, p.file) for p in found] == [("a", str(paths[0])), ("b", str(paths[1]))]
+    assert [p.energy for p in found] == pytest.approx([height] * 2, abs=1e-5)
+    assert from_trajectories(paths, references="none").batch([0, 1]).sid == ("a", "b")
+    path = write_predictions(found, tmp_path / "first.extxyz")
+    assert [one.positions[-1, 2] for one in ase.io.read(path, ":")] == pytest.approx([height] * 2)
+
+
+@pytest.mark.parametrize(
+    ("frames", "rows", "names"),
+    [
+        ("first", [0], ["a"]),
+        ("last", [2], ["a"]),
+        ("all", [0, 1, 2], ["a#0", "a#1", "a#2"]),
+        ("@0", [0], ["a"]),
+        ("@-1", [2], ["a"]),
+        ("@:", [0, 1, 2], ["a#0", "a#1", "a#2"]),
+        ("@1:", [1, 2], ["a#1", "a#2"]),
+    ],
+)
+def test_frames_on_request(tmp_path, frames, rows, names):
+    path = relaxation(tmp_path / "a.traj")
+    heights = [platinum().positions[-1, 2] + 2 * row for row in rows]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if frames.startswith("@"):
+            found = predict_files(Height(), f"{path}{frames}")
+        else:
+            found = predict_files(Height(), path, frames=frames)
+    assert [p.energy for p in found] == pytest.approx(heights, abs=1e-5)
+    assert [p.name for p in found] == names
+    written = ase.io.read(write_predictions(found, tmp_path / "out.extxyz"), ":")
+    assert [one.positions[-1, 2] for one in written] == pytest.approx(heights)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda atoms: atoms.set_cell(atoms.cell * 1.1),
+        lambda atoms: atoms.set_pbc([True, True, False]),
+        lambda atoms: atoms.numbers.__setitem__(0, 28),
+        lambda atoms: atoms.info.update(energy=None),
+        lambda atoms: atoms.info.update(sid="other"),
+    ],
+)
+def test_frames_of_other_kinds_are_structures(tmp_path, change):
+    frames = ase.io.read(relaxation(tmp_path / "a.traj"), ":")
+    change(frames[1])
+    for step, atoms in enumerate(frames):
+        energy = atoms.info.pop("energy", float(step))
+        atoms.calc = None if energy is None else SinglePointCalculator(atoms, energy=energy)
+    ase.io.write(tmp_path / "b.traj", frames)
+    assert len({p.name for p in predict_files(ByHand(), tmp_path / "b.traj")}) == 3
+
+
+def test_frames_that_are_not_there_are_named(tmp_path):
+    path = relaxation(tmp_path / "a.traj")
+    for index in ("@3", "@5:", "@-4"):
+        with pytest.raises(ValueError, match="3 frames, and none of"):
+            predict_files(ByHand(), f"{path}{index}")
+    for wrong in ("@x", "@0:1:2:3", "@1.5"):
+        with pytest.raises(ValueError, match="frames is"):
+            open_dataset(f"{path}{wrong}")
+    with pytest.raises(ValueError, match="frames is 'some'"):
+        predict_files(ByHand(), path, frames="some")
+
+
+def test_tags_come_from_the_first_frame(tmp_path):
+    path = relaxation(tmp_path / "a.traj", tags=False)  # the adsorbate leaves the surface
+
+    def prepare(structures):
+        return tag_structures(structures, surface="half")
+
+    for frames in ("last", "all"):
+        files = StructureFiles(path, prepare=prepare, layer_numbers=True, frames=frames)
+        tags = {tuple(one.tags.tolist()) for one, *_ in files}
+        assert tags == {(0,) * 4 + (1,) * 8 + (2,) * 2}
+        assert all(one.fixed.tolist() == [True] * 4 + [False] * 10 for one, *_ in files)
+
+
+def test_sids_that_repeat_can_be_told_apart(tmp_path):
+    one = relaxation(tmp_path / "one.extxyz", energies=(None, None), sid=1981)
+    two = relaxation(tmp_path / "two.extxyz", energies=(None,), sid=5)
+    (tmp_path / "other").mkdir()
+    three = relaxation(tmp_path / "other" / "two.extxyz", energies=(None,), sid=5)
+    with pytest.warns(UserWarning, match="repeat.*1981, 5") as caught:
+        found = predict_files(ByHand(), [one, two, three])
+    assert len(caught) == 1
+    assert [p.name for p in found] == ["1981#0", "1981#1", f"{two}:5", f"{three}:5"]
+    with pytest.warns(UserWarning, match="repeat"):
+        again = predict_files(ByHand(), [two, two])
+    assert len({p.name for p in again}) == 2
+    with pytest.warns(UserWarning, match="repeat"):
+        assert [p.name for p in predict_files(ByHand(), [one, two])][2] == "5"
