@@ -79,14 +79,9 @@ def predict(
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
-    if output is not None:
-        console.check_output(output, "-o FILE", table.SUFFIXES)
-        if any(file.resolve() == output.resolve() for file in files):
-            raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
-    if not tag_slab and (adsorbate is not None or surface is not None):
-        raise ValueError("--adsorbate and --surface need --tag-slab")
+    check_written(output, table.SUFFIXES, files)
     several = [checkpoint, *(ensemble or ())]
-    tagger = Tagger(several, adsorbate, surface) if tag_slab else None
+    tagger = tagger_of(several, tag_slab, adsorbate, surface)
     members = load_members(several if ensemble else checkpoint, device)
     for model in members.models if compiled else ():
         model.compile(dynamic=True)
@@ -113,7 +108,26 @@ def predict(
     console.show_then(energies if output is None else _summary(predictions, shown), write)
 
 
-class Tagger:
+def check_written(output: Path | None, suffixes: tuple[str, ...], files: list[Path]) -> None:
+    """Refuse an output that cannot be written, or is one of the files that are read."""
+    if output is not None:
+        console.check_output(output, "-o FILE", suffixes)
+        if any(file.resolve() == output.resolve() for file in files):
+            raise ValueError(f"{output} is one of the files to read, and would be overwritten")
+
+
+def tagger_of(
+    checkpoints: list[str], tag_slab: bool, adsorbate: str | None, surface: str | None
+) -> _Tagger | None:
+    """What tags structures as the options of the same names say."""
+    if tag_slab:
+        return _Tagger(checkpoints, adsorbate, surface)
+    if adsorbate is not None or surface is not None:
+        raise ValueError("--adsorbate and --surface need --tag-slab")
+    return None
+
+
+class _Tagger:
     """Tags slabs by the rule given, or that of the checkpoints' training data."""
 
     def __init__(self, checkpoints: list[str], adsorbate: str | None, surface: str | None) -> None:
@@ -131,7 +145,6 @@ class Tagger:
         self._given: Structures | None = None
 
     def __call__(self, structures: Structures) -> Structures:
-        """Structures of one system, tagged."""
         from ase.symbols import Symbols
 
         from flt_mol.data.tags import tag_structures

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flt_mol.cli import console
-from flt_mol.cli.prediction import Adsorbate, Files, Surface, Tagger, TagSlab
+from flt_mol.cli.prediction import (
+    Adsorbate,
+    Files,
+    Frames,
+    Surface,
+    TagSlab,
+    check_written,
+    tagger_of,
+)
 
 if TYPE_CHECKING:
     from flt_mol.prediction.relaxation import Relaxation
@@ -32,6 +40,7 @@ def relax(
     optimizer: Annotated[str, typer.Option(help="ASE's bfgs, lbfgs or fire.")] = "bfgs",
     fmax: Annotated[float, typer.Option(min=0.0, help="Largest force at the end, eV/Å.")] = 0.05,
     steps: Annotated[int, typer.Option(min=0, help="At most, for each structure.")] = 300,
+    frames: Frames = None,
     tag_slab: TagSlab = False,
     adsorbate: Adsorbate = None,
     surface: Surface = None,
@@ -44,13 +53,11 @@ def relax(
     from flt_mol.prediction.members import load_members
     from flt_mol.prediction.table import StructureFiles
 
-    if output is not None:
-        console.check_output(output, "-o FILE", relaxation.SUFFIXES)
-    tagger = Tagger([checkpoint], adsorbate, surface) if tag_slab else None
+    check_written(output, relaxation.SUFFIXES, files)
+    tagger = tagger_of([checkpoint], tag_slab, adsorbate, surface)
     members = load_members(checkpoint, device)
-    opened = StructureFiles(
-        files, skip_bad=skip_bad, prepare=tagger, check=members.check, layer_numbers=tag_slab
-    )
+    options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
+    opened = StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
     with console.progress_bars() as bars:
         found = relaxation.relax_structures(
             members,
@@ -63,6 +70,8 @@ def relax(
             last=last,
             progress=lambda done: bars("relaxing", done, len(opened)),
         )
+    if tagger is not None and tagger.untagged:
+        tagger.explain()
     console.say("\n".join(_lines(found)))
     if output is not None:
         console.say_files([output])

@@ -2,8 +2,12 @@ import ase.io
 import numpy as np
 import pytest
 import torch
+from ase.calculators.emt import EMT
 
 from flt_mol import Structures
+from flt_mol.cli import main
+from flt_mol.data import to_ase
+from flt_mol.data.recipes import recipe
 from flt_mol.prediction.relaxation import OPTIMIZERS, relax_structures
 
 
@@ -86,3 +90,26 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="adam"):
         relax_structures(Wells(), systems(), optimizer="adam")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command(tmp_path, capsys):
+    system = recipe("emt_adsorption").open("val_ood_cat")[0]
+    ase.io.write(tmp_path / "a.traj", [to_ase(system)])
+    output = tmp_path / "out.traj"
+    assert main(["relax", "emt-forces", str(tmp_path / "a.traj"), "-o", str(output)]) == 0
+    line, *_ = capsys.readouterr().out.splitlines()
+    assert line.split()[0] == str(system.sid[0])
+    assert "not converged" not in line
+    first, *_, last = ase.io.read(output, ":")
+    fixed = system.fixed.numpy()
+    assert np.array_equal(first.positions[fixed], last.positions[fixed])
+    assert np.linalg.norm(last.get_forces(), axis=1).max() < 0.05
+    assert last.get_potential_energy() < first.get_potential_energy()
+    energies = []
+    for atoms in (first, last):
+        atoms.calc = EMT()
+        energies.append(atoms.get_potential_energy())
+    assert energies[1] < energies[0]
+    assert main(["relax", "flt-small", str(tmp_path / "a.traj")]) == 2
+    assert "flt-small gives no forces" in capsys.readouterr().err
+    assert main(["relax", "emt-forces", str(output), "-o", str(output)]) == 2
