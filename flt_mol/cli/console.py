@@ -18,6 +18,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip and count invalid records instead of stopping.")
 ]
+Ensemble = Annotated[
+    list[str] | None, typer.Option(metavar="CHECKPOINT...", help="Further members of an ensemble.")
+]
 _STDOUT: Any = object()
 
 

@@ -40,9 +40,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.html.")]
 
 
-@app.command()
+@app.command(cls=console.Variadic)
 def evaluate(
     checkpoint: Run = None,
+    ensemble: console.Ensemble = None,
     predictions: Predictions = None,
     targets: Targets = None,
     data: Data = None,
@@ -69,8 +70,8 @@ def evaluate(
         raise ValueError("give either a checkpoint, or --predictions FILE")
     if checkpoint is not None and targets is not None:
         raise ValueError("--targets goes with --predictions, not with a checkpoint")
-    if predictions is not None and (data is not None or energy is not None or held_out):
-        raise ValueError("--data, --energy and --held-out go with a checkpoint")
+    if predictions is not None and (data or energy or held_out or ensemble):
+        raise ValueError("--data, --energy, --held-out and --ensemble go with a checkpoint")
     if checkpoint is not None:
         output = output or evaluation.evaluation_folder(checkpoint)
     if output is not None:
@@ -79,9 +80,8 @@ def evaluate(
         with console.progress_bars() as progress:
             options: Any = {"batch_size": batch_size, "device": device, "progress": progress}
             options |= {"held_out": held_out, "energy": energy, "skip_bad": skip_bad}
-            summary, results = evaluation.evaluate_checkpoint(
-                checkpoint, data, split or (), **options
-            )
+            several = [checkpoint, *ensemble] if ensemble else checkpoint
+            summary, results = evaluation.evaluate_checkpoint(several, data, split or (), **options)
     else:
         results = score_files(str(predictions), targets, split)
         names = {"predictions": predictions, "targets": targets}

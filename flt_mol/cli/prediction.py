@@ -34,10 +34,6 @@ Output = Annotated[
         help=".csv, .json, or .extxyz with the structures; overwritten (default: print).",
     ),
 ]
-Ensemble = Annotated[
-    list[str] | None,
-    typer.Option(metavar="CHECKPOINT...", help="Further members: mean and standard deviation."),
-]
 Frames = Annotated[
     str | None,
     typer.Option(
@@ -65,7 +61,7 @@ def predict(
     checkpoint: console.Checkpoint,
     files: Files,
     output: Output = None,
-    ensemble: Ensemble = None,
+    ensemble: console.Ensemble = None,
     frames: Frames = None,
     tag_slab: TagSlab = False,
     adsorbate: Adsorbate = None,

@@ -18,7 +18,9 @@ from flt_mol.evaluation.splits import SplitResult, evaluate_splits
 from flt_mol.evaluation.summary import constant_maes, summarise
 from flt_mol.evaluation.tables import some_sids
 from flt_mol.files import shipped_folder
-from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
+from flt_mol.models.checkpoint import find_checkpoint, read_checkpoint
+from flt_mol.prediction.energies import MeanModel
+from flt_mol.prediction.members import load_members
 
 HELD_OUT = "held_out"
 """Name of the systems held out of training where that of the validation split is taken."""
@@ -27,7 +29,7 @@ _READ = 64  # systems read together
 
 
 def evaluate_checkpoint(
-    checkpoint: str | Path,
+    checkpoint: str | Path | Sequence[str | Path],
     data: str | Path | None = None,
     splits: Sequence[str] = (),
     *,
@@ -45,7 +47,8 @@ def evaluate_checkpoint(
     and its splits for evaluation.
 
     Args:
-        checkpoint: file, folder of a run or an export, or name of a shipped model.
+        checkpoint: file, folder of a run or an export, or name of a shipped model; several are an
+            ensemble, of which the mean is evaluated, on the data of the first.
         data: name or folder of a data set, or a path of records; None takes those of the run.
         splits: names; without any those of the run, or every validation split.
         held_out: only the systems that training held out, known by their sids.
@@ -65,14 +68,17 @@ def evaluate_checkpoint(
     Warns:
         UserWarning: systems with sids of the training data; skipped records.
     """
-    path = find_checkpoint(checkpoint)
-    model, run = load_model(path, map_location=device), _Run(path, data)
+    members = load_members(checkpoint, device)
+    first: Any = members.models[0]
+    model = MeanModel(members) if members.ensemble else first
+    path = find_checkpoint(checkpoint if isinstance(checkpoint, str | Path) else checkpoint[0])
+    run = _Run(path, data)
     options = {
         "require_energy": True,
         "energy": energy or run.energy,
         "on_error": "skip" if skip_bad else "raise",
         "check": model.check,
-        "forces": "forces" in model.config.outputs,
+        "forces": "forces" in first.config.outputs,
     }
     sources = run.open(splits, held_out, options)
     further: dict[str, dict[str, Any]] = {"skipped": {}, "held_out": {}, "trained_on": {}}
@@ -99,7 +105,7 @@ def evaluate_checkpoint(
     summary = summarise(
         results,
         baselines,
-        checkpoint=str(checkpoint),
+        checkpoint=", ".join(members.labels),
         checkpoint_file=str(path.resolve()),
         energy=options["energy"],
         **{name: of_splits for name, of_splits in further.items() if of_splits},

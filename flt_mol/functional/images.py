@@ -11,6 +11,7 @@ from flt_mol.functional.groups import (
     Groups,
     budget_of,
     check_ptr,
+    gradients_of,
     groups_of,
     row_offsets,
     settled,
@@ -124,66 +125,25 @@ def _groups(q: Tensor, i: Tensor, j: Tensor, ptr: Tensor) -> tuple[Groups, Tenso
     return groups, first + column[i] * width + column[j]
 
 
-def _over_matrices(
-    q: Tensor, log_weight: Tensor, i: Tensor, j: Tensor, ptr: Tensor
-) -> tuple[Groups, Tensor, list[Tensor]]:
-    heads = q.shape[0]
-    groups, slot = _groups(q, i, j, ptr)
-    sizes = [block.number * block.length**2 for block in groups.rows]
-    bias = log_weight.new_full((sum(sizes), heads), -torch.inf).index_copy(0, slot, log_weight)
-    parts = [
-        part.T.reshape(-1, block.length, block.length)
-        for part, block in zip(bias.split(sizes), groups.rows, strict=True)
-    ]
-    return groups, slot, parts
-
-
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor, ptr: Tensor
 ) -> Tensor:
+    heads, parts = len(q), []
     with without_autocast(q):
-        groups, _, biases = _over_matrices(q, log_weight, i, j, ptr)
-        parts = []
-        for block, bias in zip(groups.rows, biases, strict=True):
-            weights = _weights(block.by_head(q), block.by_head(k), bias)
-            parts.append(weights.bmm(block.by_head(v)))
-        return _put_back(groups, parts, len(q))
-
-
-def _backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_weight: Tensor,
-    i: Tensor,
-    j: Tensor,
-    ptr: Tensor,
-) -> tuple[Tensor, ...]:
-    """With P the weights: dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ P ∘ G Vᵀ), dQ = dS K, dK = dSᵀ Q."""
-    with without_autocast(q):
-        groups, slot, biases = _over_matrices(q, log_weight, i, j, ptr)
-        parts: list[list[Tensor]] = [[], [], [], []]
-        for block, bias in zip(groups.rows, biases, strict=True):
-            own_q, own_k, own_v, g = map(block.by_head, (q, k, v, grad))
-            weights = _weights(own_q, own_k, bias)
-            slopes = torch._softmax_backward_data(g.bmm(own_v.mT), weights, -1, q.dtype)
-            found = slopes.bmm(own_k), slopes.mT.bmm(own_q), weights.mT.bmm(g), slopes
-            for part, x in zip(parts, found, strict=True):
-                part.append(x)
-        rows = [_put_back(groups, part, len(q)) for part in parts[:3]]
-        to_bias = torch.cat([x.reshape(len(q), -1) for x in parts[3]], 1)
-        return *rows, to_bias.index_select(1, slot).T
-
-
-def _put_back(groups: Groups, parts: list[Tensor], heads: int) -> Tensor:
-    return groups.put_back([x.reshape(heads, -1, x.shape[-1]) for x in parts], 1)
+        groups, slot = _groups(q, i, j, ptr)
+        sizes = [block.number * block.length**2 for block in groups.rows]
+        bias = log_weight.new_full((sum(sizes), heads), -torch.inf).index_copy(0, slot, log_weight)
+        for block, own in zip(groups.rows, bias.split(sizes), strict=True):
+            matrices = own.T.reshape(-1, block.length, block.length)
+            weights = _weights(block.by_head(q), block.by_head(k), matrices)
+            parts.append(weights.bmm(block.by_head(v)).reshape(heads, -1, v.shape[-1]))
+        return groups.put_back(parts, 1)
 
 
 _attention = single_step(
     "image_attention",
     ("Tensor q, Tensor k, Tensor v, Tensor log_weight", "Tensor i, Tensor j, Tensor ptr"),
     _forward,
-    _backward,
+    lambda grad, *given: gradients_of(_forward, grad, given[:4], *given[4:]),
     lambda q, k, v, *_: (*q.shape[:2], v.shape[-1]),
 )

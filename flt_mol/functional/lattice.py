@@ -50,14 +50,11 @@ def checked_cells(
 ) -> tuple[Tensor, Tensor]:
     """Cells (B, 3, 3) and pbc (B, 3) of a batch, zeros and False where both are None."""
     systems = len(system_sizes(ptr, positions.shape[0]))
-    if pbc is None:
-        if cell is not None:
-            raise ValueError("pbc is None, but there is a cell: give pbc (B, 3)")
-        pbc = torch.zeros(systems, 3, dtype=torch.bool, device=positions.device)
-    if cell is None:
-        if bool(pbc.any()):
-            raise ValueError("cell is None, but pbc is True somewhere: give the cell (B, 3, 3), Å")
+    if cell is None or pbc is None:
+        if cell is not pbc:
+            raise ValueError("cell and pbc belong together: give both, or None for molecules")
         cell = positions.new_zeros(systems, 3, 3)
+        pbc = torch.zeros(systems, 3, dtype=torch.bool, device=positions.device)
     for name, value, shape in (
         ("positions", positions, (positions.shape[0], 3)),
         ("cell", cell, (systems, 3, 3)),

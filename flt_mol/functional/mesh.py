@@ -150,10 +150,7 @@ def mesh_filter(value: Tensor, spectrum: Tensor, mesh: Mesh) -> Tensor:
     for first in range(0, heads * width, step):
         head = torch.arange(first, min(first + step, heads * width), device=value.device) // width
         some = flat[:, first : first + step]
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(_channels, some, spectrum, head, mesh, use_reentrant=False))
-        else:
-            parts.append(_channels(some, spectrum, head, mesh))
+        parts.append(checkpoint(_channels, some, spectrum, head, mesh, use_reentrant=False))
     return torch.cat(parts, 1).view(value.shape)
 
 

@@ -22,14 +22,10 @@ from flt_mol.functional.groups import (
 from flt_mol.functional.lattice import (
     Floats,
     Integers,
-    UnfitSystemError,
     checked_cells,
     rows_times,
     virtual_cells,
 )
-
-_MOST_VECTORS = 2**24  # looked at together: 0.8 GB while they are sorted out
-_SAME_SHELL = 1e-5  # relative; cells are often known to float32 only
 
 
 class ReciprocalVectors(NamedTuple):
@@ -66,7 +62,6 @@ def reciprocal_vectors(
     *,
     k_max: float,
     padding: float,
-    max_vectors: int | None = None,
     max_products: float = math.inf,
 ) -> ReciprocalVectors:
     r"""All k ∈ Λ\* with \|k\| ≤ k_max of every system, one of each pair ±k.
@@ -88,16 +83,14 @@ def reciprocal_vectors(
         ptr: (B + 1,), first atom of each system.
         k_max: cycles/Å.
         padding: Å.
-        max_vectors: of a system, the shortest in whole shells of equal \|k\|. Sums are then
-            neither the same in a supercell nor continuous in the cell.
         max_products: of atoms and vectors; systems with more get none, they are for `mesh`.
 
     Returns:
         ReciprocalVectors in the dtype of `positions`, at least float32; none of empty systems.
 
     Raises:
-        ValueError: arguments that do not fit together; as `UnfitSystemError` for a singular cell,
-            numbers that are not finite, or more than 16.8 million vectors to look at.
+        ValueError: arguments that do not fit together; as `UnfitSystemError` for a singular cell or
+            numbers that are not finite.
 
     Example:
         >>> lattice = reciprocal_vectors(
@@ -109,22 +102,18 @@ def reciprocal_vectors(
     if torch.compiler.is_compiling():
         run = outside(reciprocal_vectors)
         where = cell, pbc, positions, ptr
-        limits: dict[str, Any] = {"max_vectors": max_vectors, "max_products": max_products}
-        return run(*where, k_max=k_max, padding=padding, **limits)
+        return run(*where, k_max=k_max, padding=padding, max_products=max_products)
     if not 0 < k_max < math.inf:
         raise ValueError(f"k_max is {k_max}, expected a positive number, in 1/Å")
-    if max_vectors is not None and max_vectors < 1:
-        raise ValueError(f"max_vectors is {max_vectors}, expected a number ≥ 1")
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
     virtual = virtual_cells(cell, pbc, positions, ptr, padding=padding)
-    parts, large, most = [], [], max_products if max_vectors is None else math.inf
+    parts, large = [], []
     for b, n in enumerate(ptr.diff().tolist()):
         parts.append(np.zeros((0, 3), np.int64))
-        if n and n * ball_vectors(virtual.cell[b], k_max) > most:
+        if n and n * ball_vectors(virtual.cell[b], k_max) > max_products:
             large.append(b)
         elif n:
-            radius = _radius(b, virtual.cell[b], k_max, max_vectors)
-            parts[b] = half_lattice(virtual.cell[b], radius, max_vectors)
+            parts[b] = half_lattice(virtual.cell[b], k_max)
     dtype, device = at_least_float32(positions).dtype, positions.device
 
     def tensor(x: Any) -> Tensor:
@@ -169,40 +158,14 @@ def ball_vectors(cell: Floats, k_max: float) -> float:
     return float(abs(np.linalg.det(cell))) * 2 / 3 * math.pi * k_max**3
 
 
-def half_lattice(cell: Floats, radius: float, max_vectors: int | None = None) -> Integers:
+def half_lattice(cell: Floats, radius: float) -> Integers:
     """Integers (K, ℓ), the origin and one of each ±n, of all |k| ≤ radius, by length ascending.
 
-    k = n @ (cell⁻¹)ᵀ for a cell (ℓ, ℓ), Å. With `max_vectors` the shortest alone, in whole shells.
+    k = n @ (cell⁻¹)ᵀ for a cell (ℓ, ℓ), Å.
     """
     most = np.floor(radius * np.linalg.norm(cell, axis=1) * (1 + 1e-9)).astype(np.int64)
     found = np.indices(2 * most + 1).reshape(len(cell), -1)
     found = found[:, found.shape[1] // 2 :].T - most  # −n comes before the origin, n after it
     length = np.linalg.norm(found @ np.linalg.inv(cell).T, axis=1)
     found = found[inside := length <= radius * (1 + 1e-9)]
-    length = length[inside]
-    order = np.argsort(length, kind="stable")
-    if max_vectors is not None and len(order) > max_vectors:
-        ascending = length[order]
-        shells = np.flatnonzero(np.diff(ascending) > _SAME_SHELL * ascending[1:]) + 1
-        order = order[: shells[shells <= max_vectors].max()]
-    return np.asarray(found[order])
-
-
-def _radius(b: int, cell: Floats, k_max: float, max_vectors: int | None) -> float:
-    """Radius of a ball that holds all vectors wanted of system b: k_max, or less."""
-    radius, lengths = k_max, np.linalg.norm(cell, axis=1)
-    if max_vectors is not None:
-        # The ball q + d, d a diagonal of the reciprocal cell, holds at least V·4πq³/3 vectors:
-        # two per entry of the half space, and a few more, so that the last shell is whole.
-        volume = abs(np.linalg.det(cell))
-        ball = np.cbrt(3 * (2 * max_vectors + 4) / (4 * math.pi * volume))
-        radius = min(k_max, float(ball + np.linalg.norm(np.linalg.inv(cell))))
-    count = np.prod(2 * np.floor(radius * lengths) + 1) / 2
-    if count > _MOST_VECTORS:
-        size = " x ".join(f"{length:.0f}" for length in lengths)
-        raise UnfitSystemError(
-            b,
-            f"too large: {count:.1e} reciprocal vectors to look at for {size} Å without "
-            f"vacuum, at most {_MOST_VECTORS:.1e}; set max_vectors, or a smaller k_max",
-        )
-    return radius
+    return np.asarray(found[np.argsort(length[inside], kind="stable")])

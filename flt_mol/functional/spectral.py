@@ -26,8 +26,6 @@ from flt_mol.functional.groups import (
     single_step,
 )
 
-_ROWS = 4096  # atoms whose phases are computed together
-
 
 def spectral_tables(
     fraction: Tensor, spectra: Tensor, integers: Tensor, ptr: Tensor, key_ptr: Tensor, below: int
@@ -67,12 +65,10 @@ def spectral_sums(
 def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
     """[cos 2πk·r_i | sin 2πk·r_i] (G, L, 2K) of fractions (G, L, 3) and integers (G, K, 3)."""
     # Not a matmul: TF32 would cost phases three digits.
-    k, parts = integers.to(fraction.dtype)[:, None], []
-    for some in fraction[:, :, None].split(_ROWS, 1):  # bounds what is kept without gradients
-        turns = some[..., 0] * k[..., 0] + some[..., 1] * k[..., 1] + some[..., 2] * k[..., 2]
-        phase = 2 * math.pi * turns
-        parts.append(torch.cat([phase.cos(), phase.sin()], -1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    k, r = integers.to(fraction.dtype)[:, None], fraction[:, :, None]
+    turns = r[..., 0] * k[..., 0] + r[..., 1] * k[..., 1] + r[..., 2] * k[..., 2]
+    phase = 2 * math.pi * turns
+    return torch.cat([phase.cos(), phase.sin()], -1)
 
 
 def structure_factor_filter(value: Tensor, spectrum: Tensor, waves: Tensor) -> Tensor:

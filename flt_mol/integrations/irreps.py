@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
 from flt_mol.nn.layers import draw_normal, placed, seeded_generator
+from flt_mol.nn.local_filter import check_features
 
 try:
     from e3nn import nn as e3nn_nn
@@ -20,13 +21,6 @@ _SOFT = 0.1  # below this length a norm is a parabola, so that it is smooth at 0
 def cleaned(irreps: str | o3.Irreps) -> o3.Irreps:
     """Irreps of the same layout, without empty terms and with equal neighbours joined."""
     return o3.Irreps(irreps).remove_zero_multiplicities().simplify()
-
-
-def check_width(x: Tensor, irreps: o3.Irreps, *, packed: bool = False) -> None:
-    """ValueError for features that are not (…, dim), or (N, dim) where they must be packed."""
-    if x.dim() == 0 or x.shape[-1] != irreps.dim or (packed and x.dim() != 2):
-        found = tuple(x.shape)
-        raise ValueError(f"x has shape {found}, expected (N, {irreps.dim}) for irreps {irreps}")
 
 
 def parts_of(x: Tensor, irreps: o3.Irreps) -> list[Tensor]:
@@ -94,40 +88,38 @@ class IrrepsLinear(o3.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, irreps_in.dim) → (N, irreps_out.dim), in the dtype of the weights."""
-        check_width(x, self.irreps_in)
+        check_features(x, self.irreps_in.dim)
         with without_autocast(x):  # e3nn's contractions are not all among those that it converts
             out: Tensor = super().forward(x.to(self.weight.dtype))
             if self.offset is not None:
-                out = out.index_add(-1, self._scalars, self.offset.expand(*out.shape[:-1], -1))
+                out = out.index_add(1, self._scalars, self.offset.expand(len(out), -1))
         return out
 
 
 class IrrepsNorm(nn.Module):
     r"""Layer norm of irreps: x / √(mean ‖x‖²/(2l + 1) + ε) per term and atom, equivariant to O(3).
 
-    The mean is over the channels of a term; from 0e channels theirs is subtracted before. Then a
-    learned weight per channel, and a bias for 0e, as torch's LayerNorm; the other terms are those
-    of Equiformer's [1]. Unlike `e3nn.nn.BatchNorm`, nothing depends on the batch.
+    ε is 1e-5. The mean is over the channels of a term; from 0e channels theirs is subtracted
+    before. Then a learned weight per channel, and a bias for 0e, as torch's LayerNorm; the other
+    terms are those of Equiformer's [1]. Unlike `e3nn.nn.BatchNorm`, nothing depends on the batch.
 
     Args:
         irreps: e3nn irreps of the features.
-        eps: ε.
 
     References:
         [1] Liao & Smidt, "Equiformer: Equivariant graph attention Transformer for 3D atomistic
         graphs", ICLR 2023, section 4.1.
     """
 
-    def __init__(self, irreps: str | o3.Irreps, eps: float = 1e-5) -> None:
+    def __init__(self, irreps: str | o3.Irreps) -> None:
         super().__init__()
         self.irreps = cleaned(irreps)
-        self.eps = eps
         self.weight = nn.Parameter(placed(torch.ones(self.irreps.num_irreps)))
         self.bias = nn.Parameter(placed(torch.zeros(self.irreps.count("0e"))))
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, irreps.dim) → the same, in the dtype of `x`."""
-        check_width(x, self.irreps, packed=True)
+        check_features(x, self.irreps.dim)
         weights = self.weight.split([term.mul for term in self.irreps])
         biases = iter(self.bias.split([term.mul for term in self.irreps if term.ir.is_scalar()]))
         parts = parts_of(at_least_float32(x), self.irreps)
@@ -136,7 +128,7 @@ class IrrepsNorm(nn.Module):
             for part, term, weight in zip(parts, self.irreps, weights, strict=True):
                 scalar = term.ir.is_scalar()
                 centred = part - part.mean(1, keepdim=True) if scalar else part
-                scale = (centred.square().mean((1, 2), keepdim=True) + self.eps).rsqrt()
+                scale = (centred.square().mean((1, 2), keepdim=True) + 1e-5).rsqrt()
                 scaled = centred * scale * weight[:, None]
                 out.append((scaled + next(biases)[:, None] if scalar else scaled).flatten(1))
         return torch.cat(out, dim=-1).to(x.dtype)

@@ -27,7 +27,8 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         options: further arguments of `GPSConv`: act, act_kwargs, norm, norm_kwargs.
 
     Raises:
-        ValueError: attention of another width, or none of ours, or an option of PyG's attention.
+        ValueError: attention of another width.
+        TypeError: an option of PyG's own attention.
 
     Example:
         >>> import torch
@@ -46,13 +47,10 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        if not isinstance(attention, FLTAttention):
-            raise ValueError(f"attention is a {type(attention).__name__}, expected an FLTAttention")
         if attention.embed_dim != channels:
             raise ValueError(f"attention has width {attention.embed_dim}, the layer {channels}")
-        if taken := sorted({"heads", "attn_type", "attn_kwargs"} & options.keys()):
-            raise ValueError(f"{taken[0]} is of PyG's own attention; set it in `attention`")
-        super().__init__(channels, conv, heads=1, dropout=dropout, **options)
+        given = {"heads": 1, "dropout": dropout, "attn_type": "multihead", "attn_kwargs": None}
+        super().__init__(channels, conv, **given, **options)
         self.attn = attention
         self.heads = attention.num_heads
         self.attn_type = "flt"

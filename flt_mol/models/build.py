@@ -180,7 +180,7 @@ class Geometry(nn.Module):
             if self.density is not None:
                 x = x + self.density(x, found["local"])
         if self.correction is not None:
-            found["pairs"] = self.correction(pairs, pairs.groups(), vectors, numbers)
+            found["pairs"] = self.correction(pairs, vectors, numbers)
         if self.images is not None:
             x, found["images"] = self._with_images(x, structures, pairs)
         return x, BlockGeometry(**found)
@@ -220,8 +220,8 @@ def needs_of(config: EnergyConfig) -> Needs:
     if (spectral := config.spectral) is None:
         return Needs(config.cutoff, None)
     padding = 4 * spectral.sigma_max if spectral.padding is None else spectral.padding
-    settings = {"k_max": spectral.k_max, "padding": padding, "max_vectors": spectral.max_vectors}
-    return Needs(config.cutoff, settings | {"max_products": MAX_PRODUCTS})
+    settings = {"k_max": spectral.k_max, "padding": padding, "max_products": MAX_PRODUCTS}
+    return Needs(config.cutoff, settings)
 
 
 def prepare_batch(needs: Needs, structures: Structures) -> Structures:
@@ -304,8 +304,7 @@ def memory_needed(config: EnergyConfig, atoms: int, cell: Floats) -> float:
             0 if config.pairs is None else config.pairs.num_basis + 2 * config.pairs.vector_basis
         )
         numbers += atoms * density * 4 / 3 * math.pi * config.cutoff**3 * (14 + max(46, basis))
-    spectral = config.spectral
-    if spectral is not None and spectral.max_vectors is None:
+    if (spectral := config.spectral) is not None:
         lengths = np.linalg.norm(cell, axis=1).tolist()
         numbers += mesh_numbers(lengths, spectral.k_max, config.embed_dim, spectral.num_basis)
     return 4 * numbers

@@ -96,9 +96,14 @@ class SpectralConfig(Settings):
     """T, functions of the spectrum."""
     padding: Length | None = None
     """Vacuum kept in open directions, Å; null is 4 sigma_max."""
-    max_vectors: Count | None = None
-    """Largest number of plane waves per system, smallest |k| first. It bounds time and memory in
-    large cells, but supercells then differ; null takes all up to k_max."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_max_vectors(cls, given: Any) -> Any:
+        """Older configurations and weights have it, as null."""
+        if isinstance(given, Mapping) and given.get("max_vectors", 0) is None:
+            return {key: value for key, value in given.items() if key != "max_vectors"}
+        return given
 
 
 class PairConfig(Settings):

@@ -158,8 +158,7 @@ class EnergyModel(nn.Module):
         config = self.config
         corrected = config.pairs is not None and config.pairs.correction
         plain = config.attention != "auto" or config.images is not None
-        capped = config.spectral is not None and config.spectral.max_vectors is not None
-        return config.rpe is None and plain and not corrected and not capped
+        return config.rpe is None and plain and not corrected
 
     @property
     def normalizers(self) -> dict[str, Normalizer]:

@@ -34,11 +34,8 @@ class AtomEmbedding(nn.Module):
         """(N,) integer elements 1 to 118 and (N,) integer tags 0 to 2 to features (N, C).
 
         Raises:
-            ValueError: other dtypes than int64 and int32, or other shapes; as `AtomError` for the
-                first atom of other numbers, which compiled and exported graphs do not look at.
+            AtomError: the first atom of other numbers; compiled and exported graphs do not look.
         """
-        check_index("atomic_numbers", atomic_numbers, atomic_numbers.shape[0])
-        check_index("tags", tags, atomic_numbers.shape[0])
         no_element = (atomic_numbers < 1) | (atomic_numbers > MAX_ATOMIC_NUMBER)
         wrong = no_element | (tags < 0) | (tags >= NUM_TAGS)
         if not torch.compiler.is_compiling() and bool(wrong.any()):
@@ -48,11 +45,3 @@ class AtomEmbedding(nn.Module):
             raise AtomError(row, f"atomic number {number}, expected 1 to 118" if bad else tag)
         out: Tensor = self.element(atomic_numbers) + self.tag(tags)
         return out
-
-
-def check_index(name: str, value: Tensor, count: int) -> None:
-    """Refuse indices of another dtype, uint8 above all, which torch takes for a mask, or shape."""
-    if value.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{name} are {value.dtype}, expected torch.int64: {name}.long()")
-    if tuple(value.shape) != (count,):
-        raise ValueError(f"{name} have shape {tuple(value.shape)}, expected ({count},)")

@@ -14,7 +14,7 @@ from flt_mol.functional.groups import (
     without_autocast,
 )
 from flt_mol.functional.pairs import filtered_dots, segment_sum
-from flt_mol.nn.embedding import NUM_TAGS, check_index
+from flt_mol.nn.embedding import NUM_TAGS
 from flt_mol.nn.layers import drawn_linear, drawn_weight, placed, seeded_generator
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
@@ -80,7 +80,7 @@ class EnergyHead(nn.Module):
             ptr: (B + 1,), first atom of each system.
 
         Raises:
-            ValueError: tags or a `ptr` that do not describe N rows.
+            ValueError: a `ptr` that does not describe N rows, or no tags where they are needed.
             IndexError: other tags, on CPU.
         """
         check_ptr(ptr, x.shape[0])
@@ -92,7 +92,6 @@ class EnergyHead(nn.Module):
             if self.readout == "tags":
                 if tags is None:
                     raise ValueError("readout='tags' needs the tags (N,) of the atoms")
-                check_index("tags", tags, x.shape[0])
                 weight = self.tag_weight.view(NUM_TAGS, -1)
                 per_atom = embedding(tags, weight).view(per_atom.shape) * per_atom
         reduce = mean_per_system if self.readout == "mean" else sum_per_system

@@ -91,32 +91,23 @@ def layout_of(
     Raises:
         ValueError: arguments that do not belong together or do not fit `x`.
     """
-    if x.dim() == 3:
-        if ptr is not None or system is not None or num_systems is not None:
-            raise ValueError(
-                f"{name} is padded, shape {tuple(x.shape)}: its systems are its first dimension; "
-                "give mask, not ptr, system or num_systems"
-            )
-        return _padded(x, mask, name)
-    if mask is not None:
+    of_padded, of_packed = mask is not None, ptr is not None or system is not None
+    both = ptr is not None and system is not None
+    if both or (of_packed if x.dim() == 3 else of_padded) or (system is None and num_systems):
         raise ValueError(
-            f"a mask belongs to padded rows (B, L, C); {name} has {x.dim()} dimensions"
+            f"{name} has shape {tuple(x.shape)}: packed rows (N, C) go with ptr, or system and "
+            "num_systems; padded ones (B, L, C) with mask"
         )
-    if ptr is not None and system is not None:
-        raise ValueError("give ptr or system, not both")
+    if x.dim() == 3:
+        return _padded(x, mask, name)
     rows = x.shape[0]
     if system is not None:
         if system.shape != (rows,):
-            raise ValueError(
-                f"system has shape {tuple(system.shape)}, expected ({rows},), one for each row of "
-                f"{name}"
-            )
+            raise ValueError(f"system has shape {tuple(system.shape)}, expected ({rows},)")
         if num_systems is not None and torch.compiler.is_compiling():
             fits = ((system >= 0) & (system < num_systems)).all()
             require(fits, f"system holds indices that are not 0 to {num_systems - 1}")
         return Layout(*offsets_of(system, num_systems), None, (rows,))
-    if num_systems is not None:
-        raise ValueError("num_systems belongs to system, not to ptr")
     if ptr is None:
         ptr = torch.tensor([0, rows], dtype=torch.int64, device=x.device)
     check_ptr(ptr, rows)

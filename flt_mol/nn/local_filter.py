@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import at_least_float32, without_autocast
-from flt_mol.functional.neighbors import NeighborPairs, PairGroups, pair_lengths
+from flt_mol.functional.neighbors import NeighborPairs, pair_lengths
 from flt_mol.functional.pairs import pair_filter, segment_sum
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
@@ -88,7 +88,7 @@ class LocalFilter(nn.Module):
         vector_dropout: probability that an invariant of vectors is 0 in training.
 
     Raises:
-        ValueError: a size below 1, vectors without a basis, a probability outside [0, 1).
+        ValueError: a size below 1, vectors without a basis, a probability outside [0, 1].
 
     References:
         [1] Schütt et al., "SchNet", NeurIPS 2017, equation 3.
@@ -112,8 +112,6 @@ class LocalFilter(nn.Module):
         check_sizes(channels=channels, num_basis=num_basis, num_filters=filters)
         if vectors < 0 or (vectors and vector_basis < 1):
             raise ValueError(f"{vectors} vector channels need vector_basis ≥ 1, got {vector_basis}")
-        if not 0 <= vector_dropout < 1:
-            raise ValueError(f"vector_dropout is {vector_dropout}, expected 0 ≤ p < 1")
         generator = seeded_generator(generator)
         self.channels, self.num_filters, self.vectors = channels, filters, vectors
         self.weight = drawn_weight(num_basis, filters, generator, self.INITIAL_SCALE / self.RATE)
@@ -167,20 +165,21 @@ class LocalFilter(nn.Module):
 class PairCorrection(nn.Module):
     """Weights w_ij = exp(F_ij) − 1 that turn linear attention's φ(q_i)·φ(k_j) into φφ·exp(F_ij).
 
-    F_h = bound · tanh(S_h / bound), S_h(i, j) = Σ_T Σ_t W_th B_t(‖r_i − r_j − T‖), the sum over
+    F_h = 5 tanh(S_h / 5), S_h(i, j) = Σ_T Σ_t W_th B_t(‖r_i − r_j − T‖), the sum over
     the pairs (i, j, T) given. Exact by `functional.pair_sums`, at cost O(N). Where most weights are
-    negative, float32 loses about exp(bound): attention of 50 atoms with all F = −bound is wrong by
-    8e-5 of its size at a bound of 5, by 1 % at 10. **Not the same in a supercell**: the global sum
+    negative, float32 loses about exp(5): attention of 50 atoms with all F = −5 is wrong by 8e-5 of
+    its size (with a bound of 10 by 1 %). **Not the same in a supercell**: the global sum
     counts each atom of the cell once, not each of its images.
 
     Args:
         num_heads: H.
         cutoff, num_basis, pair_types, generator: as of `RadialBasis`.
-        bound: largest |F|, up to 10.
 
     Raises:
-        ValueError: a bound that is not positive or above 10, or what `RadialBasis` raises.
+        ValueError: as of `RadialBasis`.
     """
+
+    BOUND = 5.0
 
     def __init__(
         self,
@@ -188,32 +187,24 @@ class PairCorrection(nn.Module):
         cutoff: float = 6.0,
         num_basis: int = 32,
         pair_types: bool = False,
-        bound: float = 5.0,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads)
-        if not 0 < bound <= 10:
-            raise ValueError(f"bound is {bound}, expected 0 < bound ≤ 10")
         generator = seeded_generator(generator)
-        self.bound = float(bound)
         self.basis = RadialBasis(cutoff, num_basis, pair_types, generator)
         self.weight = drawn_weight(num_basis, num_heads, generator)
 
     def forward(
-        self,
-        pairs: NeighborPairs,
-        groups: PairGroups,
-        vectors: Tensor,
-        atomic_numbers: Tensor | None = None,
+        self, pairs: NeighborPairs, vectors: Tensor, atomic_numbers: Tensor | None = None
     ) -> PairWeights:
-        """(G, H) weights of ``groups = pairs.groups()``, at least float32; rest as `LocalBasis`."""
-        distances = pair_lengths(vectors)
+        """(G, H) weights of the distinct (i, j), at least float32; arguments as of `LocalBasis`."""
+        groups, distances = pairs.groups(), pair_lengths(vectors)
         with without_autocast(distances):
             basis = self.basis(distances, *_elements(pairs, atomic_numbers))
             per_pair = basis @ self.weight.to(basis.dtype)
             total = segment_sum(per_pair, groups.group, len(groups.index_i))
-            weight = torch.expm1(self.bound * torch.tanh(total / self.bound))
+            weight = torch.expm1(self.BOUND * torch.tanh(total / self.BOUND))
         return PairWeights(groups.index_i, groups.index_j, weight, once=True)
 
 

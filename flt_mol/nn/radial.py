@@ -45,21 +45,19 @@ def log_smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
 class PairTypes(nn.Module):
     """r' = a r + b with a and b learned for each ordered pair of elements, as 3D-Graphormer's [1].
 
-    a_ij = 1 + s_{z_i}·t_{z_j} and b_ij = p_{z_i}·q_{z_j}, with `rank` numbers per element and role.
+    a_ij = 1 + s_{z_i}·t_{z_j} and b_ij = p_{z_i}·q_{z_j}, with four numbers per element and role.
     **Not symmetrical**: what z_i receives from z_j need not be what z_j receives from z_i.
 
     Args:
-        rank: numbers per element and role.
         generator: on CPU; None takes a seed from torch's global one.
 
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
     """
 
-    def __init__(self, rank: int = 4, generator: torch.Generator | None = None) -> None:
+    def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        check_sizes(rank=rank)
-        elements = MAX_ATOMIC_NUMBER + 1
+        elements, rank = MAX_ATOMIC_NUMBER + 1, 4
         start = draw_normal(4, elements, rank, generator=seeded_generator(generator))
         start[::2] *= 0.02
         self.scale_receiver, self.scale_sender, self.shift_receiver, self.shift_sender = (

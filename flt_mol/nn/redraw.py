@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.groups import outside
 from flt_mol.nn.layers import placed, seeded_generator
-
-_COUNTERS = ("redraw_seed", "step_count")
 
 
 class Redrawn(nn.Module):
@@ -32,8 +30,7 @@ class Redrawn(nn.Module):
 
     Attributes:
         redraw_every: n, or None.
-        redraw_seed, step_count: int64 buffers (), with ``redraw_every=n`` only; checkpoints with
-            and without them load.
+        redraw_seed, step_count: int64 buffers (), with ``redraw_every=n`` only.
     """
 
     redraw_every: int | None = None
@@ -41,11 +38,9 @@ class Redrawn(nn.Module):
     step_count: Tensor
 
     _names: tuple[str, ...] = ()
-    # `step_count` as a number, None until it is read, and whether that step is in progress.
-    _step: int | None = None
-    _in_step: bool = False
-    # The number, dtype and device of the draw that the attributes show; None: the buffers.
-    _shown: tuple[int, torch.dtype, torch.device] | None = None
+    _in_step: bool = False  # whether step `step_count` is in progress
+    # The seed, dtype and device of the draw that the attributes show; None: the buffers.
+    _shown: tuple[int | None, torch.dtype, torch.device] | None = None
 
     def _init_redraw(self, redraw_every: int | None, generator: torch.Generator | None) -> None:
         """Register the buffers, drawn from `generator` (on CPU; None: torch's global one).
@@ -64,7 +59,7 @@ class Redrawn(nn.Module):
             for function in (_begin, _watch):  # ready before a graph is built
                 outside(function)
             seed = torch.randint(2**62, (), generator=generator, dtype=torch.int64, device="cpu")
-            for name, value in zip(_COUNTERS, (seed, 0 * seed), strict=True):
+            for name, value in (("redraw_seed", seed), ("step_count", 0 * seed)):
                 self.register_buffer(name, value.to(torch.get_default_device()))
 
     def _draw(self, generator: torch.Generator) -> dict[str, Tensor]:
@@ -106,35 +101,20 @@ class Redrawn(nn.Module):
             self.__dict__.pop(name, None)
         self._shown = None
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **settings: Any
-    ) -> None:
-        for name in _COUNTERS:
-            if name in self._buffers:
-                state_dict.setdefault(prefix + name, self._saved(name))
-            else:
-                state_dict.pop(prefix + name, None)
-        super()._load_from_state_dict(state_dict, prefix, *args, **settings)
-        self._step, self._in_step = None, False
-        self._show_saved()
-
 
 def _begin(module: Redrawn, redraw_every: int) -> None:
-    step = int(module.step_count) if module._step is None else module._step
     # Where autograd is running, this forward is a recomputation.
     if not module._in_step and torch._C._current_graph_task_id() == -1:
         module._in_step = True
-        step += 1
-        module.step_count.fill_(step)
-    module._step = step
-    index = max(step - 1, 0) // redraw_every
+        module.step_count += 1
+    index = max(int(module.step_count) - 1, 0) // redraw_every
+    seed = (int(module.redraw_seed) + 2 * index) % 2**63 if index else None
     saved = module._saved(module._names[0])
-    shown = (index, saved.dtype, saved.device)
+    shown = (seed, saved.dtype, saved.device)
     if module._shown == shown:
         return
     module._show_saved()
-    if index:
-        seed = (int(module.redraw_seed) + 2 * index) % 2**63
+    if seed is not None:
         with torch.inference_mode(False):
             draws = module._draw(torch.Generator("cpu").manual_seed(seed))
             # An attribute of the instance hides the buffer, which stays what is saved.
@@ -143,11 +123,12 @@ def _begin(module: Redrawn, redraw_every: int) -> None:
 
 
 def _watch(module: Redrawn, results: tuple[Tensor, ...]) -> None:
+    step = int(module.step_count)
     for result in results:
         if result.requires_grad:
-            result.register_hook(partial(_arrived, module, module._step or 0))
+            result.register_hook(partial(_arrived, module, step))
 
 
 def _arrived(module: Redrawn, step: int, gradient: Tensor) -> None:
-    if step == module._step and not torch.is_grad_enabled():  # it is with create_graph
+    if step == int(module.step_count) and not torch.is_grad_enabled():  # it is with create_graph
         module._in_step = False

@@ -78,7 +78,6 @@ class SpectralFilter(nn.Module):
             beyond 3σ_max, 6e-4 beyond 4σ_max and 2e-5 beyond 5σ_max.
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
-        max_vectors: per system, in place of a mesh for large ones, see `reciprocal_vectors`.
         generator: on CPU, for the initial weights; None takes a seed from torch's global one.
 
     Raises:
@@ -102,7 +101,6 @@ class SpectralFilter(nn.Module):
         sigma_max: float = 3.0,
         num_basis: int = 8,
         padding: float | None = None,
-        max_vectors: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -114,7 +112,6 @@ class SpectralFilter(nn.Module):
         self.embed_dim, self.num_heads, self.num_basis = embed_dim, num_heads, num_basis
         self.k_max, self.sigma_max = k_max, sigma_max
         self.padding = 4 * sigma_max if padding is None else padding
-        self.max_vectors = max_vectors
         # Measured: kernels pay off up to 0.6 C atoms times the layers that share a geometry; their
         # memory grows with the square, 8 MB a system at 512 atoms.
         self.kernels_below = min(embed_dim, 512)
@@ -142,7 +139,7 @@ class SpectralFilter(nn.Module):
         """Plane waves and kernels of a batch, for all filters with the same basis; differentiable.
 
         Arguments and errors are those of `reciprocal_vectors`, which gives the `lattice` with the
-        layer's own `k_max`, `padding`, `max_vectors` and `MAX_PRODUCTS`; without, it breaks graphs.
+        layer's own `k_max`, `padding` and `MAX_PRODUCTS`; without, it breaks graphs.
         """
         if lattice is None:
             lattice = reciprocal_vectors(
@@ -152,7 +149,6 @@ class SpectralFilter(nn.Module):
                 ptr,
                 k_max=self.k_max,
                 padding=self.padding,
-                max_vectors=self.max_vectors,
                 max_products=MAX_PRODUCTS,
             )
         dtype, below = at_least_float32(self.amplitudes).dtype, self.kernels_below

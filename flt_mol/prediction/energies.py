@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flt_mol.data import StructuresDataset, open_dataset
 from flt_mol.functional.neighbors import neighbor_pairs
-from flt_mol.prediction.members import load_members
+from flt_mol.prediction.members import Members, load_members
 from flt_mol.structures import Structures
 
 _READ = 64  # systems read together
@@ -175,6 +175,23 @@ def predict_structures(
         warnings.warn(MESSAGES[kind].format(which=text), UserWarning, stacklevel=3)
     found = EnsembleEnergies(np.concatenate(energies, axis=1))
     return found if members.ensemble else found.members[0]
+
+
+class MeanModel(nn.Module):
+    """The mean energy of the members of an ensemble, as a model of its own."""
+
+    def __init__(self, members: Members) -> None:
+        super().__init__()
+        self.models, self.check = nn.ModuleList(members.models), members.check
+        self.trained_on = getattr(members.models[0], "trained_on", {})
+        seen = [getattr(model, "elements_seen", None) for model in members.models]
+        known = [one.cpu() for one in seen if one is not None]
+        self.elements_seen = torch.stack(known).all(dim=0) if known else None
+
+    def forward(self, batch: Structures) -> dict[str, Tensor]:
+        """{"energy": (B,) float64, eV}."""
+        each = [energies_of(model(prepared(model, batch)), batch) for model in self.models]
+        return {"energy": torch.from_numpy(np.mean(each, axis=0))}
 
 
 def _finite(model: nn.Module, name: str, batch: Structures) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 
+from flt_mol.data import convert, open_dataset
 from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
@@ -30,7 +31,7 @@ from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoi
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
 from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage, make_loggers, say
-from flt_mol.training.config import RunConfig, absolute_paths
+from flt_mol.training.config import RunConfig, absolute_paths, load_run_config
 from flt_mol.training.data import (
     Splits,
     data_digest,
@@ -122,6 +123,33 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             _finish(history, config, model, splits)
         files = written_files(folder) if world.is_first else ()
         return TrainingResult(folder, folder / BEST, history.best, files)
+
+
+def finetune(
+    checkpoint: str | Path,
+    structures: Any,
+    output: str | Path,
+    settings: Sequence[str] = (),
+    energy: str = "y_relaxed",
+) -> TrainingResult:
+    """Fine-tune a checkpoint on structures in memory; as ``flt-mol train finetune``.
+
+    They are written beside the run, `output`.safetensors, so that it can be evaluated and resumed.
+
+    Args:
+        checkpoint: file, folder of a run, or name of a shipped model.
+        structures: whatever :func:`flt_mol.open_dataset` takes, with targets.
+        output: folder of the run.
+        settings: further ones, as ``["training.epochs=5"]``.
+        energy: name of the target, eV.
+
+    Raises:
+        ValueError: as :func:`train` and :func:`flt_mol.open_dataset`.
+    """
+    file = Path(f"{output}.safetensors")
+    convert(open_dataset(structures, require_energy=True, energy=energy), file, overwrite=True)
+    given = [f"finetune.checkpoint={checkpoint}", f"data.paths.train={file}", f"output={output}"]
+    return train(load_run_config("finetune", [*given, *settings]), Path(output).name)
 
 
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:

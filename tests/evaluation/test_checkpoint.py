@@ -54,6 +54,16 @@ def test_what_training_held_out_is_evaluated_and_the_splits_of_the_run(run):
     assert set(summary["baselines"]) == {"constant", "own median"}
 
 
+@pytest.mark.filterwarnings("ignore:further. 1 of its 2")
+def test_of_an_ensemble_the_mean_is_evaluated(run, tmp_path):
+    other = save_checkpoint(tmp_path / "other.ckpt", load_model("emt_performer_small"), {})
+    file = tmp_path / "further.extxyz"
+    summary, found = evaluate_checkpoint([run, other], file)
+    each = [evaluate_checkpoint(one, file)[1]["further"].prediction for one in (run, other)]
+    assert found["further"].prediction.tolist() == pytest.approx(sum(each) / 2)
+    assert "other.ckpt" in summary["checkpoint"]
+
+
 def test_systems_that_were_trained_on_are_warned_of(run):
     with pytest.warns(UserWarning, match="further: 1 of its 2 systems"):
         evaluate_checkpoint(run, splits=["further"])

@@ -8,8 +8,10 @@ from conftest import CUTOFF, KINDS, small_model, small_pairs
 
 from flt_mol import testing
 from flt_mol.functional.neighbors import neighbor_pairs, pair_lengths
+from flt_mol.functional.pairs import segment_sum
 from flt_mol.models import EnergyConfig, ImageConfig
 from flt_mol.models.build import Geometry
+from flt_mol.nn.radial import smooth_cutoff
 
 
 @pytest.fixture
@@ -134,9 +136,10 @@ def test_image_keys_are_the_sum_over_images_of_the_mask(name, structures):
 
     def log_weight(pairs, vectors):
         if name == "gaussian images":
-            return layer.mask(vectors)
+            return layer.source.mask(vectors)
         z = structures.atomic_numbers
-        return layer(pair_lengths(vectors), z[pairs.index_i], z[pairs.index_j])
+        features = layer.features(pair_lengths(vectors), z[pairs.index_i], z[pairs.index_j])
+        return layer.bias(features)
 
     expected = dense_mask(structures, log_weight)
     images = geometry.images
@@ -155,7 +158,8 @@ def test_the_density_of_centred_images_is_that_of_other_atoms(structures):
         structures.positions, structures.cell, structures.pbc, structures.ptr, CUTOFF
     )
     r = pair_lengths(pairs.vectors(structures.positions, structures.cell, structures.ptr))
-    expected = layer.density(layer.features(r), r, pairs, 15)
+    near = layer.features(r, None, None) * smooth_cutoff(r, CUTOFF)[:, None]
+    expected = layer.density_out(segment_sum(near, pairs.index_i, 15))
     torch.testing.assert_close(x - start, expected, rtol=0, atol=1e-5)
 
 

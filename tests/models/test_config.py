@@ -64,7 +64,7 @@ def test_a_value_out_of_bounds_is_named_with_its_key(key, value):
         ("pairs", "filter", "yes"),
         ("spectral", "k_max", 4.5),
         ("spectral", "padding", 0.0),
-        ("spectral", "max_vectors", 0),
+        ("spectral", "num_basis", 0),
         ("images", "mask", "round"),
     ],
 )
@@ -145,6 +145,11 @@ def test_parts_that_are_switched_off_may_stay_as_they_are():
     assert EnergyConfig().cutoff is None
     exact = EnergyConfig(rpe=None, attention="exact", images=ImageConfig(cutoff=6.0))
     assert exact.cutoff == 6.0
+
+
+def test_settings_of_before_load_where_they_said_nothing():
+    assert EnergyConfig(spectral={"max_vectors": None}) == EnergyConfig(spectral={})
+    assert "max_vectors" in message({"spectral": {"max_vectors": 50}})
 
 
 def test_settings_are_plain_data_and_travel():

@@ -476,8 +476,6 @@ def test_a_giant_is_refused_before_and_by_the_model(monkeypatch):
         with pytest.raises(ValueError, match=r"sid giant: too large: 800 atoms .* GB"):
             refuse(giant)
     build(**KINDS["pairs"]).check(giant)
-    capped = SpectralConfig(num_heads=2, num_basis=4, max_vectors=50)
-    build(rpe=None, spectral=capped).check(giant)
     crowd = Structures.single([29] * 80, torch.rand(80, 3), cell=cell, pbc=True, sid="crowd")
     monkeypatch.setattr("flt_mol.models.build.memory_at_hand", lambda device: 1e5)
     with pytest.raises(ValueError, match="sid crowd"):

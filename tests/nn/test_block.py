@@ -201,9 +201,7 @@ def test_a_pass_is_given_all_that_its_blocks_need():
     torch.testing.assert_close(out, encoder.once(x, ptr, BlockGeometry(features, **given)))
     pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
     vectors = pairs.vectors(positions, cell, ptr)
-    weights = PairCorrection(H, CUTOFF, generator=seeded(2)).double()(
-        pairs, pairs.groups(), vectors
-    )
+    weights = PairCorrection(H, CUTOFF, generator=seeded(2)).double()(pairs, vectors)
     corrected, plain = make_encoder(), make_encoder()
     with_pairs = corrected.once(x, ptr, BlockGeometry(pairs=weights, **given))
     assert torch.equal(with_pairs, corrected(x, ptr=ptr, pairs=weights, **given))

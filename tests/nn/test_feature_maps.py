@@ -210,7 +210,7 @@ def test_settings_that_do_not_fit_are_refused():
         HyperbolicFeatures(H, D, num_features=7)
     with pytest.raises(ValueError, match="must be ≥ 1"):
         SoftmaxFeatures(H, D, num_features=0)
-    with pytest.raises(ValueError, match="has no redraw_every"):
+    with pytest.raises(TypeError, match="redraw_every"):
         FLTAttention(H * D, H, feature_map="softplus", redraw_every=3)
     with pytest.raises(ValueError, match="brings its own settings"):
         FLTAttention(H * D, H, feature_map=SoftmaxFeatures(H, D), num_features=8)

@@ -59,7 +59,7 @@ def test_pairs_multiply_attentions_weights_under_one_normaliser(mode):
     correction = PairCorrection(H, cutoff=6.0, num_basis=8, generator=seeded(3)).double()
     pairs = neighbor_pairs(positions, cell, PBC, PTR, 6.0)
     x.requires_grad_(), positions.requires_grad_()
-    weights = correction(pairs, pairs.groups(), pairs.vectors(positions, cell, PTR))
+    weights = correction(pairs, pairs.vectors(positions, cell, PTR))
     out = layer(x, positions, ptr=PTR, pairs=weights)
 
     at = layer.rpe(positions, PTR)
@@ -93,7 +93,7 @@ def test_without_pairs_the_correction_changes_nothing():
     x, positions, cell = draw()
     correction = PairCorrection(H, generator=seeded(3)).double()
     pairs = neighbor_pairs(positions, cell, PBC, PTR, 0.1)
-    weights = correction(pairs, pairs.groups(), pairs.vectors(positions, cell, PTR))
+    weights = correction(pairs, pairs.vectors(positions, cell, PTR))
     assert weights.weight.shape == (0, H)
     torch.testing.assert_close(
         layer(x, positions, ptr=PTR, pairs=weights), layer(x, positions, ptr=PTR)
@@ -165,7 +165,7 @@ def test_combinations_without_a_meaning_are_refused():
     correction = PairCorrection(H, generator=seeded(3)).double()
     pairs = neighbor_pairs(positions, cell, PBC, PTR, 6.0, self_pairs=True)
     vectors = pairs.vectors(positions, cell, PTR)
-    weights = correction(pairs, pairs.groups(), vectors)
+    weights = correction(pairs, vectors)
     layer = make("linear")
     images = ImageKeys(layer.rpe)(pairs, vectors)
     with pytest.raises(ValueError, match="images go with mode 'exact'"):

@@ -34,7 +34,7 @@ def test_gaussians_with_centres_under_the_cutoff():
 
 
 def test_distances_per_ordered_pair_of_elements():
-    types = PairTypes(3, seeded()).double()
+    types = PairTypes(seeded()).double()
     r, i, j = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([8, 29]), torch.tensor([29, 8])
     out = types(r, i, j)
     for p in range(2):
@@ -55,7 +55,5 @@ def test_settings_that_do_not_fit():
     for settings in ({"cutoff": 0.0}, {"cutoff": float("nan")}, {"num_basis": 1}):
         with pytest.raises(ValueError, match="cutoff"):
             RadialBasis(**settings)
-    with pytest.raises(ValueError, match="rank"):
-        PairTypes(0)
     with pytest.raises(ValueError, match="atomic_numbers"):
         RadialBasis(5.0, 4, pair_types=True)(torch.ones(2))

@@ -158,16 +158,6 @@ def test_a_resumed_run_and_a_copy_go_on_with_the_same_draws():
         assert all(map(torch.equal, again, expected))
 
 
-def test_checkpoints_with_and_without_counters_load():
-    plain, counted = Noise(seed=1), Noise(1)
-    steps(counted, 2)
-    seed, count = counted.redraw_seed.clone(), counted.step_count.clone()
-    counted.load_state_dict(plain.state_dict())
-    assert torch.equal(counted.eval().noise, plain.noise)
-    assert (counted.redraw_seed, counted.step_count) == (seed, count)
-    plain.load_state_dict(counted.state_dict())
-
-
 def test_an_explicit_redraw_changes_what_is_saved_and_eval():
     for module in (Noise(), Noise(1)):
         steps(module, 2)

@@ -154,7 +154,7 @@ def neighbours(rows, **settings):
 def corrected_attention(mode):
     def call(parts, rows):
         pairs, vectors = neighbours(rows)
-        weights = parts["pairs"](pairs, pairs.groups(), vectors, rows.atomic_numbers)
+        weights = parts["pairs"](pairs, vectors, rows.atomic_numbers)
         return parts["attention"](rows.x, ptr=rows.ptr, pairs=weights)
 
     def build(seed):

@@ -7,10 +7,12 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from slabs import platinum
 from torch import nn
 
 from flt_mol import Structures
 from flt_mol.data.loader import target_statistics
+from flt_mol.evaluation import evaluate_checkpoint
 from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.models.checkpoint import load_model, read_checkpoint, save_checkpoint
 from flt_mol.models.config import EnergyConfig
@@ -18,7 +20,7 @@ from flt_mol.models.energy import EnergyModel
 from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.data import load_splits, without_idle_outputs
 from flt_mol.training.finetune import freeze, start_from
-from flt_mol.training.run import closing_lines
+from flt_mol.training.run import closing_lines, finetune
 from helpers.training import SMALL, go, tiny_run
 
 NEW, SEEN = 47, (8, 29)  # Ag; O and Cu
@@ -223,3 +225,20 @@ def test_outputs_of_which_energies_depend_stay(tmp_path):
     path = checkpoint(tmp_path, pairs=PAIRS, **settings)
     config = tuning(tmp_path, path, lacking=dict.fromkeys(range(6), "pos_relaxed"))
     assert without_idle_outputs(config) == (config, [])
+
+
+@pytest.mark.slow
+def test_structures_in_memory(tmp_path):
+    slabs = [platinum() for _ in range(6)]
+    for i, slab in enumerate(slabs):
+        slab.positions[-2:, 2] += 0.05 * i
+        slab.info = {"sid": f"s{i}", "E": -1.0 - 0.1 * i}
+    settings = ["training.epochs=1", "training.batch_size=4"]
+    result = finetune("emt_small", slabs, tmp_path / "run", settings, energy="E")
+    assert result.checkpoint == tmp_path / "run" / "best.ckpt"
+    systems = read_checkpoint(result.checkpoint)["systems"]
+    assert {f"s{i}" for i in range(6)} <= {*systems["trained"], *systems["held_out"]}
+    _, results = evaluate_checkpoint(tmp_path / "run")
+    assert len(results["val"].sid) == 1
+    with pytest.raises(ValueError, match="no targets"):
+        finetune("emt_small", slabs, tmp_path / "other", settings)
