@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,8 +17,8 @@ from ase.optimize import BFGS, FIRE, LBFGS
 
 from flt_mol.data import from_ase, to_ase
 from flt_mol.files import temporary_path
-from flt_mol.prediction.energies import evaluating, prepared
-from flt_mol.prediction.members import Members, load_members
+from flt_mol.prediction.energies import energies_of, evaluating, predict_structures, prepared
+from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
 OPTIMIZERS = {"bfgs": BFGS, "lbfgs": LBFGS, "fire": FIRE}
@@ -61,37 +60,41 @@ def relax_structures(
     last: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> list[Relaxation]:
-    """Relax systems until all forces on free atoms are below `fmax`, eV/Å.
+    """Relax systems, in fixed cells, until all forces on free atoms are below `fmax`, eV/Å.
 
-    Each system has an optimiser of ASE of its own; those of a batch share the model's calls, one a
-    step. Cells are kept.
+    Each system has an optimiser of its own; a batch has one call of the model a step.
 
     Args:
-        model: as of :func:`~flt_mol.prediction.members.load_members`, with the output "forces".
+        model: a module or checkpoint of the output "forces".
         structures: batches of any number of systems.
         output: ``.traj`` or ``.extxyz`` with all frames, with ``info["sid"]`` and ``info["step"]``;
             it appears complete or not at all.
-        optimizer: ``"bfgs"``, ``"lbfgs"`` or ``"fire"``.
-        fmax: eV/Å.
-        steps: at most; a system that needs more is not converged.
+        optimizer: ``"bfgs"``, ``"lbfgs"`` or ``"fire"``, of ASE.
+        fmax: where to stop.
+        steps: at most, of each system.
         batch_size: systems relaxed together.
         last: `output` gets only the last frame of each system.
         progress: called with the number of systems done after each batch.
 
     Raises:
-        ValueError: a model without forces, or forces that are not finite, naming the sid; another
-            optimiser.
+        ValueError: a model without forces, forces that are not finite, another optimiser.
+
+    Warns:
+        UserWarning: as :func:`flt_mol.predict`.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer is {optimizer!r}, expected {', '.join(OPTIMIZERS)}")
     members = load_members(model)
+    if members.ensemble:
+        raise ValueError("relaxations take one model, not an ensemble")
     singles = (system for batch in structures for system in batch)
     found: list[Relaxation] = []
-    with ExitStack() as stack:
-        for member in members.models:
-            stack.enter_context(evaluating(member))
+    with evaluating(members.models[0]):
         while systems := list(islice(singles, batch_size)):
-            found += _relax(members, systems, OPTIMIZERS[optimizer], fmax, steps)
+            predict_structures(members, systems, batch_size)  # which warns of unusual ones
+            atoms = [to_ase(system) for system in systems]
+            with torch.inference_mode():
+                found += _relax(members.models[0], atoms, OPTIMIZERS[optimizer], fmax, steps)
             if progress is not None:
                 progress(len(found))
     if output is not None:
@@ -101,52 +104,40 @@ def relax_structures(
 
 
 def _relax(
-    members: Members, systems: Sequence[Structures], kind: Any, fmax: float, steps: int
+    model: Any, atoms: Sequence[Atoms], kind: Any, fmax: float, steps: int
 ) -> list[Relaxation]:
     """One batch: a call of the model, then a step of each optimiser whose forces are too large."""
-    atoms = [to_ase(system) for system in systems]
     frames: list[list[Atoms]] = [[] for _ in atoms]
     force = [np.inf] * len(atoms)
     active = {b: kind(one, logfile=None) for b, one in enumerate(atoms)}
     for step in range(steps + 1):
-        _calculate(members, [atoms[b] for b in active])
+        _calculate(model, [atoms[b] for b in active])
         for b in active:
-            frames[b].append(_frame(atoms[b], step))
-            force[b] = float(np.linalg.norm(atoms[b].get_forces(), axis=1).max(initial=0.0))
+            frame = atoms[b].copy()
+            frame.info["step"] = step
+            frame.calc = SinglePointCalculator(frame, **atoms[b].calc.results)
+            frames[b].append(frame)
+            force[b] = float(np.linalg.norm(frame.get_forces(), axis=1).max(initial=0.0))
         active = {b: own for b, own in active.items() if force[b] >= fmax}
         if not active or step == steps:
             break
         for own in active.values():
             own.step()
     return [
-        Relaxation(str(system.sid[0]), tuple(frames[b]), force[b], force[b] < fmax)
-        for b, system in enumerate(systems)
+        Relaxation(str(one.info["sid"]), tuple(frames[b]), force[b], force[b] < fmax)
+        for b, one in enumerate(atoms)
     ]
 
 
-def _calculate(members: Members, atoms: Sequence[Atoms]) -> None:
-    """Give each its energy and forces, of an ensemble the mean."""
-    batch = Structures.cat(
-        [from_ase(x.copy(), sid=x.info["sid"], ignore_energy=True) for x in atoms]
-    )
-    with torch.no_grad():
-        outputs = [model(prepared(model, batch)) for model in members.models]
-    for out, label in zip(outputs, members.labels, strict=True):
-        if "forces" not in out:
-            raise ValueError(f"{label} gives no forces: train with model.outputs=[energy,forces]")
-    energy, forces = (
-        np.mean([out[name].double().cpu().numpy() for out in outputs], axis=0)
-        for name in ("energy", "forces")
-    )
-    each = np.split(forces, batch.ptr[1:-1].tolist())
-    for one, own_energy, own_forces in zip(atoms, energy.tolist(), each, strict=True):
-        if not np.isfinite(own_forces).all():
-            raise ValueError(f"the model's forces on {one.info['sid']} are not finite")
-        one.calc = SinglePointCalculator(one, energy=own_energy, forces=own_forces)
-
-
-def _frame(atoms: Atoms, step: int) -> Atoms:
-    frame: Atoms = atoms.copy()
-    frame.info["step"] = step
-    frame.calc = SinglePointCalculator(frame, **atoms.calc.results)
-    return frame
+def _calculate(model: Any, atoms: Sequence[Atoms]) -> None:
+    """Give each its energy and forces."""
+    each = [from_ase(x.copy(), sid=x.info["sid"], ignore_energy=True) for x in atoms]
+    batch = Structures.cat(each)
+    out = model(prepared(model, batch))
+    if "forces" not in out:
+        raise ValueError("the model gives no forces: train with model.outputs=[energy,forces]")
+    forces = np.split(out["forces"].cpu().double().numpy(), batch.ptr[1:-1].tolist())
+    for one, energy, own in zip(atoms, energies_of(out, batch).tolist(), forces, strict=True):
+        if not np.isfinite(own).all():
+            raise ValueError(f"the model gives forces that are not finite for {one.info['sid']}")
+        one.calc = SinglePointCalculator(one, energy=energy, forces=own)
