@@ -1,4 +1,4 @@
-"""Time and memory: a layer over lengths, a training step of whole models, one large system, modes.
+"""Time and memory: a layer over lengths, steps of whole models, one large system, modes, molecules.
 
 Each point runs in a process of its own and is a line in results.jsonl; within a point, everything
 that is compared takes turns. Packages that are not installed are skipped (pip install --no-deps
@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,12 +37,16 @@ from common.timing import (
     process_memory,
     threads,
 )
+from flt_mol.data import open_dataset
 from flt_mol.models import EnergyConfig, EnergyModel, named_config
 from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
 from flt_mol.structures import Structures
 from speed.layers import LAYERS, OURS, Size, installed
 from speed.systems import crystal, slabs
 
+SLABS = Path(__file__).parents[2] / "datasets" / "emt_adsorption" / "train.lmdb"
+MHA = "MultiheadAttention"
+MOLECULES = [15, 16, 18, 15, 16, 19, 14, 17, 16, 17, 17, 17]
 RATIOS = [
     ("FLT, Gaussian RPE", OURS), ("FLT, local RPE", OURS), (OURS, "performer-pytorch"),
     (OURS, "PyG PerformerAttention"), ("log-linear Performer", OURS), ("softmax, dense bias", OURS),
@@ -170,6 +175,64 @@ def _in_mode(
     return call
 
 
+def compiled(model: str, rounds: int) -> dict[str, Any]:
+    """Training steps of an epoch, compiled and, every few, eager; seconds to compile, and graphs.
+
+    Batches of 48 slabs of `emt_adsorption` in random order, so of any size, dropout on.
+    """
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    dataset = open_dataset(SLABS)
+    order, size = torch.randperm(len(dataset)).tolist(), 48
+    eager = MODELS[model]()
+    fast = MODELS[model]()
+    fast.compile(fullgraph=True, dynamic=True)
+    seconds: dict[str, list[float]] = {"eager": [], "compiled": []}
+    first = 0.0
+    for number, start in enumerate(range(0, len(order), size)):
+        batch = eager.prepare_batch(dataset.batch(order[start : start + size]))  # type: ignore[operator]
+        both = {"compiled": fast, "eager": eager} if number % rounds == 0 else {"compiled": fast}
+        for name, one in both.items():
+            begin = time.process_time()
+            _step(one, batch)()
+            took = time.process_time() - begin
+            if number:
+                seconds[name].append(took)
+            elif name == "compiled":
+                first = took
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return {"first_step": first, "graphs": graphs, "seconds": seconds}
+
+
+def molecules(systems: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a training step of attention alone, and of `flt-small` on one molecule of 17."""
+    sizes = MOLECULES * (systems // 12) if systems > 1 else [2600]
+    length, counts = max(sizes), torch.tensor(sizes)
+    ptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    x, positions = torch.randn(sum(sizes), 64), 10 * torch.rand(sum(sizes), 3)
+    real = torch.arange(length) < counts[:, None]
+    padded = torch.zeros(len(sizes), length, 64)
+    padded[real] = x
+    theirs = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def multihead() -> Tensor:
+        return theirs(padded, padded, padded, key_padding_mask=~real, need_weights=False)[0]  # type: ignore[no-any-return]
+
+    runs: dict[str, Callable[[], object]] = {MHA: _training(multihead, [*theirs.parameters()])}
+    for mode in ("exact", "linear"):
+        for with_positions in (False, True):
+            rpe, given = None, {"ptr": ptr}
+            if with_positions:
+                rpe = FourierRPE(GaussianSpectrum(4, num_terms=16), GaussianFrequencies(32))
+                given["positions"] = positions
+            layer = FLTAttention(64, 4, rpe=rpe, mode=mode)
+            name = f"{mode}, positions" if with_positions else mode
+            runs[name] = _training(partial(layer, x, **given), [*layer.parameters()])
+    model = EnergyModel(named_config("flt-small")).eval()
+    molecule = Structures.single([6] * 5 + [1] * 12, (6 * torch.rand(17, 3)).tolist())
+    runs["one molecule"] = _inference(lambda: model(molecule)["energy"])
+    return {"seconds": interleaved(runs, rounds, at_least=0.02).seconds}
+
+
 def machine() -> str:
     """Processor and versions."""
     name = platform.processor() or platform.machine()
@@ -244,6 +307,17 @@ def _system_table(records: list[dict[str, Any]]) -> str:
     return text
 
 
+def _compiled_table(records: list[dict[str, Any]]) -> str:
+    head = ["model", "compiled / eager", "eager (s)", "first step (s)", "graphs of an epoch"]
+    rows = []
+    for r in records:
+        fast, plain = (median(r["seconds"][name]) for name in ("compiled", "eager"))
+        rows.append([
+            r["model"], f"{fast / plain:.2f}", f"{plain:.3f}", f"{r['first_step']:.0f}", r["graphs"]
+        ])  # fmt: skip
+    return markdown_table(head, rows)
+
+
 def _modes_table(records: list[dict[str, Any]]) -> str:
     rows = [
         [f"{r['tokens']:,}", r["head_dim"], "training" if r["training"] else "forward",
@@ -251,6 +325,18 @@ def _modes_table(records: list[dict[str, Any]]) -> str:
         for r in records
     ]  # fmt: skip
     return markdown_table(["atoms of a system", "D", "", "exact / linear"], rows)
+
+
+def _molecules_table(records: list[dict[str, Any]]) -> str:
+    rows = []
+    for r in records:
+        timings = Timings(r["seconds"])
+        ours = [name for name in r["seconds"] if name not in (MHA, "one molecule")]
+        ratios = [f"{timings.ratio(name, MHA)[0]:.2f}" for name in ours]
+        times = [f"{1e3 * timings.median(name):.2f}" for name in (MHA, "one molecule")]
+        rows.append([f"{r['systems']} × {16 if r['systems'] > 1 else 2600}", *ratios, *times])
+    title = ["systems × atoms, over MHA:", *ours, "MHA (ms)", "one molecule of 17, flt-small (ms)"]
+    return markdown_table(title, rows)
 
 
 _TOKENS = (512, 1024, 2048, 4096, 8192)
@@ -268,6 +354,11 @@ BENCHES: dict[
         [{"atoms": n} for n in (4000, 16000, 64000, 250000, 1000000)],
         _system_table,
     ),
+    "compiled": (
+        compiled,
+        [{"model": "flt-small"}, {"model": "linear attention + filters, width 256"}],
+        _compiled_table,
+    ),
     "modes": (
         modes,
         [
@@ -277,6 +368,11 @@ BENCHES: dict[
             for n in (64, 128, 256, 512)
         ],
         _modes_table,
+    ),
+    "molecules": (
+        molecules,
+        [{"systems": n} for n in (12, 156, 1)],
+        _molecules_table,
     ),
 }
 

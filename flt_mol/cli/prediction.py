@@ -80,7 +80,7 @@ def predict(
     tagger = tagger_of(several, tag_slab, adsorbate, surface)
     members = load_members(several if ensemble else checkpoint, device)
     for model in members.models if compiled else ():
-        model.compile(dynamic=True)
+        model.compile(fullgraph=True, dynamic=True)
     options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
     opened = table.StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
     with console.progress_bars() as bars:

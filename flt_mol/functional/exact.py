@@ -68,13 +68,14 @@ def exact_attention(
 
 def _weights(q: Tensor, k: Tensor, keys: PaddedRows, mode: str, first: int = 0) -> Tensor:
     """softmax(Q Kᵀ) (B, n, m) of blocks whose queries begin with row `first`."""
+    if mode != "causal" and keys.real is not None:
+        hidden = q.new_zeros(keys.real.shape).masked_fill_(~keys.real, -torch.inf)
+        hidden = hidden.repeat(len(q) // len(hidden), 1)[:, None]
+        return torch.baddbmm(hidden, q, k.mT).softmax(-1)
     logits = q.bmm(k.mT)
     if mode == "causal":  # which hides repeated keys, too
         later = torch.ones(logits.shape[1:], dtype=torch.bool, device=q.device).triu(first + 1)
         logits = logits.masked_fill(later, -torch.inf)
-    elif keys.real is not None:
-        groups = logits.view(-1, *keys.real.shape[:1], *logits.shape[1:])
-        logits = groups.masked_fill(~keys.real[:, None], -torch.inf).view(logits.shape)
     return logits.softmax(-1)
 
 

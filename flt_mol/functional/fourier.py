@@ -46,6 +46,12 @@ class PositionFeatures(NamedTuple):
         key = self._by_head * self.key_weight
         return key if self.key_turn is None else key + quarter_turn(self._by_head) * self.key_turn
 
+    def beside(self, queries: PositionFeatures) -> tuple[Tensor, Tensor]:
+        """T of queries and T ∘ ab + T⊥ ∘ ac of these keys: of the product Φ·Ψ, for less."""
+        a, c = queries.query_weight, self.key_turn
+        at = self._replace(key_weight=a * self.key_weight, key_turn=None if c is None else a * c)
+        return queries._by_head, at.key
+
     @property
     def _by_head(self) -> Tensor:
         return self.basis if self.basis.dim() == 3 else self.basis[:, None, :]
@@ -75,13 +81,11 @@ def phases(positions: Tensor, frequencies: Tensor) -> Tensor:
             f"positions have shape {tuple(positions.shape)}, expected (…, {frequencies.shape[-1]})"
         )
     r, xi = settled(positions, frequencies)
-    if xi.dim() == 3:
-        r = r.unsqueeze(-2)
-    # Not a matmul: TF32 would cost phases three digits. No (…, R, ℓ) is formed either.
-    turns = r[..., 0, None] * xi[..., 0]
-    for axis in range(1, xi.shape[-1]):
-        turns = turns + r[..., axis, None] * xi[..., axis]
-    return 2 * math.pi * turns
+    # In float64, which neither TF32 nor autocast shortens: either would cost phases three digits.
+    wide = r.dtype if r.device.type == "mps" else torch.float64
+    turned = (2 * math.pi * xi.to(wide)).flatten(0, -2)
+    phase: Tensor = (r.to(wide) @ turned.mT).to(r.dtype).unflatten(-1, xi.shape[:-1])
+    return phase
 
 
 def fourier_basis(positions: Tensor, frequencies: Tensor) -> Tensor:

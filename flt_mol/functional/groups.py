@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _OUTSIDE: dict[Callable[..., object], Any] = {}
 _BUDGETS = {"cpu": 2**17}  # about a core's cache
 _BUDGET_ELSEWHERE = 2**30
+_WORTH_A_STEP = 2**13  # numbers of a system
 _budget: ContextVar[int | None] = ContextVar("flt_mol_group_budget", default=None)
 
 
@@ -61,6 +62,7 @@ class PaddedRows(NamedTuple):
         length: L.
         start: first row of the block where its rows are consecutive and all real.
         slots: (G·L,) int64, the row in each slot, else None; slots beyond a system repeat its last.
+        by_row: (H·G·L,) int64, the same by head, of rows (N, H) in one.
         real: (G, L) bool, which slots are no such repetitions; None where all are real.
         spans: first row and number of rows of each system.
     """
@@ -69,6 +71,7 @@ class PaddedRows(NamedTuple):
     length: int
     start: int = 0
     slots: Tensor | None = None
+    by_row: Tensor | None = None
     real: Tensor | None = None
     spans: tuple[tuple[int, int], ...] = ()
 
@@ -86,8 +89,10 @@ class PaddedRows(NamedTuple):
             x = x[:, self.start : self.start + self.number * self.length]
             if self.number == 1:
                 return x
-        elif x.stride(0) < x.stride(1):  # laid out by row: read so
-            x = x.transpose(0, 1).index_select(0, self.slots).transpose(0, 1)
+        elif (
+            self.by_row is not None and x.transpose(0, 1).is_contiguous()
+        ):  # laid out by row: read so
+            x = x.transpose(0, 1).flatten(0, 1).index_select(0, self.by_row)
         else:
             x = x.index_select(1, self.slots)
         return x.reshape(-1, self.length, x.shape[-1])
@@ -139,6 +144,7 @@ def groups_of(
     num_rows: int,
     device: torch.device,
     budget: int,
+    heads: int = 1,
 ) -> Groups:
     """The groups of B systems, of count × largest cost ≤ `budget` each, or of one system.
 
@@ -150,6 +156,7 @@ def groups_of(
         num_rows: N.
         device: of the rows.
         budget: from `budget_of`.
+        heads: H of what is read by head.
     """
     groups: list[list[int]] = []
     for system in sorted((b for b, cost in enumerate(costs) if cost), key=costs.__getitem__):
@@ -160,9 +167,9 @@ def groups_of(
     for group in groups:
         group.sort()  # consecutive rows need no index
     with torch.inference_mode(False):  # kept for later calls, with gradients too
-        rows = keys = tuple(_block(offsets, group, device) for group in groups)
+        rows = keys = tuple(_block(offsets, group, device, heads) for group in groups)
         if key_offsets != offsets:
-            keys = tuple(_block(key_offsets, group, device) for group in groups)
+            keys = tuple(_block(key_offsets, group, device, heads) for group in groups)
         slots = [0, *accumulate(block.number * block.length for block in rows)]
         first, step = [slots[-1]] * (len(costs) + 1), [0] * (len(costs) + 1)
         for group, block, slot in zip(groups, rows, slots, strict=False):
@@ -180,7 +187,9 @@ def groups_of(
     return Groups(tuple(map(tuple, groups)), rows, keys, moved, complete)
 
 
-def _block(offsets: Sequence[int], systems: Sequence[int], device: torch.device) -> PaddedRows:
+def _block(
+    offsets: Sequence[int], systems: Sequence[int], device: torch.device, heads: int
+) -> PaddedRows:
     starts = [offsets[b] for b in systems]
     sizes = [offsets[b + 1] - offsets[b] for b in systems]
     count, length = len(starts), max(sizes)
@@ -189,9 +198,10 @@ def _block(offsets: Sequence[int], systems: Sequence[int], device: torch.device)
         return PaddedRows(count, length, starts[0])
     first, size = torch.tensor([starts, sizes], device="cpu")[..., None]
     step = torch.arange(length, device="cpu")
-    index = (first + step.minimum(size - 1)).flatten().to(device)
+    index = (first + step.minimum(size - 1)).flatten()
+    by_row = (index * heads + torch.arange(heads, device="cpu")[:, None]).flatten().to(device)
     real, spans = None if even else (step < size).to(device), zip(starts, sizes, strict=True)
-    return PaddedRows(count, length, 0, index, real, tuple(spans))
+    return PaddedRows(count, length, 0, index.to(device), by_row, real, tuple(spans))
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -416,15 +426,14 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
         >>> centred(torch.tensor([[100001.0], [100002.0], [5.0]]), torch.tensor([0, 2, 3])).tolist()
         [[-0.5], [0.5], [0.0]]
     """
-    positions = positions.to(torch.promote_types(positions.dtype, torch.float32))
-    system = system_index(ptr, positions.shape[0])
-    total = positions.new_zeros(ptr.shape[0], positions.shape[1])  # padding is system B
+    positions = at_least_float32(positions)
+    system = system_index(ptr, positions.shape[0])  # of padding B, whose first row is ptr[B]
     # The mean makes the result independent of the anchor, so the anchor needs no gradient.
-    anchor = torch.cat([first_per_system(positions.detach(), ptr), total[:1]])
-    local = positions - anchor[system]
+    local = positions - positions.detach().index_select(0, ptr.index_select(0, system))
     local = local.masked_fill((system == ptr.shape[0] - 1)[:, None], 0.0)
-    sizes = torch.cat([ptr.diff(), ptr.new_ones(1)]).clamp(min=1)
-    return local - (total.index_add(0, system, local) / sizes[:, None])[system]
+    total = positions.new_zeros(ptr.shape[0], positions.shape[1]).index_add(0, system, local)
+    sizes = ptr.diff(append=ptr.new_full((1,), positions.shape[0]))
+    return local - (total / sizes[:, None]).index_select(0, system)
 
 
 # Attention over groups is one step for autograd and for compilers: graphs cannot loop over groups.
@@ -483,28 +492,31 @@ def single_step(
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         ctx.save_for_backward(*tensors)
 
-    def given_to(ctx: Any) -> list[Any]:
+    def by(run: Callable[..., Sequence[Tensor]], ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
         saved = iter(ctx.saved_tensors)
-        return [next(saved) if x is None else x for x in ctx.others]
+        given = [next(saved) if x is None else x for x in ctx.others]
+        return *run(grad, *given), *[None] * (len(given) - count)
 
-    def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = given_to(ctx)
-        return *gradients(grad, *given), *[None] * (len(given) - count)
+    compiled.register_autograd(partial(by, gradients), setup_context=save)
+    return eager_step(compiled, forward, save, partial(by, backward))
 
-    compiled.register_autograd(differentiate, setup_context=save)
 
-    class Step(torch.autograd.Function):  # a third of the operator's cost in small systems
+def eager_step(
+    compiled: Callable[..., Tensor],
+    forward: Callable[..., Tensor],
+    save: Callable[..., None],
+    backward: Callable[..., Sequence[Tensor | None]],
+) -> Callable[..., Tensor]:
+    """`compiled` in graphs, else the same as an autograd.Function, at a third of its cost."""
+
+    class Step(torch.autograd.Function):
         @staticmethod
-        def forward(*given: Any) -> Tensor:
-            return forward(*given)
+        def forward(ctx: Any, *given: Any) -> Tensor:
+            out = forward(*given)
+            save(ctx, given, out)  # not as setup_context, which takes as long as ten operations
+            return out
 
-        setup_context = staticmethod(save)
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            given = given_to(ctx)
-            return *backward(grad, *given), *[None] * (len(given) - count)
-
+    Step.backward = staticmethod(backward)  # type: ignore[method-assign]
     apply: Any = Step.apply
 
     def call(*given: Any) -> Tensor:
@@ -584,20 +596,18 @@ _BothGroups = tuple[Groups, Groups, int]
 
 def _groups(q: Tensor, k: Tensor, ptr: Tensor, key_ptr: Tensor, cost: Cost) -> _BothGroups:
     """The groups by queries, the same ones by keys, and their budget."""
-    heads, rows, width = q.shape
+    (heads, rows, width), others, costs = q.shape, k.shape[1], []
     offsets = key_offsets = row_offsets(ptr, rows)
     if key_ptr is not ptr:
-        key_offsets = row_offsets(key_ptr, k.shape[1], "key_ptr")
-    costs = []
+        key_offsets = row_offsets(key_ptr, others, "key_ptr")
     for (a, b), (c, d) in zip(pairwise(offsets), pairwise(key_offsets), strict=True):
         n, m = b - a, d - c
         costs.append(heads * cost(n, m, width) if n and m else 0)
-    budget, others = budget_of(q.device), k.shape[1]
-    groups = groups_of(tuple(costs), offsets, key_offsets, rows, q.device, budget)
-    if offsets == key_offsets and rows == others:
-        return groups, groups, budget
-    by_keys = groups_of(tuple(costs), key_offsets, offsets, others, q.device, budget)
-    return groups, by_keys, budget
+    given = q.device, budget_of(q.device), heads
+    groups = by_keys = groups_of(tuple(costs), offsets, key_offsets, rows, *given)
+    if offsets != key_offsets or rows != others:
+        by_keys = groups_of(tuple(costs), key_offsets, offsets, others, *given)
+    return groups, by_keys, given[1]
 
 
 def _over_groups(
@@ -620,9 +630,11 @@ def _over_groups(
     *groups, budget = given
     lengths = of_rows[0].shape[1], of_keys[0].shape[1]
     parts: list[list[Tensor]] = [[] for _ in outputs]
-    # On a CPU a block goes to its rows while it is in the cache, in a step for each system.
+    # On a CPU a block goes to its rows while it is in the cache, in a step for each system, of
+    # systems that are worth one.
     number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
-    direct = number == 0 or plain
+    systems = sum(map(len, groups[0].systems))
+    direct = number == 0 or (plain and first.numel() >= _WORTH_A_STEP * systems)
     whole = []
     for kind, width, like in outputs if direct else ():
         new = first.new_empty if groups[kind].complete else first.new_zeros

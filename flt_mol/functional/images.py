@@ -113,7 +113,7 @@ def _groups(q: Tensor, i: Tensor, j: Tensor, ptr: Tensor) -> tuple[Groups, Tenso
     heads, rows = q.shape[:2]
     offsets = row_offsets(ptr, rows)
     costs = tuple(heads * (b - a) ** 2 for a, b in pairwise(offsets))
-    groups = groups_of(costs, offsets, offsets, rows, q.device, budget_of(q.device))
+    groups = groups_of(costs, offsets, offsets, rows, q.device, budget_of(q.device), heads)
     firsts, widths, total = [0] * len(offsets), [0] * len(offsets), 0
     for systems, block in zip(groups.systems, groups.rows, strict=True):
         for b in systems:

@@ -173,6 +173,8 @@ def short_basis(cell: Floats, periodic: NDArray[np.bool_]) -> tuple[Integers, Fl
         for row, others in enumerate(([1, 2], [2, 0], [0, 1])):
             thick = (np.linalg.norm(basis, axis=-1) > _THINNEST) | ~periodic
             free = periodic[:, others] & (periodic[:, row] & thick.all(1))[:, None]
+            if not free.any():
+                continue
             long, span = basis[:, row], basis[:, others]
             nearest = np.rint(np.einsum("bc,bca->ba", long, np.linalg.pinv(span, rcond=1e-9)))
             steps = (nearest[:, None] + around) * free[:, None]

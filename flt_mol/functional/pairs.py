@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from flt_mol.functional.groups import budget_of, settled, without_autocast
+from flt_mol.functional.groups import budget_of, eager_step, settled, without_autocast
 from flt_mol.functional.linear import with_ones
 
 
@@ -119,43 +119,6 @@ def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]
     return (slice(k, k + size) for k in range(0, num_pairs, size))
 
 
-@custom_op("flt_mol::pair_filter", mutates_args=())
-def _filter(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
-    """∂F/∂x: Σ_p (B_p W) ∘ y_j, one row per receiver."""
-    out = y.new_zeros(num_rows, w.shape[1])
-    with without_autocast(y):
-        for some in _chunks(len(i), w.shape[1], y.device):
-            out.index_add_(0, i[some], (b[some] @ w).mul_(y.index_select(0, j[some])))
-    return out
-
-
-@custom_op("flt_mol::pair_filter_basis", mutates_args=())
-def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """∂F/∂B: (x_i ∘ y_j) Wᵀ, one row per pair."""
-    out = x.new_empty(len(i), w.shape[0])
-    with without_autocast(x):
-        for some in _chunks(len(i), x.shape[1], x.device):
-            both = x.index_select(0, i[some]).mul_(y.index_select(0, j[some]))
-            torch.mm(both, w.mT, out=out[some])
-    return out
-
-
-@custom_op("flt_mol::pair_filter_weight", mutates_args=())
-def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """∂F/∂W: Σ_p B_pᵀ (x_i ∘ y_j)."""
-    out = x.new_zeros(b.shape[1], x.shape[1])
-    with without_autocast(x):
-        for some in _chunks(len(i), x.shape[1], x.device):
-            both = x.index_select(0, i[some]).mul_(y.index_select(0, j[some]))
-            out.addmm_(b[some].mT, both)
-    return out
-
-
-_filter.register_fake(lambda b, w, y, i, j, rows: y.new_empty(rows, w.shape[1]))
-_to_basis.register_fake(lambda x, y, w, i, j: x.new_empty(i.shape[0], w.shape[0]))
-_to_weight.register_fake(lambda x, y, b, i, j: x.new_empty(b.shape[1], x.shape[1]))
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
 
@@ -179,6 +142,46 @@ def _backward(inputs: str, output: str) -> Callable[..., tuple[Tensor | None, ..
     return backward
 
 
-_filter.register_autograd(_backward("bwy", "x"), setup_context=_save)
-_to_basis.register_autograd(_backward("xyw", "b"), setup_context=_save)
-_to_weight.register_autograd(_backward("xyb", "w"), setup_context=_save)
+def _step(
+    name: str, inputs: str, output: str, fake: Callable[..., Tensor]
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    def made(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        compiled = custom_op(f"flt_mol::{name}", run, mutates_args=())
+        compiled.register_fake(fake)
+        compiled.register_autograd(backward, setup_context=_save)
+        return eager_step(compiled, run, _save, backward)
+
+    backward = _backward(inputs, output)
+    return made
+
+
+@_step("pair_filter", "bwy", "x", lambda b, w, y, i, j, rows: y.new_empty(rows, w.shape[1]))
+def _filter(b: Tensor, w: Tensor, y: Tensor, i: Tensor, j: Tensor, num_rows: int) -> Tensor:
+    """∂F/∂x: Σ_p (B_p W) ∘ y_j, one row per receiver."""
+    out = y.new_zeros(num_rows, w.shape[1])
+    with without_autocast(y):
+        for some in _chunks(len(i), w.shape[1], y.device):
+            out.index_add_(0, i[some], (b[some] @ w).mul_(y.index_select(0, j[some])))
+    return out
+
+
+@_step("pair_filter_basis", "xyw", "b", lambda x, y, w, i, j: x.new_empty(i.shape[0], w.shape[0]))
+def _to_basis(x: Tensor, y: Tensor, w: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """∂F/∂B: (x_i ∘ y_j) Wᵀ, one row per pair."""
+    out = x.new_empty(len(i), w.shape[0])
+    with without_autocast(x):
+        for some in _chunks(len(i), x.shape[1], x.device):
+            both = x.index_select(0, i[some]).mul_(y.index_select(0, j[some]))
+            torch.mm(both, w.mT, out=out[some])
+    return out
+
+
+@_step("pair_filter_weight", "xyb", "w", lambda x, y, b, i, j: x.new_empty(b.shape[1], x.shape[1]))
+def _to_weight(x: Tensor, y: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """∂F/∂W: Σ_p B_pᵀ (x_i ∘ y_j)."""
+    out = x.new_zeros(b.shape[1], x.shape[1])
+    with without_autocast(x):
+        for some in _chunks(len(i), x.shape[1], x.device):
+            both = x.index_select(0, i[some]).mul_(y.index_select(0, j[some]))
+            out.addmm_(b[some].mT, both)
+    return out

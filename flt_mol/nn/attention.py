@@ -591,14 +591,15 @@ def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tens
 
 
 def _exact(rows: AttentionRows, causal: bool) -> Tensor:
-    """softmax(q·k/√D + Φ·Ψ), the logit as one product of [q D^{-1/4}, Φ] and [k D^{-1/4}, Ψ]."""
-    scale = rows.query.shape[-1] ** -0.25
-    query, key = at_least_float32(rows.query) * scale, at_least_float32(rows.key) * scale
+    """softmax(q·k/√D + Φ·Ψ), the logit as one product of [q/√D, T] and [k, Ψ ∘ a], Φ = T ∘ a."""
+    query = at_least_float32(rows.query) * rows.query.shape[-1] ** -0.5
+    key = at_least_float32(rows.key)
     if rows.query_at is not None and rows.key_at is not None:
+        at_queries, at_keys = rows.key_at.beside(rows.query_at)
         # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
-        at_queries = rows.query_at.query.expand(-1, query.shape[1], -1)
-        query = torch.cat([query, at_queries.to(query.dtype)], dim=-1)
-        key = torch.cat([key, rows.key_at.key.to(key.dtype)], dim=-1)
+        at_queries = at_queries.expand(-1, query.shape[1], -1).to(query.dtype)
+        query = torch.cat([query, at_queries], dim=-1)
+        key = torch.cat([key, at_keys.to(key.dtype)], dim=-1)
     value, ptr = rows.value, rows.ptr
     if rows.pairs is None:
         return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)

@@ -81,6 +81,7 @@ class FLTBlock(nn.Module):
         self.local = local
         self.local_norm = local_norm
         self.ffn_norm = nn.LayerNorm(embed_dim)
+        self._ffn_dim = ffn_dim
         self.ffn = nn.Sequential(
             nn.Linear(embed_dim, ffn_dim),
             nn.GELU(),
@@ -124,10 +125,11 @@ class FLTBlock(nn.Module):
             if local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
-        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // self.ffn[0].out_features)
-        if torch.compiler.is_compiling() or len(out) <= rows:
+        if torch.compiler.is_compiling():
             return self._feed(out)
-        return torch.cat([self._feed(part) for part in out.split(rows)])
+        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // self._ffn_dim)
+        parts = [self._feed(part) for part in out.split(rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _feed(self, x: Tensor) -> Tensor:
         fed: Tensor = self.ffn(self.ffn_norm(x))

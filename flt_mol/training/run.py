@@ -258,7 +258,7 @@ def _fit(
     point = ResumePoint(resume, settings.save_minutes, digest)
     names = config.data.train, config.data.validation
     if settings.compile:
-        model.compile(dynamic=True)
+        model.compile(fullgraph=True, dynamic=True)
     task = EnergyTask(model, settings, steps, config.loss, names)
     with _lightning(world):
         limits = {"max_epochs": math.ceil(steps / each), "max_steps": steps}

@@ -60,7 +60,7 @@ def test_groups_hold_each_system_once_within_the_budget(budget):
     with group_budget(budget):
         assert budget_of(CPU) == budget
     costs = 3, 0, 4, 0, 18
-    groups = groups_of(costs, OFFSETS, KEYS, 15, CPU, budget)
+    groups = groups_of(costs, OFFSETS, KEYS, 15, CPU, budget, heads=2)
     assert sorted(sum(groups.systems, ())) == [0, 2, 4]
     for systems in groups.systems:
         assert len(systems) == 1 or len(systems) * max(costs[b] for b in systems) <= budget

@@ -98,10 +98,10 @@ class GaussianFrequencies(Frequencies):
         frequencies = at_least_float32(self.log_sigma).exp()[:, None] * self.draw
         if self.mean is not None:
             frequencies = frequencies + self.mean
-        return frequencies, spectrum(frequencies) * (-self.log_density(frequencies)).exp()
+        return frequencies, spectrum(frequencies) / self.density(frequencies)
 
-    def log_density(self, frequencies: Tensor) -> Tensor:
-        """Logarithm of p(ξ), see above: (K, ℓ) → (K,)."""
+    def density(self, frequencies: Tensor) -> Tensor:
+        """p(ξ), see above: (K, ℓ) → (K,)."""
         log_sigma = at_least_float32(self.log_sigma)
         if self.mean is None:
             squared = frequencies.square().sum(-1)[:, None]
@@ -109,8 +109,8 @@ class GaussianFrequencies(Frequencies):
             means = torch.stack([self.mean, -self.mean])
             squared = (frequencies[:, None, None] - means).square().sum(-1)
         log_peak = -self.dim * (log_sigma + 0.5 * math.log(2 * math.pi))
-        log_normal = (log_peak - 0.5 * squared * (-2 * log_sigma).exp()).flatten(1)
-        return log_normal.logsumexp(-1) - math.log(log_normal.shape[-1])
+        log_normal = log_peak.addcmul(squared, (-2 * log_sigma).exp(), value=-0.5)
+        return log_normal.exp().flatten(1).mean(1)
 
 
 class ComponentFrequencies(Frequencies):

@@ -68,8 +68,9 @@ class TermSpectrum(Spectrum):
 
     def forward(self, frequencies: Tensor) -> Tensor:
         """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
-        terms = self._unit_spectrum(self._columns(frequencies, 3), self.lengths()[:, :, None])
-        return (self.amplitudes()[:, :, None] * terms).sum(1)
+        length = self.lengths()
+        terms = self._unit_spectrum(self._columns(frequencies, 3), length[:, :, None])
+        return (self._weights(length)[:, :, None] * terms).sum(1)
 
     def mask(self, displacements: Tensor) -> Tensor:
         """f(x): displacements (…, ℓ), Å → (…, H)."""
@@ -82,6 +83,10 @@ class TermSpectrum(Spectrum):
             shape = tuple(coordinates.shape)
             raise ValueError(f"coordinates have shape {shape}, expected (…, {self.dim})")
         return at_least_float32(coordinates).unsqueeze(-axis)
+
+    def _weights(self, length: Tensor) -> Tensor:
+        """Factors of `_unit_spectrum` (H, T)."""
+        return self.amplitudes()
 
     def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
         """K̂: ξ (1, R, ℓ) or (H, 1, R, ℓ), s (H, T, 1) or (H, T, 1, ℓ) → (H, T, R)."""
@@ -142,13 +147,18 @@ class GaussianSpectrum(TermSpectrum):
             return at_least_float32(self.amplitude)
         return at_least_float32(self.weight) / self._volume(self.lengths())
 
+    def _weights(self, length: Tensor) -> Tensor:
+        if self.form == "weight":
+            return at_least_float32(self.weight)
+        return self.amplitudes() * self._volume(length)
+
     def _volume(self, length: Tensor) -> Tensor:
         """(√(2π) σ)^ℓ, the integral of exp(−‖x‖²/2σ²)."""
         return (math.sqrt(2 * math.pi) * length) ** self.dim
 
     def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
-        decay = (-2 * math.pi**2 * length.square() * xi.square().sum(-1)).exp()
-        return self._volume(length) * decay
+        """K̂ over the volume of K, which the weights have."""
+        return (-2 * math.pi**2 * length.square() * xi.square().sum(-1)).exp()
 
     def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
         return (-x.square().sum(-1) / (2 * length.square())).exp()
