@@ -24,7 +24,7 @@ from common.results import Results, markdown_table
 from flt_mol import FLTCalculator, predict
 from flt_mol.data import to_ase
 from flt_mol.data.recipes import recipe
-from flt_mol.prediction.relaxation import relax_structures
+from flt_mol.prediction.relaxation import largest_force, relax_structures
 
 SPLIT = "val_ood_cat"
 FMAX, STEPS = 0.05, 300
@@ -65,7 +65,7 @@ def dynamics(model: str, count: int, steps: int) -> list[dict[str, float]]:
     found = []
     relaxed = relax_structures(model, systems(count)[0], fmax=FMAX, steps=STEPS)
     for number, one in enumerate(relaxed):
-        atoms = one.frames[-1].copy()
+        atoms = one[-1].copy()
         atoms.calc = FLTCalculator(model)
         width = np.sqrt(units.kB * 2 * TEMPERATURE * atoms.get_masses())[:, None]
         atoms.set_momenta(width * np.random.default_rng(number).normal(size=(len(atoms), 3)))
@@ -75,8 +75,8 @@ def dynamics(model: str, count: int, steps: int) -> list[dict[str, float]]:
         drift = per_atom[-AVERAGED:].mean() - per_atom[:AVERAGED].mean()
         found.append(
             {
-                "sid": one.name, "atoms": len(atoms), "steps": steps, "drift": float(drift),
-                "deviation": float(per_atom.std()), "temperature": float(atoms.get_temperature()),
+                "sid": str(one[0].info["sid"]), "atoms": len(atoms), "steps": steps,
+                "drift": float(drift), "deviation": float(per_atom.std()), "temperature": float(atoms.get_temperature()),
             }
         )  # fmt: skip
     return found
@@ -94,14 +94,14 @@ def relaxations(model: str, direct: str, count: int) -> list[dict[str, Any]]:
         reference = start.get_potential_energy() - float(structure.energy_initial)
         optimizer = BFGS(start, logfile=None)
         optimizer.run(fmax=FMAX, steps=STEPS)
-        end = one.frames[-1].copy()
+        end = one[-1].copy()
         end.calc = EMT()
         found.append(
             {
-                "sid": one.name, "target": float(structure.energy),
+                "sid": str(one[0].info["sid"]), "target": float(structure.energy),
                 "emt": start.get_potential_energy() - reference, "emt_steps": optimizer.nsteps,
-                "model": one.energies[-1], "model_steps": len(one.frames) - 1,
-                "converged": one.converged, "direct": float(energy),
+                "model": one[-1].get_potential_energy(), "model_steps": len(one) - 1,
+                "converged": largest_force(one[-1]) < FMAX, "direct": float(energy),
                 "emt_at_end": end.get_potential_energy() - reference,
             }
         )  # fmt: skip

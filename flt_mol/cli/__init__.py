@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from flt_mol.cli import data, evaluation, prediction, relaxation, submission, training
+from flt_mol.cli import data, evaluation, prediction, submission, training
 from flt_mol.cli.console import say
 from flt_mol.files import VERSION
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for group in (training, evaluation, prediction, relaxation):
+for group in (training, evaluation, prediction):
     app.registered_commands += group.app.registered_commands
 app.add_typer(
     submission.app, name="submission", help="Make or check a file for OC20's leaderboard."

@@ -1,4 +1,4 @@
-"""The command `flt-mol predict`."""
+"""The commands `flt-mol predict | relax`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ Output = Annotated[
         "-o",
         metavar="FILE",
         help=".csv, .json, or .extxyz with the structures; overwritten (default: print).",
+    ),
+]
+Trajectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help=".traj or .extxyz with all steps; overwritten."
     ),
 ]
 Frames = Annotated[
@@ -75,9 +81,9 @@ def predict(
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
-    check_written(output, table.SUFFIXES, files)
+    _check_written(output, table.SUFFIXES, files)
     several = [checkpoint, *(ensemble or ())]
-    tagger = tagger_of(several, tag_slab, adsorbate, surface)
+    tagger = _tagger_of(several, tag_slab, adsorbate, surface)
     members = load_members(several if ensemble else checkpoint, device)
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
@@ -104,7 +110,59 @@ def predict(
     console.show_then(energies if output is None else _summary(predictions, shown), write)
 
 
-def check_written(output: Path | None, suffixes: tuple[str, ...], files: list[Path]) -> None:
+@app.command()
+def relax(
+    checkpoint: console.Checkpoint,
+    files: Files,
+    output: Trajectory = None,
+    last: Annotated[bool, typer.Option("--last", help="Write relaxed structures only.")] = False,
+    optimizer: Annotated[str, typer.Option(help="ASE's bfgs, lbfgs or fire.")] = "bfgs",
+    fmax: Annotated[float, typer.Option(min=0.0, help="Largest force at the end, eV/Å.")] = 0.05,
+    steps: Annotated[int, typer.Option(min=0, help="At most, for each structure.")] = 300,
+    frames: Frames = None,
+    tag_slab: TagSlab = False,
+    adsorbate: Adsorbate = None,
+    surface: Surface = None,
+    batch_size: console.BatchSize = 32,
+    device: console.Device = "cpu",
+    skip_bad: console.SkipBad = False,
+) -> None:
+    """Relax all structures in files by the forces of a model that was trained on forces."""
+    from flt_mol.prediction import relaxation
+    from flt_mol.prediction.members import load_members
+    from flt_mol.prediction.table import StructureFiles
+
+    _check_written(output, relaxation.SUFFIXES, files)
+    tagger = _tagger_of([checkpoint], tag_slab, adsorbate, surface)
+    members = load_members(checkpoint, device)
+    options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
+    opened = StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
+    with console.progress_bars() as bars:
+        found = relaxation.relax_structures(
+            members,
+            (structure for structure, *_ in opened),
+            output,
+            optimizer=optimizer,
+            fmax=fmax,
+            steps=steps,
+            batch_size=batch_size,
+            last=last,
+            progress=lambda done: bars("relaxing", done, len(opened)),
+        )
+    if tagger is not None and tagger.untagged:
+        tagger.explain()
+    names = [str(frames[0].info["sid"]) for frames in found]
+    for name, frames in zip(names, found, strict=True):
+        first, last = (frame.get_potential_energy() for frame in (frames[0], frames[-1]))
+        force = relaxation.largest_force(frames[-1])
+        end = f"{force:.3f} eV/Å{'' if force < fmax else '  not converged'}"
+        change = f"{first:10.4f} → {last:10.4f} eV  {len(frames) - 1:4d} steps"
+        say(f"{name:<{max(map(len, names))}}  {change}  {end}")
+    if output is not None:
+        console.say_files([output])
+
+
+def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[Path]) -> None:
     """Refuse an output that cannot be written, or is one of the files that are read."""
     if output is not None:
         console.check_output(output, "-o FILE", suffixes)
@@ -112,7 +170,7 @@ def check_written(output: Path | None, suffixes: tuple[str, ...], files: list[Pa
             raise ValueError(f"{output} is one of the files to read, and would be overwritten")
 
 
-def tagger_of(
+def _tagger_of(
     checkpoints: list[str], tag_slab: bool, adsorbate: str | None, surface: str | None
 ) -> _Tagger | None:
     """What tags structures as the options of the same names say."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,28 +25,6 @@ SUFFIXES = (".traj", ".extxyz")
 """Of the files that :func:`relax_structures` writes."""
 
 
-@dataclass(frozen=True)
-class Relaxation:
-    """The relaxation of one system.
-
-    Args:
-        name: its sid.
-        frames: ASE atoms of each step, the initial ones first, with the model's energy and forces.
-        force: largest force on a free atom at the end, eV/Å.
-        converged: whether it is below the limit.
-    """
-
-    name: str
-    frames: tuple[Any, ...]
-    force: float
-    converged: bool
-
-    @property
-    def energies(self) -> list[float]:
-        """Of each frame, eV."""
-        return [float(frame.get_potential_energy()) for frame in self.frames]
-
-
 def relax_structures(
     model: Any,
     structures: Iterable[Structures],
@@ -59,22 +36,23 @@ def relax_structures(
     batch_size: int = 32,
     last: bool = False,
     progress: Callable[[int], None] | None = None,
-) -> list[Relaxation]:
+) -> list[list[Atoms]]:
     """Relax systems, in fixed cells, until all forces on free atoms are below `fmax`, eV/Å.
 
-    Each system has an optimiser of its own; a batch has one call of the model a step.
+    Each system has an optimiser of its own; a batch has one call of the model a step. The result is
+    the frames of each system: ASE atoms with the model's energy and forces, ``info["sid"]`` and
+    ``info["step"]``, from the initial ones on. Where `steps` are too few, forces are larger.
 
     Args:
         model: a module or checkpoint of the output "forces".
         structures: batches of any number of systems.
-        output: ``.traj`` or ``.extxyz`` with all frames, with ``info["sid"]`` and ``info["step"]``;
-            it appears complete or not at all.
+        output: ``.traj`` or ``.extxyz`` with all frames; it appears complete or not at all.
         optimizer: ``"bfgs"``, ``"lbfgs"`` or ``"fire"``, of ASE.
         fmax: where to stop.
-        steps: at most, of each system.
+        steps: at most.
         batch_size: systems relaxed together.
-        last: `output` gets only the last frame of each system.
-        progress: called with the number of systems done after each batch.
+        last: only the last frames are written.
+        progress: called with the number of systems done.
 
     Raises:
         ValueError: a model without forces, forces that are not finite, another optimiser.
@@ -88,7 +66,7 @@ def relax_structures(
     if members.ensemble:
         raise ValueError("relaxations take one model, not an ensemble")
     singles = (system for batch in structures for system in batch)
-    found: list[Relaxation] = []
+    found: list[list[Atoms]] = []
     with evaluating(members.models[0]):
         while systems := list(islice(singles, batch_size)):
             predict_structures(members, systems, batch_size)  # which warns of unusual ones
@@ -99,16 +77,20 @@ def relax_structures(
                 progress(len(found))
     if output is not None:
         with temporary_path(output) as temporary:
-            write(temporary, [frame for x in found for frame in x.frames[-1 if last else 0 :]])
+            write(temporary, [frame for frames in found for frame in frames[-1 if last else 0 :]])
     return found
+
+
+def largest_force(atoms: Atoms) -> float:
+    """On a free atom, eV/Å."""
+    return float(np.linalg.norm(atoms.get_forces(), axis=1).max(initial=0.0))
 
 
 def _relax(
     model: Any, atoms: Sequence[Atoms], kind: Any, fmax: float, steps: int
-) -> list[Relaxation]:
+) -> list[list[Atoms]]:
     """One batch: a call of the model, then a step of each optimiser whose forces are too large."""
     frames: list[list[Atoms]] = [[] for _ in atoms]
-    force = [np.inf] * len(atoms)
     active = {b: kind(one, logfile=None) for b, one in enumerate(atoms)}
     for step in range(steps + 1):
         _calculate(model, [atoms[b] for b in active])
@@ -117,16 +99,12 @@ def _relax(
             frame.info["step"] = step
             frame.calc = SinglePointCalculator(frame, **atoms[b].calc.results)
             frames[b].append(frame)
-            force[b] = float(np.linalg.norm(frame.get_forces(), axis=1).max(initial=0.0))
-        active = {b: own for b, own in active.items() if force[b] >= fmax}
+        active = {b: own for b, own in active.items() if largest_force(atoms[b]) >= fmax}
         if not active or step == steps:
             break
         for own in active.values():
             own.step()
-    return [
-        Relaxation(str(one.info["sid"]), tuple(frames[b]), force[b], force[b] < fmax)
-        for b, one in enumerate(atoms)
-    ]
+    return frames
 
 
 def _calculate(model: Any, atoms: Sequence[Atoms]) -> None:
