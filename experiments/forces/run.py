@@ -76,7 +76,8 @@ def dynamics(model: str, count: int, steps: int) -> list[dict[str, float]]:
         found.append(
             {
                 "sid": str(one[0].info["sid"]), "atoms": len(atoms), "steps": steps,
-                "drift": float(drift), "deviation": float(per_atom.std()), "temperature": float(atoms.get_temperature()),
+                "drift": float(drift), "deviation": float(per_atom.std()),
+                "temperature": float(atoms.get_temperature()),
             }
         )  # fmt: skip
     return found
@@ -87,7 +88,7 @@ def relaxations(model: str, direct: str, count: int) -> list[dict[str, Any]]:
     structures, atoms = systems(count)
     found = []
     by_model = relax_structures(model, structures, fmax=FMAX, steps=STEPS)
-    predicted = predict([_plain(one) for one in atoms], direct)
+    predicted = predict(atoms, direct)
     for structure, start, one, energy in zip(structures, atoms, by_model, predicted, strict=True):
         start.calc = EMT()
         # Of clean slab and gas, so that energies are those of adsorption.
@@ -106,12 +107,6 @@ def relaxations(model: str, direct: str, count: int) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return found
-
-
-def _plain(atoms: Atoms) -> Atoms:
-    copy: Atoms = atoms.copy()
-    copy.info = {}
-    return copy
 
 
 def relaxation_table(lines: Sequence[dict[str, Any]], direct: str) -> str:
