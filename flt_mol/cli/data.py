@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from flt_mol.cli.console import SkipBad, Variadic, check_output, progress_bars, 
 
 app = typer.Typer()
 
-_SHOWN = 20  # skipped records
+_SHOWN = 20  # skipped records, sids
 
 Source = Annotated[str, typer.Argument(help="File or folder of records, or a data set's name.")]
 Split = Annotated[str | None, typer.Option("--split", help="Split, when SOURCE is a data set.")]
@@ -35,6 +36,11 @@ References = Annotated[
 Shares = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=SHARE...", help="Fractions, or counts; one may be 'rest'."),
+]
+Drop = Annotated[str | None, typer.Option(metavar="SID,...", help="Drop these systems.")]
+MaxEnergy = Annotated[
+    float | None,
+    typer.Option("--max-abs-energy", metavar="EV", help="Drop systems with energies beyond ±EV."),
 ]
 GroupBy = Annotated[
     str | None,
@@ -81,6 +87,8 @@ def convert(
     ] = False,
     references: References = None,
     energy: Energy = "y_relaxed",
+    drop: Drop = None,
+    max_energy: MaxEnergy = None,
     skip_bad: SkipBad = False,
 ) -> None:
     """Convert records to a flat file (.safetensors), .aselmdb or .extxyz.
@@ -98,6 +106,7 @@ def convert(
         raise ValueError("--references excludes --split, --forces and --energy")
     else:
         dataset = from_trajectories(source, references=references, **options)
+    _leave_out(dataset, drop, max_energy)
     with progress_bars() as bars:
         progress = partial(bars, "converting")
         result = convert_data(dataset, output, overwrite=overwrite, progress=progress)
@@ -107,7 +116,7 @@ def convert(
     )
     if result.left_out:
         say(f"fields not kept: {', '.join(result.left_out)}")
-    _say_skipped(result.skipped)
+    _say_list("invalid records skipped", result.skipped)
     say_files([result.output])
 
 
@@ -121,6 +130,8 @@ def split(
     group_by: GroupBy = None,
     forces: Forces = False,
     energy: Energy = "y_relaxed",
+    drop: Drop = None,
+    max_energy: MaxEnergy = None,
     skip_bad: SkipBad = False,
 ) -> None:
     """Split records at random into files in a new folder, for `flt-mol train data.name=FOLDER`."""
@@ -132,13 +143,14 @@ def split(
     check_output(output.absolute().parent, "OUTPUT")
     options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
     dataset = _open_to_write(source, part, energy=energy, forces=forces, **options)
+    _leave_out(dataset, drop, max_energy)
     with progress_bars() as bars:
         options = {"seed": seed, "group_by": group_by}
         progress = partial(bars, "splitting")
         result = split_data(dataset, output, dict(wanted), progress=progress, **options)
     for name, found in result.splits.items():
         say(f"{name}: {found.systems:,} systems, {found.bytes:,} bytes")
-    _say_skipped(result.skipped)
+    _say_list("invalid records skipped", result.skipped)
     say_files(sorted(path for path in result.folder.iterdir() if path.is_file()))
 
 
@@ -201,8 +213,16 @@ def _open_to_write(source: str, split: str | None, **options: Any) -> Any:
     return dataset
 
 
-def _say_skipped(messages: Sequence[str]) -> None:
-    if messages:
-        more = [f"… and {len(messages) - _SHOWN} more"] if len(messages) > _SHOWN else []
-        head = f"invalid records skipped: {len(messages)}"
-        say("\n  ".join([head, *messages[:_SHOWN], *more]))
+def _leave_out(dataset: Any, drop: str | None, max_energy: float | None) -> None:
+    from flt_mol.data.conversion import leave_out
+
+    sids = [sid.strip() for sid in (drop or "").split(",") if sid.strip()]
+    if sids or max_energy is not None:
+        largest = math.inf if max_energy is None else max_energy
+        _say_list("systems dropped", leave_out(dataset, sids, largest))
+
+
+def _say_list(head: str, lines: Sequence[str]) -> None:
+    if lines:
+        more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        say("\n  ".join([f"{head}: {len(lines)}", *lines[:_SHOWN], *more]))

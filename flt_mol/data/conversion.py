@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.data.ase import to_ase
+from flt_mol.data.checks import Unusual
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
@@ -68,6 +70,7 @@ def convert(
     indices: Sequence[int] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    unusual: Unusual | None = None,
 ) -> ConvertResult:
     """Write systems of `source` to another kind of file, from which the same systems are read.
 
@@ -84,18 +87,22 @@ def convert(
         overwrite: replace an output that exists.
         progress: called with records done and all: each counts once when it is written, and once
             when it is compared.
+        unusual: where to put what looks wrong, instead of warnings of it.
 
     Raises:
         ValueError: an invalid record, or one that this format cannot hold, naming it and the
             field; an output that exists or has another suffix.
         OSError: a full disk.
+
+    Warns:
+        UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
     """
     begun, output = time.perf_counter(), Path(output)
     _check_output(output, overwrite=overwrite)
     chosen = range(len(source)) if indices is None else indices
     if not len(chosen):
         raise ValueError(f"{source.path}: no records to convert")
-    done = 0
+    done, found = 0, unusual or Unusual()
 
     def count(systems: int) -> None:
         nonlocal done
@@ -105,6 +112,8 @@ def convert(
 
     def batches() -> Iterator[Structures]:
         for _, batch in readable_batches(source, chosen):
+            found.add(batch)
+            found.add_energies(batch)
             yield batch
             count(len(batch))
 
@@ -113,9 +122,33 @@ def convert(
         _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
         _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
+    if unusual is None:
+        found.warn()
     left_out = _left_out(source, chosen[0])
     seconds = time.perf_counter() - begun
     return ConvertResult(output, len(chosen), size, tuple(source.skipped), left_out, seconds)
+
+
+def leave_out(
+    source: StructuresDataset, sids: Iterable[Any] = (), largest: float = math.inf
+) -> list[str]:
+    """Take systems out of `source`, by sid or with |energy| beyond `largest`, eV; their sids.
+
+    Raises:
+        ValueError: a sid that no system has; an invalid record.
+    """
+    named, kept, dropped = set(map(str, sids)), list[int](), list[str]()
+    for rows, batch in readable_batches(source, range(len(source))):
+        energies = [0.0] * len(rows) if batch.energy is None else batch.energy.tolist()
+        for row, sid, energy in zip(rows, map(str, batch.sid), energies, strict=True):
+            if sid in named or abs(energy) > largest:
+                dropped.append(sid)
+            else:
+                kept.append(row)
+    if missing := sorted(named.difference(dropped)):
+        raise ValueError(f"{source.path}: no system has the sid {', '.join(missing)}")
+    source.keep(kept)
+    return dropped
 
 
 def readable_batches(

@@ -119,6 +119,10 @@ class StructuresDataset(Dataset[Structures]):
                 raise ValueError(f"{self._where(row)}: {name} {error}") from error
         return fields
 
+    def keep(self, indices: Sequence[int]) -> None:
+        """Hold only these systems, in this order."""
+        self._rows = self._rows[list(indices)]
+
     def frame(self, index: int) -> int:
         """Which record of the file system `index` is, from 0."""
         return self._rows_of([index])[0]
@@ -162,7 +166,10 @@ class StructuresDataset(Dataset[Structures]):
             f"evaluate need them, predict does not; stored are: {', '.join(numbers) or 'none'}"
         )
         if "calculator" in numbers:
-            text += '; energy="calculator" takes total energies, which are not adsorption energies'
+            text += (
+                '; energy="calculator" takes total energies. Adsorption energies of relaxations: '
+            )
+            text += "flt-mol data convert --references TABLE (slab + gas phase)"
         return text if found else None
 
     def _rows_of(self, indices: Sequence[int]) -> list[int]:

@@ -34,7 +34,6 @@ _SMALLEST_HEIGHT = 0.5  # Å, thinner than any crystal: no two atoms are closer 
 _FAR = 100.0  # Å from the origin; beyond it float32 is coarser than 1e-5 Å
 _LARGEST_SID = 1 << 63
 _INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
-_TAGS = "0 below the surface, 1 surface, 2 adsorbate"
 
 
 def decode(
@@ -129,7 +128,7 @@ def _decode(
                 raise
             notes["y_init"] = f"energy before relaxation not read: {error}"
     positions, relaxed = _near_origin(positions, relaxed, ptr)
-    cell, pbc = _cells(records, notes)
+    cell, pbc = _cells(records)
     if any(record.get("fixed") is None for record in records):
         notes["fixed"] = "no field fixed (taken as False)"
     return Structures(
@@ -137,7 +136,7 @@ def _decode(
         positions=torch.from_numpy(positions.astype(np.float32)),
         cell=torch.from_numpy(cell.astype(np.float32)),
         pbc=torch.from_numpy(pbc),
-        tags=torch.from_numpy(_tags(records, ptr, options, notes)),
+        tags=torch.from_numpy(_tags(records, natoms, options)),
         fixed=torch.from_numpy(_whole(records, "fixed", natoms) != 0),
         ptr=torch.from_numpy(ptr),
         sid=sid,
@@ -233,17 +232,13 @@ def _whole(
 
 
 def _tags(
-    records: Sequence[Record], ptr: NDArray[np.int64], options: ReadOptions, notes: dict[str, str]
+    records: Sequence[Record], natoms: NDArray[np.int64], options: ReadOptions
 ) -> NDArray[np.int64]:
     if options.layer_numbers:
         records = [{} if tags_are_layers(record) else record for record in records]
-    expected = f"{_TAGS} (ase.build numbers layers instead: use tag_slab or --tag-slab)"
-    tags = _whole(records, "tags", ptr[1:] - ptr[:-1], (0, 2), expected)
-    if any(record.get("tags") is None for record in records):
-        notes["tags"] = f"no tags (taken as 0; set tags: {_TAGS})"
-    elif not np.maximum.reduceat(tags, ptr[:-1]).all():
-        notes["tags"] = f"all tags are 0, no atom is marked surface or adsorbate ({_TAGS})"
-    return tags
+    expected = "0 below the surface, 1 surface, 2 adsorbate (ase.build numbers layers instead: "
+    expected += "use tag_slab or --tag-slab)"
+    return _whole(records, "tags", natoms, (0, 2), expected)
 
 
 def _vectors(
@@ -295,7 +290,7 @@ def _near_origin(
 
 
 def _cells(
-    records: Sequence[Record], notes: dict[str, str]
+    records: Sequence[Record],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Cells (B, 3, 3), Å, and pbc (B, 3), of which no periodic direction is singular."""
     cells = np.zeros((len(records), 3, 3))
@@ -318,8 +313,6 @@ def _cells(
             pbc[b] = array.reshape(-1)
     if not np.abs(cells).max() <= _LARGEST:
         raise ValueError("cell is not finite, or too large for float32")
-    if not cells.any(axis=(1, 2)).all():
-        notes["cell"] = "no cell (taken as not periodic)"
     for pattern in np.unique(pbc, axis=0) if len(records) > 1 else pbc:
         distance = heights(cells[(pbc == pattern).all(axis=1)][:, pattern])
         if distance.size and distance.min() < _SMALLEST_HEIGHT:

@@ -185,12 +185,12 @@ class FlatDataset(StructuresDataset):
         as_stored = options.ignore_energy or names == tuple(_OC20.values())
         if as_stored and not options.layer_numbers:
             with suppress(ValueError):  # the decoder finds the record that is invalid
-                structures = self._decoded(rows, notes)
+                structures = self._decoded(rows)
                 if structures is not None:
                     return structures
         return super()._systems(rows, notes)
 
-    def _decoded(self, rows: Sequence[int], notes: dict[str, str]) -> Structures | None:
+    def _decoded(self, rows: Sequence[int]) -> Structures | None:
         """The fields as they are; None where the general decoder has to look at them."""
         fields = self._gather(rows)
         forces = fields.pop("force")
@@ -201,14 +201,10 @@ class FlatDataset(StructuresDataset):
             fields |= dict.fromkeys((*_OC20, "forces"))
         elif self.options.require_energy and fields["energy"] is None:
             return None
-        numbers, tags, ptr = fields["atomic_numbers"], fields["tags"], fields["ptr"]
-        valid = numbers.min() >= 1 and numbers.max() <= 118 and tags.max() <= 2
+        numbers = fields["atomic_numbers"]
+        valid = numbers.min() >= 1 and numbers.max() <= 118 and fields["tags"].max() <= 2
         if not valid or not np.isfinite(fields["positions"]).all():
             return None
-        if not np.maximum.reduceat(tags, ptr[:-1]).all():
-            notes["tags"] = "all tags are 0, no atom is marked surface or adsorbate"
-        if not fields["cell"].any(axis=(1, 2)).all():
-            notes["cell"] = "no cell (taken as not periodic)"
         for name, value in fields.items():
             if isinstance(value, np.ndarray):
                 value = value.astype(_MEMORY.get(name, value.dtype), copy=False)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from ase.data import chemical_symbols
 
+from flt_mol.data.checks import LARGEST_ENERGY, Unusual
 from flt_mol.data.conversion import readable_batches
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.schema import Record
 from flt_mol.structures import Structures
 
 _EXPECTED = ("sid", "natoms", "atomic_numbers", "pos", "cell", "tags", "fixed")
-_LARGEST_ENERGY = 10.0  # eV; OC20's makers dropped systems beyond it
 _KEPT = 1000  # messages, outliers and repeated sids that are given; all are counted
 _STATISTICS = ("min", "median", "mean", "max", "std")
 _SHOWN = 20  # of those in the text
@@ -49,6 +49,9 @@ def inspect(
 
     Raises:
         ValueError: a limit below one.
+
+    Warns:
+        UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}, expected at least one record")
@@ -56,24 +59,22 @@ def inspect(
     looked_at = total if limit is None else min(limit, total)
     chosen = [i * total // looked_at for i in range(looked_at)]
     counts: dict[str, Counter[Any]] = defaultdict(Counter)
-    natoms, energies, fixed, done = list[int](), list[float](), 0, 0
+    natoms, energies, fixed, unusual = list[int](), list[float](), 0, Unusual()
     listed: dict[str, list[Any]] = {
         name: [] for name in ("outliers", "repeated_sids", "skipped", "problems")
     }
     for rows, batch in readable_batches(dataset, chosen, listed["problems"].append):
         _count(counts, map(dataset.record, rows), batch)
+        unusual.add(batch)
+        unusual.add_energies(batch)
         natoms += batch.natoms.tolist()
         fixed += int(batch.fixed.sum())
         found = [] if batch.energy is None else batch.energy.tolist()
         energies += found
-        listed["outliers"] += [
-            {"sid": sid, "energy": energy}
-            for sid, energy in zip(batch.sid, found, strict=False)
-            if abs(energy) > _LARGEST_ENERGY
-        ]
-        done += len(rows)
         if progress is not None:
-            progress(done, looked_at)
+            progress(unusual.systems, looked_at)
+    unusual.warn()
+    listed["outliers"] = [{"sid": sid, "energy": energy} for sid, energy in unusual.far()]
     listed["repeated_sids"] += [sid for sid, count in counts["sids"].items() if count > 1]
     listed["skipped"] += dataset.skipped
     size, fields, options = _disk_bytes(dataset), counts["fields"], dataset.options
@@ -154,7 +155,7 @@ def render(summary: Mapping[str, Any]) -> str:
     for name, count in summary["missing"].items():
         lines.append(f"  field {name:<18} missing in {count} records")
     far = [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]]
-    far_title = f"energies beyond {_LARGEST_ENERGY:g} eV, perhaps total energies"
+    far_title = f"energies beyond ±{LARGEST_ENERGY:g} eV"
     for title, name, items in (
         ("repeated sids", "repeated_sids", summary["repeated_sids"]),
         (far_title, "outliers", far),

@@ -9,6 +9,7 @@ import heapq
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -354,6 +355,8 @@ class TargetStatistics:
         most_atoms: of the largest system.
         elements: atomic numbers that occur, ascending.
         energies_initial: as `energies`, before relaxation; None unless asked for.
+        references: by field, "energy" and "energy_initial", energies of elements as of
+            :func:`fit_references`; moments are then of the rest. Empty unless asked for.
     """
 
     energies: Moments
@@ -361,10 +364,13 @@ class TargetStatistics:
     most_atoms: int
     elements: tuple[int, ...]
     energies_initial: Moments | None = None
+    references: Mapping[str, NDArray[np.float32]] = dataclass_field(
+        default_factory=dict, repr=False
+    )
 
 
 def target_statistics(
-    dataset: Systems, num_workers: int = 0, *, initial: bool = False
+    dataset: Systems, num_workers: int = 0, *, initial: bool = False, composition: bool = False
 ) -> TargetStatistics:
     """What the targets, sizes and elements of a data set are, read once in batches.
 
@@ -372,6 +378,7 @@ def target_statistics(
         dataset: of single systems, or a list of them.
         num_workers: processes that read.
         initial: whether energies before relaxation are targets as well.
+        composition: whether reference energies of elements are fitted.
 
     Raises:
         ValueError: no systems, or one that cannot be read, or whose target is missing or not
@@ -385,7 +392,7 @@ def target_statistics(
     """
     fields = ("energy", "energy_initial") if initial else ("energy",)
     targets: dict[str, list[float]] = {field: [] for field in fields}
-    most_atoms, elements, seen = 0, set[int](), 0
+    most_atoms, elements, seen, counts = 0, set[int](), 0, list[NDArray[np.int32]]()
     for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
         for field, values in targets.items():
             energy = getattr(batch, field)
@@ -394,18 +401,58 @@ def target_statistics(
             values += energy.tolist()
         most_atoms = max(most_atoms, int(batch.natoms.max()))
         elements.update(batch.atomic_numbers.unique().tolist())
+        if composition:
+            counts.append(element_counts(batch))
         seen += len(batch)
+    rest = {name: np.array(values) for name, values in targets.items()}
+    references: dict[str, NDArray[np.float32]] = {}
+    for name in fields if composition else ():
+        references[name], rest[name] = fit_references(np.concatenate(counts), rest[name])
     return TargetStatistics(
-        energies=_moments(targets["energy"]),
+        energies=_moments(rest["energy"]),
         median=float(np.median(targets["energy"])),
         most_atoms=most_atoms,
         elements=tuple(sorted(elements)),
-        energies_initial=_moments(targets["energy_initial"]) if initial else None,
+        energies_initial=_moments(rest["energy_initial"]) if initial else None,
+        references=references,
     )
 
 
-def _moments(numbers: Sequence[float]) -> Moments:
-    values = np.array(numbers)
+def element_counts(batch: Structures) -> NDArray[np.int32]:
+    """Atoms of each system by atomic number, (B, 119)."""
+    counts = np.zeros((len(batch), 119), np.int32)
+    np.add.at(counts, (batch.system.numpy(), batch.atomic_numbers.numpy()), 1)
+    return counts
+
+
+def fit_references(
+    counts: NDArray[np.int32], energies: NDArray[np.float64]
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    r"""Energies r_z of elements that minimise Σ_s (E_s − Σ_z n_sz r_z)², and the rest.
+
+    The shortest r, where the compositions allow several; 0 for elements that do not occur.
+
+    Args:
+        counts: n (S, 119), of :func:`element_counts`.
+        energies: E (S,), eV.
+
+    Returns:
+        r (119,) float32, eV, and E − n·r (S,).
+
+    Example:
+        >>> counts = np.zeros((3, 119), np.int32)
+        >>> counts[:, 1], counts[:, 8] = [2, 2, 0], [1, 0, 2]  # H2O, H2, O2
+        >>> reference, rest = fit_references(counts, np.array([-14.0, -6.0, -16.0]))
+        >>> reference[[1, 8]].round(3).tolist(), np.abs(rest).max() < 1e-5
+        ([-3.0, -8.0], np.True_)
+    """
+    there = counts.any(axis=0)
+    reference = np.zeros(counts.shape[1], np.float32)
+    reference[there] = np.linalg.lstsq(counts[:, there].astype(float), energies, rcond=None)[0]
+    return reference, energies - counts @ reference.astype(float)
+
+
+def _moments(values: NDArray[np.float64]) -> Moments:
     equal = bool((values == values[0]).all())  # of which rounding makes a mean that is not theirs
     mean, std = (values[0], 0.0) if equal else (values.mean(), values.std())
     return Moments(len(values), float(mean), float(std))

@@ -204,10 +204,10 @@ def find_recipe(name_or_path: str | Path) -> Recipe | None:
     path, _ = split_index(Path(name_or_path))
     if path.exists() and not (path / _FILE).is_file():
         return None
-    try:
-        return recipe(name_or_path)
-    except ValueError as error:
-        raise ValueError(f"no file or folder '{name_or_path}', and {error}") from error
+    if not path.exists() and str(path).replace("-", "_") not in names():
+        where = f"{path} does not exist (looked in {path.absolute().parent})"
+        raise ValueError(f"{where}, and is no data set {_unknown(str(path), names())}")
+    return recipe(name_or_path)
 
 
 def open_source(

@@ -1,4 +1,4 @@
-"""Records of the OC20 schema by stored names: values, options of reading, outlying energies."""
+"""Records of the OC20 schema by stored names: values, and options of reading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ OnError = Literal["raise", "skip"]
 GRAPH_FIELDS = frozenset(
     ("edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr")
 )
-_FAR_OFF, _TIMES = 20.0, 50.0  # eV; median distances
 _NO_TARGETS = GRAPH_FIELDS | {"sid", "fid", "frame_id", "frame", "step", "id", "natoms"}
 _LIST_SIZE = 1_000_000  # values in lists of lists; arrays may be larger
 _FRAMES = re.compile(r"first|last|all|-?\d+|(-?\d*:){1,2}-?\d*").fullmatch
@@ -145,36 +144,3 @@ def heights(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
         area = np.asarray(np.linalg.det(others))
         np.divide(volume, area, out=result[..., i], where=area > 0)
     return np.sqrt(result)
-
-
-def far_off(energies: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Rows of energies, eV, of another kind than the others, the farthest first.
-
-    Those farther from the median than 20 eV and than 50 times the median distance: a total energy
-    among adsorption energies, which would set the scale of all the others.
-
-    Example:
-        >>> far_off(np.array([-1.0, -1.5, -5332.0, -0.5]))
-        array([2])
-    """
-    distance = np.abs(energies - np.median(energies))
-    far = np.flatnonzero(distance > max(_FAR_OFF, _TIMES * float(np.median(distance))))
-    return far[np.argsort(-distance[far], kind="stable")]
-
-
-def far_off_message(
-    energies: NDArray[np.float64], sid: Sequence[int | str], split: str, what: str
-) -> str | None:
-    """A warning of those of a split's (S,) energies, eV, that are :func:`far_off`, if any.
-
-    `what` names whose scale they set.
-    """
-    far = far_off(energies)
-    if not len(far):
-        return None
-    named = ", ".join(f"sid {sid[i]}: {energies[i]:.6g} eV" for i in far[:3])
-    return (
-        f"split '{split}': {len(far)} of {len(energies)} energies are far from the others "
-        f"({named}; median {np.median(energies):.6g} eV), like total energies among adsorption "
-        f"energies. They set the scale of {what}: correct or remove them"
-    )

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 from ase.data import chemical_symbols
 
+from flt_mol.data.checks import Unusual
 from flt_mol.data.conversion import ConvertResult, Progress, convert, remove_leftovers
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.recipes import recipe
@@ -83,6 +84,7 @@ def split(
         raise ValueError(f"{output} exists; choose a new or empty folder")
     parts = _assign(_groups(source, group_by), _numbers(fractions, len(source)), seed)
     results: dict[str, ConvertResult] = {}
+    unusual = Unusual()
 
     def report(converted: int, total: int | None) -> None:
         if progress is not None:
@@ -95,7 +97,7 @@ def split(
         try:
             for key, rows in parts.items():
                 file = folder / f"{key}.safetensors"
-                results[key] = convert(source, file, indices=rows, progress=report)
+                results[key] = convert(source, file, indices=rows, progress=report, unusual=unusual)
             about = {"seed": seed, "group_by": group_by, "fractions": dict(fractions)}
             content = _description(output.name, source, results, about)
             text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
@@ -103,6 +105,7 @@ def split(
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+    unusual.warn()
     moved = {key: replace(one, output=output / one.output.name) for key, one in results.items()}
     return SplitResult(output, moved, tuple(source.skipped))
 

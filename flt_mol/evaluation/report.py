@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.evaluation import plots
-from flt_mol.evaluation.splits import COLUMNS, SplitResult, split_messages
+from flt_mol.evaluation.splits import COLUMNS, SplitResult, unseen_messages
 from flt_mol.evaluation.summary import shown_splits
 from flt_mol.files import temporary_path
 
@@ -124,7 +124,7 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
         summary=summary,
         title=f"Evaluation of {summary.get('checkpoint', summary.get('predictions', 'splits'))}",
         shown=shown_splits(summary),
-        notes=[*chain(*notes(summary).values()), *split_messages(results)],
+        notes=[*chain(*notes(summary).values()), *unseen_messages(results)],
         figures={
             "Predictions and targets; line: equal": plots.parity_figure(results),
             "Energies within threshold": plots.ewt_figure(results),

@@ -16,15 +16,16 @@ from ase.formula import Formula
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.data.schema import far_off_message
+from flt_mol.data.checks import Unusual
 from flt_mol.evaluation.metrics import errors_of, force_sums, metrics_of
 from flt_mol.prediction.energies import (
-    MESSAGES,
+    UNSEEN,
     batches,
     check_elements,
     energies_of,
     evaluating,
     prepared,
+    unfit_for,
 )
 from flt_mol.structures import Structures, relaxed_displacement
 
@@ -52,7 +53,6 @@ class SplitResult:
             atoms "displacement", the mean distance between predicted and relaxed positions (Å),
             "displacement_unmoved", the same if no atom moved, and "displacement_atoms"; those of
             :func:`~flt_mol.evaluation.metrics.force_sums`, and "forces_atoms".
-        unfixed: whether the model moves free atoms, and no atom of the split is fixed.
     """
 
     sid: tuple[int | str, ...]
@@ -62,7 +62,6 @@ class SplitResult:
     unseen: tuple[str, ...] = ()
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     further: Mapping[str, float] = field(default_factory=dict)
-    unfixed: bool = False
 
     @property
     def error(self) -> NDArray[np.float64]:
@@ -103,6 +102,7 @@ def evaluate_splits(
     batch_size: int = 64,
     *,
     progress: Callable[[str, int, int | None], None] | None = None,
+    warn: bool = True,
 ) -> dict[str, SplitResult]:
     """Predict every system of every split and compare with its targets.
 
@@ -111,15 +111,18 @@ def evaluate_splits(
         sources: {split: a data set, DataLoader or other iterable of Structures}.
         batch_size: systems per call; larger batches of a source stay whole.
         progress: called with (split, systems done, systems in all or None) after each batch.
+        warn: whether to warn.
 
     Raises:
         ValueError: no targets, naming the path; no systems; a prediction or target that is not
             finite, naming the sid; a `batch_size` below 1.
 
     Warns:
-        UserWarning: targets far off all others, by sid, and :func:`split_messages`.
+        UserWarning: once of each kind for all splits, as :func:`flt_mol.predict`, and energies that
+            are no adsorption energies (:class:`~flt_mol.data.checks.Unusual`).
     """
-    results = {}
+    results, unusual = {}, Unusual()
+    reference = getattr(model, "reference_energies", None)
     for split, source in sources.items():
         found, done = _Split(), 0
         total = len(source) if hasattr(source, "__len__") else None
@@ -127,29 +130,22 @@ def evaluate_splits(
             for batch in _batches(source, batch_size):
                 found.add(model(prepared(model, batch)), batch)
                 done += len(batch)
+                if warn:
+                    unusual.add(batch, unfit_for([model], batch))
+                    unusual.add_energies(batch, reference)
                 if progress is not None:
                     progress(split, done, total)
         results[split] = found.result(model, _path(source))
-    far_off = (
-        far_off_message(result.target, result.sid, split, "the errors")
-        for split, result in results.items()
-    )
-    for text in filter(None, [*far_off, *split_messages(results)]):
+    unusual.warn()
+    for text in unseen_messages(results) if warn else ():
         warnings.warn(text, UserWarning, stacklevel=2)
     return results
 
 
-def split_messages(results: Mapping[str, SplitResult]) -> list[str]:
-    """Warnings of elements never trained on, and of no fixed atom where the model moves free ones.
-
-    Each once for all splits.
-    """
-    texts = []
-    if unseen := sorted({symbol for result in results.values() for symbol in result.unseen}):
-        texts.append(MESSAGES["elements"].format(which=", ".join(unseen)))
-    if unfixed := [split for split, result in results.items() if result.unfixed]:
-        texts.append(MESSAGES["fixed"].format(which=", ".join(unfixed)))
-    return texts
+def unseen_messages(results: Mapping[str, SplitResult]) -> list[str]:
+    """A warning of elements never trained on, if there are some."""
+    unseen = sorted({symbol for result in results.values() for symbol in result.unseen})
+    return [UNSEEN.format(which=", ".join(unseen))] if unseen else []
 
 
 def _batches(source: Any, batch_size: int) -> Iterator[Structures]:
@@ -182,7 +178,6 @@ class _Split:
         self._moved: list[Tensor] = []  # (2, atoms): distances of free atoms, the same unmoved
         self._forces: list[dict[str, tuple[float, int]]] = []
         self._elements: set[int] = set()
-        self._moves = self._fixed = False
 
     def add(self, output: Any, batch: Structures) -> None:
         part = SplitResult(
@@ -194,9 +189,7 @@ class _Split:
         errors_of(part.prediction, part.target, part.sid)  # names what is not finite
         self._parts.append(part)
         self._elements.update(batch.atomic_numbers.tolist())
-        self._fixed |= bool(batch.fixed.any())
         if isinstance(output, Mapping):
-            self._moves |= "displacement" in output
             self._add_further(output, batch)
             if "forces" in output and batch.forces is not None:
                 forces, error = output["forces"].cpu(), torch.from_numpy(part.error)
@@ -245,7 +238,6 @@ class _Split:
             unseen=tuple(check_elements(model, self._elements)),
             columns=known,
             further=further,
-            unfixed=self._moves and not self._fixed,
         )
 
 

@@ -42,7 +42,7 @@ def summarise(
         ``{"flt_mol": version, "units", "intervals": {"method", "level", "draws", "seed"},
         **further, "splits": {split: metrics}, "all": metrics (of several splits), "baselines",
         "worst": […]}``. Metrics are those of `metrics_of`, in eV, `ewt` a fraction, and
-        "intervals", "path", "unseen", "unfixed", "further", "breakdowns".
+        "intervals", "path", "unseen", "further", "breakdowns".
 
     Raises:
         ValueError: no splits, or several of which one is called "all".
@@ -135,7 +135,6 @@ def _metrics(result: SplitResult) -> dict[str, Any]:
         "intervals": {name: list(ends) for name, ends in intervals.items()},
         "path": result.path,
         "unseen": list(result.unseen),
-        "unfixed": result.unfixed,
         "further": dict(result.further),
         "breakdowns": breakdowns(result),
     }

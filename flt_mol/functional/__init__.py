@@ -23,7 +23,7 @@ from flt_mol.functional.linear import linear_attention, linear_sums, normalised
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs
 from flt_mol.functional.pairs import filtered_dots, pair_filter, pair_sums
 from flt_mol.functional.reciprocal import ReciprocalVectors, reciprocal_vectors
-from flt_mol.functional.reference import kernel_attention, relative_mask, softmax_attention
+from flt_mol.functional.reference import kernel_attention, softmax_attention
 from flt_mol.functional.streaming import CausalState, state_of, step
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "image_attention", "kernel_attention", "linear_attention",
     "linear_sums", "minimum_image", "neighbor_pairs", "normalised", "offsets_of",
     "orthogonal_projection", "pair_filter", "pair_sums", "position_features", "reciprocal_vectors",
-    "relative_mask", "softmax_attention", "softmax_log_features",
+    "softmax_attention", "softmax_log_features",
     "softplus_log_features", "stabilised_features", "state_of", "step", "sum_per_system",
     "system_index",
 ]  # fmt: skip

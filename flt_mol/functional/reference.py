@@ -99,9 +99,3 @@ def _systems(
 def _lower(weights: Tensor) -> Tensor:
     """True where j ≤ i, for a matrix (…, i, j)."""
     return torch.ones_like(weights, dtype=torch.bool).tril()
-
-
-def relative_mask(query_features: Tensor, key_features: Tensor) -> Tensor:
-    """N̂_hij = Φ_ih·Ψ_jh of Φ (N, H, 2R) or (N, 1, 2R) and Ψ (N, H, 2R) → (H, N, N)."""
-    heads = key_features.shape[1]
-    return torch.einsum("ihf,jhf->hij", query_features.expand(-1, heads, -1), key_features)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flt_mol.files import VERSION, readable, shipped_folder, temporary_path
 from flt_mol.models.config import EnergyConfig, explain, shipped_name
-from flt_mol.models.energy import CONFIG_KEY, EnergyModel
+from flt_mol.models.energy import CONFIG_KEY, EnergyModel, make_room
 
 FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 2
@@ -121,6 +121,7 @@ def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu
     weights = content["state_dict"]
     with torch.random.fork_rng(devices=[]):
         model = EnergyModel(_config(path, weights))
+    make_room(model, weights)
     problems = misfits(model.state_dict(), weights)
     if problems:
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -25,7 +25,9 @@ CONFIG_KEY = "config_json"
 
 
 class Normalizer(nn.Module):
-    """y = mean + std · ŷ, with both as buffers, so that a checkpoint carries them.
+    """y = mean + std · ŷ + Σ_a r(Z_a), as buffers, so that a checkpoint carries them.
+
+    `reference`, r (119,), eV by atomic number, is None but for models of total energies.
 
     Example:
         >>> normalizer = Normalizer()
@@ -36,9 +38,11 @@ class Normalizer(nn.Module):
 
     mean: Tensor
     std: Tensor
+    reference: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("reference", None)
         self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
         self.register_buffer("std", torch.ones((), dtype=torch.float32))
 
@@ -66,9 +70,26 @@ class Normalizer(nn.Module):
         self.mean.fill_(mean)
         self.std.fill_(std)
 
-    def denormalize(self, y: Tensor) -> Tensor:
-        """ŷ without unit to y in eV."""
-        return self.mean + self.std * y
+    def denormalize(
+        self, y: Tensor, atomic_numbers: Tensor | None = None, ptr: Tensor | None = None
+    ) -> Tensor:
+        """ŷ (B,) without unit to y in eV; float64 with `reference`, which needs the atoms."""
+        y = self.mean + self.std * y
+        if self.reference is None:
+            return y
+        assert atomic_numbers is not None
+        assert ptr is not None
+        return y + self.reference_energies(atomic_numbers, ptr)
+
+    def set_reference(self, values: Any) -> None:
+        """Take energies (119,) of the elements, eV, or those of zero."""
+        self.reference = torch.as_tensor(values).to(self.mean)
+
+    def reference_energies(self, atomic_numbers: Tensor, ptr: Tensor) -> Tensor:
+        """Σ_a r(Z_a) (B,), eV, in float64: totals are large."""
+        assert self.reference is not None
+        double = torch.float32 if ptr.device.type == "mps" else torch.float64
+        return sum_per_system(self.reference[atomic_numbers].to(double), ptr)
 
 
 class EnergyModel(nn.Module):
@@ -166,6 +187,14 @@ class EnergyModel(nn.Module):
         found = {"energy": self.normalizer, "energy_initial": self.normalizer_initial}
         return {name: part for name, part in found.items() if part is not None}
 
+    def reference_energies(self, structures: Structures) -> Tensor | None:
+        """Energies (B,) float64, eV, of the elements, which are part of the energy, if any are."""
+        normalizer, structures = self.normalizer, structures.to(self.elements_seen.device)
+        if normalizer.reference is None:
+            return None
+        found = normalizer.reference_energies(structures.atomic_numbers, structures.ptr)
+        return found.cpu()
+
     def forward(
         self, structures: Structures, *, embeddings: bool = False, stress: bool = False
     ) -> dict[str, Tensor]:
@@ -177,10 +206,11 @@ class EnergyModel(nn.Module):
             stress: whether forces and stress are given, too (`with_forces`).
 
         Returns:
-            ``"energy"`` (B,) float32, eV. Where the model has these outputs ``"energy_initial"``
-            (B,) float32, eV, the adsorption energy before relaxation, and ``"displacement"``
-            (N, 3) float32, Å, relaxed − initial, and ``"forces"`` (N, 3) float32, eV/Å, which break
-            graphs; ``"stress"`` is (B, 3, 3), eV/Å³. Where there are K > 1 recycles also
+            ``"energy"`` (B,) float32, eV, or float64 with energies of elements in the normaliser.
+            Where the model has these outputs ``"energy_initial"`` (B,), eV, the adsorption energy
+            before relaxation, and ``"displacement"`` (N, 3) float32, Å, relaxed − initial, and
+            ``"forces"`` (N, 3) float32, eV/Å, which break graphs; ``"stress"`` is (B, 3, 3), eV/Å³.
+            Where there are K > 1 recycles also
             ``"energy_recycles"`` (K, B), ``"energy_initial_recycles"``, ``"displacement_recycles"``
             (K, N, 3), of which the last is the one above. With `embeddings`
             ``"atom_embeddings"`` (N, C) and their sums ``"system_embeddings"`` (B, C).
@@ -264,7 +294,9 @@ class EnergyModel(nn.Module):
         head = self.head(x, structures.tags, structures.ptr)
         columns = head.unsqueeze(-1) if head.dim() == 1 else head
         for name, column in zip(self._energies, columns.unbind(-1), strict=True):
-            found[name].append(self.normalizers[name].denormalize(column))
+            normalizer = self.normalizers[name]
+            energy = normalizer.denormalize(column, structures.atomic_numbers, structures.ptr)
+            found[name].append(energy)
         if self.displacement_head is not None:
             step = self.displacement_head(x, geometry.local, structures.fixed)
             if self.config.feedback == "positions" and found["displacement"]:
@@ -294,3 +326,12 @@ def _add_config(model: Any, weights: Any, prefix: str, metadata: Any) -> None:
 
 def _drop_config(model: Any, weights: Any, prefix: str, *rest: Any) -> None:
     weights.pop(f"{prefix}{CONFIG_KEY}", None)
+    make_room(model, weights, prefix)
+
+
+def make_room(model: EnergyModel, weights: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Give `model` the buffers of `weights` that only some models have: reference energies."""
+    for name in ("normalizer", "normalizer_initial"):
+        part = getattr(model, name)
+        if part is not None and f"{prefix}{name}.reference" in weights:
+            part.set_reference([0.0] * (MAX_ATOMIC_NUMBER + 1))

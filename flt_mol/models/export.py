@@ -136,7 +136,7 @@ class _TensorModel(nn.Module):
         model, tags = self.model, torch.cat([tags, tags.new_zeros(1)])
         atoms = model.embedding(torch.cat([numbers, numbers.new_ones(1)]), tags)
         x = model.encoder(atoms, torch.cat([positions, positions.new_zeros(1, 3)]), ptr)
-        return model.normalizer.denormalize(model.head(x, tags, ptr))
+        return model.normalizer.denormalize(model.head(x, tags, ptr), numbers, ptr)
 
 
 def export_program(model: EnergyModel) -> ExportedProgram:

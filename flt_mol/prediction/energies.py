@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flt_mol.data import StructuresDataset, open_dataset
-from flt_mol.functional.neighbors import neighbor_pairs
+from flt_mol.data.checks import Unusual, with_atom
 from flt_mol.prediction.members import Members, load_members
 from flt_mol.structures import Structures
 
@@ -82,8 +82,9 @@ def predict(
             an energy that is not finite; no such checkpoint, or no possible ensemble.
 
     Warns:
-        UserWarning: :data:`MESSAGES`, once each for all structures; tags like layer numbers; frames
-            that are not predicted.
+        UserWarning: once of each kind for all structures, :class:`~flt_mol.data.checks.Unusual`,
+            :func:`unfit_for` and elements never trained on; tags like layer numbers; frames that
+            are not predicted.
     """
     members = load_members(checkpoint, device)
     if isinstance(source, StructuresDataset):
@@ -97,11 +98,9 @@ def predict(
 
 
 def open_quietly(source: Any, **options: Any) -> StructuresDataset:
-    """A data set without targets and without the warnings that :func:`predict_structures` gives."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*: (no tags|all tags are 0|no cell)")
-        dataset = open_dataset(source, ignore_energy=True, **options)
-    dataset.notes.seen.update(("tags", "cell", "sid"))
+    """A data set without targets, and without a warning of sids that are not stored."""
+    dataset = open_dataset(source, ignore_energy=True, **options)
+    dataset.notes.seen.add("sid")
     return dataset
 
 
@@ -146,9 +145,7 @@ def predict_structures(
     """
     members = load_members(model)
     energies = [np.empty((len(members.models), 0))]
-    unusual: dict[str, list[int | str]] = {}
-    elements: set[int] = set()
-    done = 0
+    unusual, elements = Unusual(), set[int]()
     with ExitStack() as stack:
         for member in members.models:
             stack.enter_context(evaluating(member))
@@ -156,23 +153,14 @@ def predict_structures(
         for batch in batches(structures, batch_size):
             parts = zip(members.models, members.labels, strict=True)
             energies.append(np.stack([_finite(*part, batch) for part in parts]))
-            batch = batch.to("cpu")
-            for kind, mask in _unusual(batch, members.models).items():
-                sids = [batch.sid[b] for b in torch.nonzero(mask).flatten().tolist()]
-                unusual.setdefault(kind, []).extend(sids)
+            unusual.add(batch, unfit_for(members.models, batch))
             elements.update(batch.atomic_numbers.tolist())
-            done += len(batch)
             if progress is not None:
-                progress(done)
-    which = {}
-    for kind, sids in unusual.items():
-        if sids:
-            named = ", ".join(map(str, sids[:3])) + (", …" if len(sids) > 3 else "")
-            which[kind] = f"{len(sids)} of {done} structures ({named})"
+                progress(unusual.systems)
+    unusual.warn(stacklevel=3)
     if unseen := {symbol for x in members.models for symbol in check_elements(x, elements)}:
-        which["elements"] = ", ".join(sorted(unseen))
-    for kind, text in which.items():
-        warnings.warn(MESSAGES[kind].format(which=text), UserWarning, stacklevel=3)
+        text = UNSEEN.format(which=", ".join(sorted(unseen)))
+        warnings.warn(text, UserWarning, stacklevel=3)
     found = EnsembleEnergies(np.concatenate(energies, axis=1))
     return found if members.ensemble else found.members[0]
 
@@ -297,46 +285,37 @@ def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
     return [chemical_symbols[z] for z in sorted(set(elements)) if seen is not None and not seen[z]]
 
 
-def _unusual(batch: Structures, models: Sequence[Any]) -> dict[str, Tensor]:
-    """(B,) bool for each kind of warning that concerns the models."""
-
-    def with_atom(mask: Tensor) -> Tensor:
-        found = torch.zeros(len(batch), dtype=torch.bool)
-        found[batch.system[mask]] = True
-        return found
-
-    tagged = with_atom(batch.tags != 0)
-    close = neighbor_pairs(batch.positions, batch.cell, batch.pbc, batch.ptr, 0.5).index_i
-    found = {
-        "tags": ~tagged & (batch.natoms > 0),
-        "cell": ~batch.cell.flatten(1).any(dim=1),
-        "close": with_atom(close),  # the shortest bond, that of H2, is 0.74 Å
-    }
+def unfit_for(models: Sequence[Any], batch: Structures) -> dict[str, Tensor]:
+    """Text of a warning → (B,) bool, the systems that the models were not made for."""
+    batch = batch.to("cpu")
+    found: dict[str, Tensor] = {}
     if any(getattr(getattr(x, "config", None), "feedback", None) == "positions" for x in models):
-        found["fixed"] = with_atom(batch.tags == 0) & tagged & ~with_atom(batch.fixed)
+        free = ~with_atom(batch, batch.fixed) & with_atom(batch, batch.tags == 0)
+        found[_FREE] = free & with_atom(batch, batch.tags != 0)
     if not all(getattr(x, "sees_images", True) for x in models):
         periodic = batch.cell.double() * batch.pbc[..., None]
         heights = 1 / torch.linalg.vector_norm(torch.linalg.pinv(periodic), dim=-2)  # inf if open
-        found["narrow"] = heights.amin(dim=1) < 4  # the narrowest shipped slabs are wider
+        found[_NARROW] = heights.amin(dim=1) < 4  # the narrowest shipped slabs are wider
     for model in models:
         if largest := (getattr(model, "trained_on", None) or {}).get("most_atoms"):
-            found["large"] = found.get("large", False) | (batch.natoms > 2 * largest)
+            found[_LARGE] = found.get(_LARGE, False) | (batch.natoms > 2 * largest)
     return found
 
 
-MESSAGES = {
-    "tags": "all tags are 0 in {which}: every atom counts as below the surface. Set tags (0 below "
-    "the surface, 1 surface, 2 adsorbate) with flt_mol.data.tag_slab(atoms) or --tag-slab",
-    "cell": "no cell in {which}: taken as not periodic. .traj and .extxyz keep the cell and pbc",
-    "fixed": "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix "
-    "them as in training, with FixAtoms or tag_slab(atoms, fix=True)",
-    "narrow": "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat "
-    "the cells, as in the training data",
-    "close": "atoms less than 0.5 Å apart, periodic images included, in {which}: an atom may be "
-    "duplicated, or lengths not in Å; the energies are meaningless",
-    "large": "more than twice as many atoms as the largest training system in {which}: errors grow "
-    "with size there",
-    "elements": "elements never trained on: {which}. Energies of structures with them are "
-    "extrapolated and may be wrong",
-}
-"""Warnings by kind; `which` are the structures."""
+_FREE = (
+    "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them as in "
+    "training, with FixAtoms or tag_slab(atoms, fix=True)"
+)
+_NARROW = (
+    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the "
+    "cells, as in the training data"
+)
+_LARGE = (
+    "more than twice as many atoms as the largest training system in {which}: errors grow with "
+    "size there"
+)
+UNSEEN = (
+    "elements never trained on: {which}. Energies of structures with them are extrapolated and may "
+    "be wrong"
+)
+"""A warning, of symbols of elements."""

@@ -75,6 +75,10 @@ class DataConfig(Settings):
     """Name of the energy before relaxation, for models that predict it."""
     positions_relaxed: str = "pos_relaxed"
     """Name of the relaxed positions, for models that predict displacements."""
+    reference: Literal["composition"] | None = None
+    """"composition" is for total energies: energies of the elements, fitted by least squares to the
+    training split, are kept by the model and added to what it predicts, in training, too. null is
+    for adsorption energies."""
     tag_rule: TagRule = None
     """Rule by which the training structures are tagged: "oc20", "half" or a number of layers. It is
     recorded for `flt-mol predict --tag-slab`; null takes that of the data set, or of the
@@ -262,6 +266,9 @@ class RunConfig(Settings):
             last = self.loss.displacement_final_weight if name == "displacement" else 0
             if name in self.model.outputs and weight == 0 and last == 0:
                 raise _unfit(f"loss.{name}_weight", weight, f"no {name} in model.outputs, or null")
+        if self.data.reference is not None and self.finetune.normalizer == "keep":
+            wanted = "refit where data.reference is composition"
+            raise _unfit("finetune.normalizer", "keep", wanted)
         if self.model.attention == "exact" and FEATURE_MAPS[self.model.feature_map].learned:
             wanted = "softmax where model.attention is exact, which trains no features"
             raise _unfit("model.feature_map", self.model.feature_map, wanted)

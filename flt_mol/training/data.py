@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from flt_mol.data import make_loader, open_dataset
+from flt_mol.data.checks import Unusual
 from flt_mol.data.loader import Loader, sizes_of
 from flt_mol.data.recipes import recipe, skipped_message
-from flt_mol.data.schema import far_off_message
 from flt_mol.models.build import check_systems
+from flt_mol.models.energy import EnergyModel
+from flt_mol.prediction.energies import UNSEEN, check_elements
 from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.processes import World
@@ -141,8 +143,7 @@ def load_splits(config: RunConfig) -> Splits:
         ValueError: as of :func:`open_split`, or nothing left to train on.
 
     Warns:
-        UserWarning: skipped records, how many and why; energies far off all others; sids that both
-            splits have.
+        UserWarning: skipped records, how many and why; sids that both splits have.
     """
     data = config.data
     whole = _load(config, data.train)
@@ -181,12 +182,25 @@ def _load(config: RunConfig, split: str) -> Any:
         return dataset
     rows = range(len(dataset))
     parts = (rows[start : start + _AT_ONCE] for start in rows[::_AT_ONCE])
-    systems = [system for part in parts for system in dataset.batch(part)]
-    energies = np.array([float(one.energy) for one in systems])
-    message = far_off_message(energies, [one.sid[0] for one in systems], split, "the loss")
-    if message is not None:
-        warnings.warn(message, stacklevel=3)
-    return systems
+    return [system for part in parts for system in dataset.batch(part)]
+
+
+def check_splits(splits: Splits, model: EnergyModel) -> None:
+    """Warn of what looks wrong, of each kind once; in large splits 20,000 systems are looked at.
+
+    See :class:`~flt_mol.data.checks.Unusual`; and elements of validation systems alone.
+    """
+    unusual, elements = Unusual(), set[int]()
+    for split in splits:
+        count = min(len(split), _IN_MEMORY)
+        rows = [i * len(split) // count for i in range(count)]
+        for batch in make_loader(Subset(split, rows), _AT_ONCE):
+            unusual.add(batch)
+            unusual.add_energies(batch, model.reference_energies)
+            elements.update(batch.atomic_numbers.tolist())
+    unusual.warn()
+    if unseen := check_elements(model, elements):
+        warnings.warn(UNSEEN.format(which=", ".join(unseen)), stacklevel=2)
 
 
 def split_loader(

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flt_mol.data import make_loader
-from flt_mol.data.loader import TargetStatistics
+from flt_mol.data.loader import TargetStatistics, element_counts, fit_references
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_weights
-from flt_mol.models.energy import CONFIG_KEY, EnergyModel
+from flt_mol.models.energy import CONFIG_KEY, EnergyModel, make_room
 from flt_mol.nn.radial import PairTypes
 from flt_mol.prediction.energies import evaluating
+from flt_mol.structures import Structures
 from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.folder import differences
 
@@ -38,7 +39,8 @@ def start_from(
     Weights and buffers are taken by name; what the checkpoint lacks keeps its initial values.
     Elements never trained on start, in every table of elements, as the mean of those that were.
     Each energy is shifted by the median of what the checkpoint is off by on the training systems
-    (``normalizer="refit"``), the shift with the least MAE; its standard deviation stays. Frozen
+    (``normalizer="refit"``), the shift with the least MAE; its standard deviation stays. With
+    reference energies in `statistics` those are fitted to what it is off by, first. Frozen
     parameters need no gradient.
 
     Raises:
@@ -70,6 +72,7 @@ def _load(
     model: EnergyModel, path: Path, weights: Mapping[str, Tensor]
 ) -> tuple[list[str], list[str]]:
     """Names that the checkpoint lacks, and those that only it has."""
+    make_room(model, weights)
     own = {name: value for name, value in model.state_dict().items() if name != CONFIG_KEY}
     shared = {name: value for name, value in weights.items() if name in own}
     wrong = misfits({name: own[name] for name in shared}, shared)
@@ -106,9 +109,18 @@ def _shift(
     """Shift the means; shifts in eV, by output. Normalisers that are `added` are fitted instead."""
     known = dict(model.normalizers)
     if "normalizer_initial.mean" in added and statistics.energies_initial is not None:
-        known.pop("energy_initial").fit(statistics.energies_initial)
+        fitted = known.pop("energy_initial")
+        fitted.fit(statistics.energies_initial)
+        if statistics.references:
+            fitted.set_reference(statistics.references["energy_initial"])
     shifts: dict[str, float] = {}
-    for name, missed in _residuals(model, training, list(known)).items():
+    systems = _some_systems(training, None if statistics.references else _AT_MOST)
+    for name, missed in _residuals(model, systems, list(known)).items():
+        if statistics.references:
+            counts = np.concatenate([element_counts(system) for system in systems])
+            reference, missed = fit_references(counts, missed)
+            before = known[name].reference
+            known[name].set_reference(reference + (0 if before is None else before.numpy()))
         middle, std = float(np.median(missed)), float(known[name].std)
         if refit:
             known[name].mean += middle
@@ -125,12 +137,17 @@ def _shift(
     return shifts
 
 
+def _some_systems(training: Any, most: int | None) -> list[Structures]:
+    """Systems at even distances, at most that many."""
+    count = min(len(training), most or len(training))
+    chosen = np.unique(np.linspace(0, len(training) - 1, count).astype(int))
+    return [training[int(i)] for i in chosen]
+
+
 def _residuals(
-    model: EnergyModel, training: Any, outputs: Sequence[str]
+    model: EnergyModel, systems: Sequence[Structures], outputs: Sequence[str]
 ) -> dict[str, NDArray[np.float64]]:
-    """Target − prediction (S,), eV, of training systems, or of some at even distances."""
-    chosen = np.unique(np.linspace(0, len(training) - 1, min(len(training), _AT_MOST)).astype(int))
-    systems = [training[int(i)] for i in chosen]
+    """Target − prediction (S,), eV."""
     missed: dict[str, list[Tensor]] = {name: [] for name in outputs}
     with evaluating(model), torch.inference_mode():
         for batch in make_loader(systems, _AT_ONCE, prepare=model.prepare_batch):

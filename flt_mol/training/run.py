@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ase.data import chemical_symbols
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
@@ -34,6 +35,7 @@ from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage, make_
 from flt_mol.training.config import RunConfig, absolute_paths, load_run_config
 from flt_mol.training.data import (
     Splits,
+    check_splits,
     data_digest,
     files_line,
     load_splits,
@@ -116,6 +118,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
         torch.manual_seed(config.training.seed + world.rank)  # the same weights, other dropout
         history = _history(folder, config, {"name": name, **settings}, splits, console)
         if world.is_first and not (folder / RESUME).exists():
+            check_splits(splits, model)
             _note_start(history, config, model, splits)
         _fit(model, config, splits, history, world)
         assert history.best is not None
@@ -181,7 +184,8 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
     # What is in memory is not worth sending to other processes.
     workers = 0 if isinstance(training, list) else config.training.num_workers
     initial = model.normalizer_initial
-    statistics = target_statistics(training, workers, initial=initial is not None)
+    options = {"initial": initial is not None, "composition": config.data.reference is not None}
+    statistics = target_statistics(training, workers, **options)
     start, before = config.finetune.checkpoint, None
     if start is not None:
         before = read_checkpoint(find_checkpoint(start)).get("trained_on")
@@ -190,8 +194,13 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
         model.normalizer.fit(statistics.energies)
         if initial is not None and statistics.energies_initial is not None:
             initial.fit(statistics.energies_initial)
+        for name, values in statistics.references.items():
+            model.normalizers[name].set_reference(values)
         model.mark_seen(statistics.elements)
     model.trained_on = trained_on(statistics, before)
+    if statistics.references and (reference := model.normalizer.reference) is not None:
+        each = [f"{chemical_symbols[z]} {reference[z]:.3f}" for z in statistics.elements]
+        say(console, f"energies of elements (eV): {', '.join(each)}")
     return model
 
 
@@ -226,7 +235,7 @@ def _note_start(history: History, config: RunConfig, model: EnergyModel, splits:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerows([["sid"], *([sid] for sid in history.systems["held_out"])])
     if config.finetune.checkpoint is not None:
-        metrics = evaluate_model(model, splits.validation).metrics
+        metrics = evaluate_model(model, splits.validation, warn=False).metrics
         history.best = {"epoch": 0.0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]}
         history.save(BEST, model, history.best)
         name = config.data.validation
@@ -330,7 +339,8 @@ def _lightning(world: World) -> Iterator[None]:
 def _finish(history: History, config: RunConfig, model: EnergyModel, splits: Splits) -> None:
     """Plots, and ``last.ckpt``: the sign that the run is finished."""
     folder = history.folder
-    result = evaluate_splits(load_model(folder / BEST), {config.data.validation: splits.validation})
+    sources = {config.data.validation: splits.validation}
+    result = evaluate_splits(load_model(folder / BEST), sources, warn=False)
     learning_curve(history.epochs, folder / "learning_curve.png")
     parity(result, folder / "parity.png")
     history.save(LAST, model, history.epochs[-1])

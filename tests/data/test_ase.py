@@ -95,8 +95,7 @@ def test_move_masks_and_files_that_keep_less(tmp_path):
     assert system.fixed.tolist() == [True, True, False, False]
     assert system.tags.tolist() == [0, 0, 1, 2]
     write(tmp_path / "POSCAR", FRAMES[0])
-    with pytest.warns(UserWarning, match="all tags are 0"):
-        assert open_dataset(tmp_path / "POSCAR")[0].fixed.sum() == 2
+    assert open_dataset(tmp_path / "POSCAR")[0].fixed.sum() == 2
 
 
 def test_compressed_files(tmp_path):

@@ -111,15 +111,6 @@ def test_names_of_every_kind(tmp_path):
     )  # fmt: skip
 
 
-def test_untagged_systems_without_cell_are_reported_once(tmp_path):
-    plain = make_system(0, cell=np.zeros((3, 3)), pbc=False, tags=[0] * 5)
-    write_flat([plain], tmp_path / "a.safetensors")
-    dataset = open_dataset(tmp_path / "a.safetensors")
-    with pytest.warns(UserWarning, match="tags"):
-        assert same(dataset[0], plain)
-    dataset[0]
-
-
 def test_processes_map_the_file_themselves(path, systems):
     dataset = pickle.loads(pickle.dumps(open_dataset(path)))
     assert same(dataset[7], systems[7])

@@ -81,6 +81,8 @@ def test_flat_files_without_targets(tmp_path):
 
 def test_many_messages_are_cut(tmp_path):
     records = [{**make_record(i % 2), "y_relaxed": 99.0 + i} for i in range(30)]
-    text = render(inspect(open_dataset(write_records(tmp_path / "a.lmdb", records))))
-    assert "30 energies beyond 10 eV" in text
+    dataset = open_dataset(write_records(tmp_path / "a.lmdb", records))
+    with pytest.warns(UserWarning, match=r"30 of 30 structures \("):
+        text = render(inspect(dataset))
+    assert "30 energies beyond ±10 eV" in text
     assert "… and 10 more" in text

@@ -277,3 +277,17 @@ def test_targets_that_are_missing_or_not_finite(energy):
     systems = [make_system(i, 3) for i in range(5)] + [make_system(77, 3, energy=energy)]
     with pytest.raises(ValueError, match="77"):
         target_statistics(systems)
+
+
+def test_energies_of_elements_by_least_squares():
+    numbers = [[29, 8], [29, 29, 8], [29, 29, 29, 8, 8], [8, 8, 8]]
+    wanted = {29: -3.5, 8: -7.25}
+    systems = [
+        Structures.single(z, np.arange(3.0 * len(z)).reshape(-1, 3), energy=sum(map(wanted.get, z)))
+        for z in numbers
+    ]
+    found = target_statistics(systems, composition=True)
+    reference = found.references["energy"]
+    assert {z: round(float(reference[z]), 4) for z in np.flatnonzero(reference)} == wanted
+    assert found.energies.std < 1e-5
+    assert found.median == pytest.approx(np.median([s.energy.item() for s in systems]))

@@ -138,7 +138,7 @@ def test_sources(folder, tmp_path):
         open_source(path, "val_id")
     with pytest.raises(ValueError, match=r"--split: val_id, train"):
         open_source(folder)
-    with pytest.raises(ValueError, match=r"no file or folder 'nothing'"):
+    with pytest.raises(ValueError, match=r"nothing does not exist"):
         open_source("nothing")
 
 

@@ -1,4 +1,5 @@
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,12 +149,28 @@ def test_displacements_that_are_not_finite_name_the_system():
         evaluate_model(broken, [relaxed(7, [False] * 3), relaxed(8, [False] * 3)])
 
 
+class Moving(ByHand):
+    config = SimpleNamespace(feedback="positions")
+
+
+class WithReference(ByHand):
+    def __init__(self, each):
+        super().__init__(1e-3)
+        self.each = each
+
+    def reference_energies(self, structures):
+        return torch.full((len(structures),), self.each, dtype=torch.float64)
+
+
 @pytest.mark.parametrize(
     ("model", "systems", "words"),
     [
         (ByHand(1e-3, seen=[8, 29]), [system(1, numbers=[29, 78, 8])], "Pt"),
-        (moved, [system(1, fixed=[False] * 3)], "no atom is fixed in a, b"),
-        (energies, [*SYSTEMS, system("far", -5332.0)], "far"),
+        (Moving(1e-3), [system(1, fixed=[False] * 3)], "no atom is fixed in 2 of 2"),
+        (energies, [*SYSTEMS, system("far", -5332.0)], r"1 of 7 structures \(far: -5332 eV\)"),
+        (energies, [system(i, 20.0 * i) for i in (1, 2)], r"3 of 3 structures \(2: 40 eV, 1: 20"),
+        (energies, [system(1, tags=[2] * 3)], r"all tags are 2 in 2 of 2"),
+        (WithReference(20.0), [system(i, 2.0 + 20 * i) for i in (1, 3)], r"1 of 3 .*3: 42 eV"),
     ],
 )
 def test_what_deserves_it_is_warned_of_once(model, systems, words):

@@ -98,9 +98,10 @@ def test_targets_are_matched_by_sid_not_by_place(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".extxyz", ".safetensors", ".aselmdb"])
 def test_targets_of_stored_structures(suffix, tmp_path):
-    cell = {"cell": 9 * np.eye(3), "pbc": True, "tags": [2]}
+    cell = {"cell": 9 * np.eye(3), "pbc": True, "tags": [1, 2]}
+    positions = [[0, 0, 0], [0, 0, 2]]
     systems = [
-        Structures.single([29], [[0, 0, 0]], sid=f"s{i}", energy=0.5 * i, **cell) for i in range(3)
+        Structures.single([29, 8], positions, sid=f"s{i}", energy=0.5 * i, **cell) for i in range(3)
     ]
     convert(open_dataset(systems), tmp_path / f"t{suffix}")
     predictions = write(tmp_path / "p.csv", "sid,energy\ns2,1.25\ns0,0.25\ns1,0.75\n")

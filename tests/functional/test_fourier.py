@@ -10,7 +10,7 @@ from flt_mol.functional.fourier import (
     position_features,
     quarter_turn,
 )
-from flt_mol.functional.reference import relative_mask
+from helpers.masks import relative_mask
 
 F64 = torch.float64
 

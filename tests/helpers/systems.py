@@ -51,7 +51,7 @@ def make_record(sid, n=12, graph=False):
     rng = np.random.default_rng([3, sid])
     tags = np.array([i % 2 for i in range(n - 1)] + [2])
     pos = rng.uniform(0, 12, (n, 3)).astype(np.float32)
-    pos[:, 2] = 4 * tags + rng.uniform(0, 2, n)
+    pos[:, 2] = 9 * tags + np.arange(n) * 8 / n  # none on another
     record = {
         "pos": pos,
         "pos_relaxed": pos + rng.normal(0, 0.1, (n, 3)).astype(np.float32),

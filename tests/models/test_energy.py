@@ -1,4 +1,5 @@
 import json
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ from conftest import ALL_OUTPUTS, KINDS, SPECTRAL, all_outputs, small_model, sma
 
 from flt_mol import Structures, testing
 from flt_mol.models import EnergyConfig, EnergyModel, Normalizer, SpectralConfig
+from flt_mol.models.checkpoint import load_model, save_checkpoint
 from flt_mol.models.energy import CONFIG_KEY
 
 
@@ -480,6 +482,26 @@ def test_a_giant_is_refused_before_and_by_the_model(monkeypatch):
     monkeypatch.setattr("flt_mol.models.build.memory_at_hand", lambda device: 1e5)
     with pytest.raises(ValueError, match="sid crowd"):
         build(**KINDS["pairs"]).check(crowd)
+
+
+def test_energies_of_elements_are_added_saved_and_loaded(tmp_path):
+    config = EnergyConfig(embed_dim=16, num_layers=1)
+    plain = EnergyModel(config).eval()
+    total = deepcopy(plain)
+    reference = torch.zeros(119)
+    reference[1], reference[8] = -3.0, -68000.0
+    total.normalizer.set_reference(reference)
+    water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
+    systems = Structures.cat([water, water])
+    expected = plain(systems)["energy"].double() - 68006.0
+    for model in (total, load_model(save_checkpoint(tmp_path / "a.ckpt", total, {}))):
+        found = model(systems)["energy"]
+        assert found.dtype == torch.float64  # in float32 such totals have steps of 8 meV
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        assert model.reference_energies(systems).tolist() == [-68006.0] * 2
+    assert plain.reference_energies(systems) is None
+    plain.load_state_dict(total.state_dict())
+    torch.testing.assert_close(plain(systems)["energy"], expected, atol=1e-5, rtol=0)
 
 
 def test_normaliser():

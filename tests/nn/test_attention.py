@@ -3,10 +3,10 @@ import torch
 
 from flt_mol.functional import (
     kernel_attention,
-    relative_mask,
     softmax_attention,
 )
 from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
+from helpers.masks import relative_mask
 
 C, H = 12, 3
 F64 = torch.float64

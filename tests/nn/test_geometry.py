@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from flt_mol.functional import kernel_attention, relative_mask
+from flt_mol.functional import kernel_attention
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.nn import (
     FLTAttention,
@@ -16,6 +16,7 @@ from flt_mol.nn import (
     PairCorrection,
     PairWeights,
 )
+from helpers.masks import relative_mask
 
 C, H = 12, 3
 F64 = torch.float64

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flt_mol.functional import relative_mask, softmax_attention
+from flt_mol.functional import softmax_attention
 from flt_mol.nn import (
     ELUFeatures,
     FLTAttention,
@@ -13,6 +13,7 @@ from flt_mol.nn import (
     GaussianFrequencies,
     GaussianSpectrum,
 )
+from helpers.masks import relative_mask
 
 C, H, B, L = 12, 3, 5, 11
 F64 = torch.float64

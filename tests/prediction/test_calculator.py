@@ -124,7 +124,7 @@ def test_one_member_without_forces_is_enough_to_refuse_them():
         atoms.get_forces()
 
 
-@pytest.mark.filterwarnings("ignore:no cell")
+@pytest.mark.filterwarnings("ignore:no cell", "ignore:all tags")
 def test_a_molecule_without_cell_has_no_stress():
     atoms = molecule("H2O")
     atoms.set_tags(2)

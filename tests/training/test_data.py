@@ -90,17 +90,6 @@ def test_nothing_left_to_train_on(tmp_path):
         load_splits(run)
 
 
-def test_an_energy_far_off_all_others_is_warned_of(tmp_path):
-    from ase.io import read, write
-
-    run = tiny_run(tmp_path, 6)
-    frames = read(run.data.paths["train"], ":")
-    frames[2].info["y_relaxed"] = -5332.0
-    write(run.data.paths["train"], frames)
-    with pytest.warns(UserWarning, match="slab-2"):
-        load_splits(run)
-
-
 def test_shared_sids_are_warned_of(tmp_path):
     run = tiny_run(tmp_path)
     with warnings.catch_warnings():

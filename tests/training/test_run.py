@@ -76,13 +76,44 @@ def test_what_a_run_writes_and_prints(tmp_path):
 def test_the_best_checkpoint_is_what_was_validated(tmp_path):
     config = tiny_run(tmp_path, model=RANDOM, epochs=2, ema_decay=0.5)
     result = go(config)
-    found = evaluate_model(load_model(result.checkpoint), load_splits(config)[1])
+    found = evaluate_model(load_model(result.checkpoint), load_splits(config)[1], warn=False)
     assert found.metrics["mae"] == pytest.approx(result.best["val/mae"], rel=1e-5)
     content = read_checkpoint(result.checkpoint)
     assert content["metrics"] == result.best
     assert content["systems"] == {"trained": [f"slab-{i}" for i in range(5)]}
     assert content["elements_seen"] == [8, 29, 47, 79]
     assert content["trained_on"]["systems"] == 5
+
+
+PER_ATOM = {29: -3.7, 47: -2.8, 79: -3.3, 8: -7.4}
+
+
+def totals(path):
+    """The energies of a file as total energies of about −20 eV."""
+    frames = read(path, ":")
+    for frame in frames:
+        frame.info["y_relaxed"] += sum(PER_ATOM[z] for z in frame.numbers)
+    write(path, frames)
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_total_energies_are_learned_beside_those_of_elements(start, tmp_path):
+    config = tiny_run(tmp_path, 9, 3, data={"reference": "composition"})
+    if start:
+        config.finetune.checkpoint = go(tiny_run(tmp_path, 9, 3)).folder
+        config.finetune.checkpoint = str(config.finetune.checkpoint / "best.ckpt")
+    for path in config.data.paths.values():
+        totals(path)
+    result = go(config, tmp_path / "totals")
+    model = load_model(result.checkpoint)
+    found = evaluate_model(model, load_splits(config)[1], warn=False)
+    assert found.target.max() < -15
+    assert found.metrics["mae"] == pytest.approx(result.best["val/mae"], rel=1e-5)
+    assert found.metrics["mae"] < 1
+    assert model.normalizer.reference[29] < -3
+    config = config.model_copy(update={"data": config.data.model_copy(update={"reference": None})})
+    with pytest.warns(UserWarning, match="energies beyond ±10 eV in 12 of 12"):
+        go(config, tmp_path / "without")
 
 
 def test_its_configuration_trains_again_to_the_same_weights(tmp_path):
