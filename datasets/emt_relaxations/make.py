@@ -37,7 +37,7 @@ SYSTEMS = {"train": 780, "val_id": 80, "val_ood_cat": 80}  # one of each slab
 ALONG_PATH = 1  # frames between the first and the last
 RATTLED = 2  # frames with displaced atoms
 NOISE = (0.05, 0.2)  # Å, range of the standard deviation of displacements along each axis
-LARGEST_FORCE = 15.0  # eV/Å, of frames with displaced atoms; others are drawn again
+LARGEST_FORCE = 15.0  # eV/Å, of frames with displaced atoms; beyond, displacements shrink
 ATTEMPTS = 20
 
 FIELDS = {
@@ -110,7 +110,11 @@ def frames_of(seed: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         start = path[int(rng.integers(len(path)))]
         found.append((-1, _rattled(atoms, start, free, reference, rng)))
     kept = {name: record[name] for name in FIELDS if name in record and name != "pos"}
-    return [{**kept, **frame, "fid": fid, "step": step} for fid, (step, frame) in enumerate(found)]
+    return [
+        {**kept, **frame, "fid": fid, "step": step}
+        for fid, (step, frame) in enumerate(found)
+        if abs(frame["y"]) <= source.MAX_ENERGY
+    ]
 
 
 def _rattled(

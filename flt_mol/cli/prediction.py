@@ -17,6 +17,7 @@ from flt_mol.cli import console
 from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
+    from flt_mol.prediction.members import Members
     from flt_mol.prediction.table import Prediction
     from flt_mol.structures import Structures
 
@@ -56,6 +57,12 @@ Adsorbate = Annotated[
 Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the model first: for many structures.")
 ]
+Relaxed = Annotated[
+    bool, typer.Option("--relaxed", help="Write the predicted relaxed positions (to .extxyz).")
+]
+Embeddings = Annotated[
+    Path | None, typer.Option(metavar="FILE.npz", help="Write an embedding of each structure, too.")
+]
 Surface = Annotated[
     str | None,
     typer.Option(metavar="RULE", help="oc20, half, or a number of layers (default: the model's)."),
@@ -76,12 +83,24 @@ def predict(
     device: console.Device = "cpu",
     skip_bad: console.SkipBad = False,
     compiled: Compile = False,
+    relaxed: Relaxed = False,
+    embeddings: Embeddings = None,
 ) -> None:
-    """Predict energies (eV) of all structures in files."""
+    """Predict energies (eV) of all structures in files.
+
+    Models that were trained on forces write them to .extxyz, too.
+    """
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
     _check_written(output, table.SUFFIXES, files)
+    to_structures = output is not None and output.suffix.lower() == ".extxyz"
+    if relaxed and not to_structures:
+        raise ValueError("--relaxed needs -o FILE.extxyz, for the positions")
+    if embeddings is not None:
+        console.check_output(embeddings, "--embeddings FILE", (".npz",))
+        if ensemble:
+            raise ValueError("--embeddings is for one model: those of members have no mean")
     several = [checkpoint, *(ensemble or ())]
     tagger = _tagger_of(several, tag_slab, adsorbate, surface)
     members = load_members(several if ensemble else checkpoint, device)
@@ -91,21 +110,29 @@ def predict(
     opened = table.StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
     with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
-        predictions = table.predict_files(members, opened, batch_size, progress=progress)
+        outputs = _outputs(members, to_structures, relaxed) + ["system_embeddings"] * bool(
+            embeddings
+        )
+        predictions = table.predict_files(
+            members, opened, batch_size, outputs=outputs, progress=progress
+        )
     if tagger is not None and tagger.untagged:
         tagger.explain()
     shown = [] if tagger is None else tagger.shown
     energies = _lines(predictions, shown)
 
     def write() -> None:
-        if output is None:
-            return
         try:
-            table.write_predictions(predictions, output, opened)
+            if output is not None:
+                table.write_predictions(predictions, output, opened)
+            if embeddings is not None:
+                table.write_embeddings(predictions, embeddings)
         except (OSError, ValueError):  # a full disk must not lose hours of work
-            say(energies)
+            if output is not None:
+                say(energies)
             raise
-        console.say_files([output])
+        if written := [file for file in (output, embeddings) if file is not None]:
+            console.say_files(written)
 
     console.show_then(energies if output is None else _summary(predictions, shown), write)
 
@@ -179,6 +206,18 @@ def _tagger_of(
     if adsorbate is not None or surface is not None:
         raise ValueError("--adsorbate and --surface need --tag-slab")
     return None
+
+
+def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
+    """What is to be written beside energies; a ValueError if a model does not give it."""
+    name = "displacement" if relaxed else "forces"
+    configs = {
+        x: getattr(m, "config", None) for x, m in zip(members.labels, members.models, strict=True)
+    }
+    lacking = [x for x, config in configs.items() if name not in getattr(config, "outputs", ())]
+    if relaxed and lacking:
+        raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
+    return [name] if to_structures and not lacking else []
 
 
 class _Tagger:

@@ -181,7 +181,7 @@ class TrainingConfig(Settings):
     """Loggers; "wandb" must be installed, and is offline unless you are logged in."""
 
 
-FORCES_WEIGHT = 100.0
+FORCES_WEIGHT = 30.0
 
 
 class LossConfig(Settings):
@@ -204,7 +204,7 @@ class LossConfig(Settings):
     """w_disp at the start, per Å; null is 1 for a model with the output "displacement" (the
     auxiliary IS2RS task)."""
     forces_weight: Unsigned | None = None
-    """w_F, Å; null is 100 for a model with the output "forces" (OC20's recipes have 30 to 100)."""
+    """w_F, Å; null is 30 for a model with the output "forces"."""
     displacement_decay: Literal["none", "linear", "cosine"] = "none"
     """How w_disp decays to `displacement_final_weight`."""
     displacement_final_weight: Unsigned = 0.0

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from slabs import platinum
 
+from flt_mol import load_model
 from flt_mol.cli import main
-from flt_mol.data import open_dataset
+from flt_mol.data import from_ase, open_dataset
 from flt_mol.files import shipped_folder
 
 VAL = shipped_folder("datasets") / "emt_adsorption" / "val_id.lmdb"
@@ -65,6 +66,25 @@ def test_predict_writes_the_same_energies_whatever_the_batches(run, slabs):
     assert [x.info["energy_predicted"] for x in ase.io.read("c.extxyz", ":")] == [
         float(x["energy"]) for x in a
     ]
+
+
+def test_predict_writes_relaxed_positions_and_embeddings(run, slabs):
+    given = ["predict", "flt-small", slabs, "-o", "x.extxyz", "--relaxed", "--embeddings", "e.npz"]
+    assert run(*given).out.endswith("x.extxyz\n  e.npz\n")
+    model = load_model("flt-small")
+    for before, after in zip(ase.io.read(slabs, ":"), ase.io.read("x.extxyz", ":"), strict=True):
+        moved = model(from_ase(before))["displacement"].detach()
+        assert moved.abs().max() > 1e-3
+        np.testing.assert_allclose(after.positions - before.positions, moved, atol=1e-5)
+    with np.load("e.npz") as file:
+        assert file["sid"].tolist() == ["s0", "s1", "s2"]
+        out = model(from_ase(before), embeddings=True)["system_embeddings"].detach()
+        np.testing.assert_allclose(file["embeddings"][2:], out, atol=1e-3)
+    run("predict", "flt-small", slabs, "--relaxed", status=2)
+    run("predict", "flt-small", slabs, "-o", "x.csv", "--relaxed", status=2)
+    run("predict", "emt_small", slabs, "-o", "x.extxyz", "--relaxed", status=2)
+    two = ["--ensemble", "emt_performer_small", "--embeddings", "e.npz"]
+    run("predict", "emt_small", slabs, *two, status=2)
 
 
 def test_predict_tags_slabs_by_the_rule_of_the_model(run, slabs):
