@@ -35,7 +35,7 @@ def test_metrics_are_those_of_the_card(folder):
         assert f"{stated[split]['mae']:.4f}" in card
         if forces:
             assert result.further["forces_mae"] == pytest.approx(0.0, abs=0.05)
-            assert f"{result.metrics['forces_mae']:.4f}" in card
+            assert f"{result.further['forces_mae']:.4f}" in card
     mae, baselines = results["val_id"].metrics["mae"], summary["baselines"]
     assert mae < min(of["val_id"] for of in baselines.values())
     assert "trained_on" not in summary
