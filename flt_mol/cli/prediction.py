@@ -47,13 +47,6 @@ Frames = Annotated[
         metavar="first|last|all", help="Frames of each file (default: the first of relaxations)."
     ),
 ]
-TagSlab = Annotated[
-    bool, typer.Option("--tag-slab", help="Tag structures whose tags are all 0, or layer numbers.")
-]
-Adsorbate = Annotated[
-    str | None,
-    typer.Option(metavar="WHAT", help="Formula, indices from 0 (12,13), or none (default: guess)."),
-]
 Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the model first: for many structures.")
 ]
@@ -62,10 +55,6 @@ Relaxed = Annotated[
 ]
 Embeddings = Annotated[
     Path | None, typer.Option(metavar="FILE.npz", help="Write an embedding of each structure, too.")
-]
-Surface = Annotated[
-    str | None,
-    typer.Option(metavar="RULE", help="oc20, half, or a number of layers (default: the model's)."),
 ]
 
 
@@ -76,9 +65,9 @@ def predict(
     output: Output = None,
     ensemble: console.Ensemble = None,
     frames: Frames = None,
-    tag_slab: TagSlab = False,
-    adsorbate: Adsorbate = None,
-    surface: Surface = None,
+    tag_slab: console.TagSlab = False,
+    adsorbate: console.Adsorbate = None,
+    surface: console.Surface = None,
     batch_size: console.BatchSize = 64,
     device: console.Device = "cpu",
     skip_bad: console.SkipBad = False,
@@ -93,7 +82,15 @@ def predict(
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
+<<<<<<< HEAD
     _check_written(output, table.SUFFIXES, files)
+=======
+    if output is not None:
+        console.check_output(output, "-o FILE", table.SUFFIXES)
+        if any(file.resolve() == output.resolve() for file in files):
+            raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
+    console.check_tagging(tag_slab, adsorbate, surface)
+>>>>>>> main
     to_structures = output is not None and output.suffix.lower() == ".extxyz"
     if relaxed and not to_structures:
         raise ValueError("--relaxed needs -o FILE.extxyz, for the positions")
@@ -224,15 +221,13 @@ class _Tagger:
     """Tags slabs by the rule given, or that of the checkpoints' training data."""
 
     def __init__(self, checkpoints: list[str], adsorbate: str | None, surface: str | None) -> None:
-        from flt_mol.data.tags import parse_rule
+        from flt_mol.data.tags import slab_tagger
         from flt_mol.prediction.members import surface_rule, tag_rules
 
-        indices = [] if adsorbate is None else adsorbate.split(",")
-        numbers = bool(indices) and all(x.strip().isdecimal() for x in indices)
-        self.adsorbate: Any = [int(x) for x in indices] if numbers else adsorbate
         self.is_given = surface is not None
-        rule = parse_rule(surface, "--surface") if self.is_given else surface_rule(checkpoints)
-        self.surface = rule or "oc20"
+        rule = surface if self.is_given else surface_rule(checkpoints)
+        self.tag = slab_tagger(adsorbate, rule or "oc20", "--surface")
+        self.surface = self.tag.keywords["surface"]
         self.known = set(tag_rules(checkpoints).values())
         self.untagged, self.shown = 0, list[str]()
         self._given: Structures | None = None
@@ -240,10 +235,8 @@ class _Tagger:
     def __call__(self, structures: Structures) -> Structures:
         from ase.symbols import Symbols
 
-        from flt_mol.data.tags import tag_structures
-
         if structures is not self._given:  # the same for all frames of a relaxation
-            self._tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
+            self._tagged = self.tag(structures)
             self._given = structures
         tagged = self._tagged
         self.untagged += not structures.tags.any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,6 +195,13 @@ class AseDataset(StructuresDataset):
 
     def _where(self, row: int) -> str:
         return f"{self.path}#{row}" if len(self._frames) > 1 else str(self.path)
+
+    def _tagged(self, structures: Structures, rows: list[int]) -> Structures:
+        """Of a relaxation with the tags of its first frame."""
+        if not self.is_relaxation or self.options.tag_slab is None or rows == [0]:
+            return super()._tagged(structures, rows)
+        tags, fixed = (x.repeat(len(rows)) for x in (self.first_frame.tags, self.first_frame.fixed))
+        return replace(structures, tags=tags, fixed=fixed)
 
     @cached_property
     def first_frame(self) -> Structures:

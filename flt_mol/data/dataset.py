@@ -188,14 +188,19 @@ class StructuresDataset(Dataset[Structures]):
         structures = self._systems(rows, kinds)
         if kinds:
             self.notes.add(kinds)
-        if self.options.check is not None:
-            try:
+        try:
+            structures = self._tagged(structures, rows)
+            if self.options.check is not None:
                 self.options.check(structures)
-            except ValueError as error:
-                for row in rows if len(rows) > 1 else ():
-                    self._batch([row])
-                raise ValueError(f"{self._where(rows[0])}, {error}") from None
+        except ValueError as error:
+            for row in rows if len(rows) > 1 else ():
+                self._batch([row])
+            raise ValueError(f"{self._where(rows[0])}, {error}") from None
         return structures
+
+    def _tagged(self, structures: Structures, rows: list[int]) -> Structures:
+        tag = self.options.tag_slab
+        return structures if tag is None else tag(structures)
 
     def _finish(self, count: int, index: str | None = None) -> None:
         """Look at the records now, those of `index` or the options' (ASE's, as text)."""

@@ -41,6 +41,7 @@ def open_dataset(
     layer_numbers: bool = False,
     frames: str | None = "all",
     forces: bool = False,
+    tag_slab: Callable[[Structures], Structures] | None = None,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
@@ -71,6 +72,8 @@ def open_dataset(
         forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
+        tag_slab: of :func:`flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
+            layer numbers; frames of a relaxation get those of the first.
 
     Raises:
         ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
@@ -87,9 +90,10 @@ def open_dataset(
         energy_initial,
         positions_relaxed,
         check,
-        layer_numbers,
+        layer_numbers or tag_slab is not None,
         frames,
         forces,
+        tag_slab,
     )
     if not isinstance(source, str | os.PathLike):
         return MemoryDataset(source, options)

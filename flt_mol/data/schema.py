@@ -44,6 +44,7 @@ class ReadOptions:
     layer_numbers: bool = False
     frames: str | None = "all"
     forces: bool = False
+    tag_slab: Callable[[Structures], Structures] | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from flt_mol.data.ase import frames_of, holds_structures, what_changes
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.schema import OnError, ReadOptions, Record
 from flt_mol.files import natural_key, readable
+from flt_mol.structures import Structures
 
 _SHOWN = 5
 
@@ -25,6 +26,7 @@ def from_trajectories(
     references: Mapping[Any, float] | str | Path,
     fmax: float = 0.05,
     on_error: OnError = "raise",
+    tag_slab: Callable[[Structures], Structures] | None = None,
 ) -> TrajectoryDataset:
     """IS2RE records from relaxations: the first frame is the input, the last gives the target.
 
@@ -42,6 +44,7 @@ def from_trajectories(
             energies are adsorption energies.
         fmax: eV/Å; a last frame with a larger force on a free atom is warned of.
         on_error: "raise", or "skip": skip such trajectories, and list them in `skipped`.
+        tag_slab: sets tags, as of :func:`flt_mol.data.open_dataset`.
 
     Raises:
         ValueError: no trajectories; several in a subfolder; one that cannot be read, of a single
@@ -70,7 +73,8 @@ def from_trajectories(
         first = skipped[0] if skipped else "no files"
         raise ValueError(f"{paths}: every file is invalid; the first: {first}")
     name = str(paths) if whole else f"{len(given)} trajectories"
-    dataset = TrajectoryDataset(name, ReadOptions(on_error=on_error), found)
+    options = ReadOptions(on_error=on_error, layer_numbers=tag_slab is not None, tag_slab=tag_slab)
+    dataset = TrajectoryDataset(name, options, found)
     dataset.skipped[:0] = skipped
     notes = {
         f"not relaxed, with a force beyond {fmax:g} eV/Å on a free atom": loose,

@@ -496,13 +496,12 @@ def single_step(
         return *run(grad, *given), *[None] * (len(given) - count)
 
     compiled.register_autograd(partial(by, gradients), setup_context=save)
-    return eager_step(compiled, forward, save, partial(by, backward))
+    return eager_step(compiled, forward, partial(by, backward))
 
 
 def eager_step(
     compiled: Callable[..., Tensor],
     forward: Callable[..., Tensor],
-    save: Callable[..., None],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> Callable[..., Tensor]:
     """`compiled` in graphs, else the same as an autograd.Function, at a third of its cost."""
@@ -510,9 +509,10 @@ def eager_step(
     class Step(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
-            out = forward(*given)
-            save(ctx, given, out)  # not as setup_context, which takes as long as ten operations
-            return out
+            # Not in setup_context, which takes as long as ten operations.
+            ctx.save_for_backward(*(x for x in given if isinstance(x, Tensor)))
+            ctx.others = [None if isinstance(x, Tensor) else x for x in given]
+            return forward(*given)
 
     Step.backward = staticmethod(backward)  # type: ignore[method-assign]
     apply: Any = Step.apply
@@ -632,7 +632,8 @@ def _over_groups(
     # systems that are worth one.
     number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
     systems = sum(map(len, groups[0].systems))
-    direct = number == 0 or (plain and first.numel() >= _WORTH_A_STEP * systems)
+    several = (number > 1 or systems == 1) and first.numel() >= _WORTH_A_STEP * systems
+    direct = number == 0 or (plain and several)
     whole = []
     for kind, width, like in outputs if direct else ():
         new = first.new_empty if groups[kind].complete else first.new_zeros

@@ -84,6 +84,12 @@ class DataConfig(Settings):
     recorded for `flt-mol predict --tag-slab`; null takes that of the data set, or of the
     checkpoint that the run starts from."""
 
+    tag_slab: bool = False
+    """Whether structures whose tags are all 0, or layer numbers, are tagged by `tag_rule` (`oc20`
+    where there is none), as `flt-mol predict --tag-slab` does; also by `flt-mol evaluate`."""
+    adsorbate: Text | None = None
+    """The adsorbate for `tag_slab`: a formula, rows of atoms (12,13) or none; null guesses."""
+
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
         if self.validation_fraction is not None and self.validation in self.paths:
