@@ -82,15 +82,8 @@ def predict(
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
-<<<<<<< HEAD
     _check_written(output, table.SUFFIXES, files)
-=======
-    if output is not None:
-        console.check_output(output, "-o FILE", table.SUFFIXES)
-        if any(file.resolve() == output.resolve() for file in files):
-            raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
     console.check_tagging(tag_slab, adsorbate, surface)
->>>>>>> main
     to_structures = output is not None and output.suffix.lower() == ".extxyz"
     if relaxed and not to_structures:
         raise ValueError("--relaxed needs -o FILE.extxyz, for the positions")
@@ -99,7 +92,7 @@ def predict(
         if ensemble:
             raise ValueError("--embeddings is for one model: those of members have no mean")
     several = [checkpoint, *(ensemble or ())]
-    tagger = _tagger_of(several, tag_slab, adsorbate, surface)
+    tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
@@ -144,9 +137,9 @@ def relax(
     fmax: Annotated[float, typer.Option(min=0.0, help="Largest force at the end, eV/Å.")] = 0.05,
     steps: Annotated[int, typer.Option(min=0, help="At most, for each structure.")] = 300,
     frames: Frames = None,
-    tag_slab: TagSlab = False,
-    adsorbate: Adsorbate = None,
-    surface: Surface = None,
+    tag_slab: console.TagSlab = False,
+    adsorbate: console.Adsorbate = None,
+    surface: console.Surface = None,
     batch_size: console.BatchSize = 32,
     device: console.Device = "cpu",
     skip_bad: console.SkipBad = False,
@@ -157,7 +150,8 @@ def relax(
     from flt_mol.prediction.table import StructureFiles
 
     _check_written(output, relaxation.SUFFIXES, files)
-    tagger = _tagger_of([checkpoint], tag_slab, adsorbate, surface)
+    console.check_tagging(tag_slab, adsorbate, surface)
+    tagger = _Tagger([checkpoint], adsorbate, surface) if tag_slab else None
     members = load_members(checkpoint, device)
     options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
     opened = StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
@@ -175,12 +169,12 @@ def relax(
         )
     if tagger is not None and tagger.untagged:
         tagger.explain()
-    names = [str(frames[0].info["sid"]) for frames in found]
-    for name, frames in zip(names, found, strict=True):
-        first, last = (frame.get_potential_energy() for frame in (frames[0], frames[-1]))
-        force = relaxation.largest_force(frames[-1])
+    names = [str(path[0].info["sid"]) for path in found]
+    for name, path in zip(names, found, strict=True):
+        before, after = (path[k].get_potential_energy() for k in (0, -1))
+        force = relaxation.largest_force(path[-1])
         end = f"{force:.3f} eV/Å{'' if force < fmax else '  not converged'}"
-        change = f"{first:10.4f} → {last:10.4f} eV  {len(frames) - 1:4d} steps"
+        change = f"{before:10.4f} → {after:10.4f} eV  {len(path) - 1:4d} steps"
         say(f"{name:<{max(map(len, names))}}  {change}  {end}")
     if output is not None:
         console.say_files([output])
@@ -192,17 +186,6 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
         console.check_output(output, "-o FILE", suffixes)
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to read, and would be overwritten")
-
-
-def _tagger_of(
-    checkpoints: list[str], tag_slab: bool, adsorbate: str | None, surface: str | None
-) -> _Tagger | None:
-    """What tags structures as the options of the same names say."""
-    if tag_slab:
-        return _Tagger(checkpoints, adsorbate, surface)
-    if adsorbate is not None or surface is not None:
-        raise ValueError("--adsorbate and --surface need --tag-slab")
-    return None
 
 
 def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
