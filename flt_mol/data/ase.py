@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.decoding import decode
 from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.data.tags import layer_note
@@ -41,7 +41,6 @@ def from_ase(
     sid: int | str | None = None,
     *,
     ignore_energy: bool = False,
-    notes: dict[str, str] | None = None,
 ) -> Structures:
     """ASE atoms as a batch of B = 1.
 
@@ -54,7 +53,6 @@ def from_ase(
         atoms: the structure, with cell and pbc.
         sid: its name; None takes `atoms.info["sid"]`, else 0.
         ignore_energy: targets and relaxed positions are not read, valid or not.
-        notes: filled with the defaults taken (kind → text); no warning is issued here.
 
     Raises:
         ValueError: as :func:`flt_mol.data.decoding.decode`.
@@ -67,10 +65,8 @@ def from_ase(
     record = atoms_record(atoms)
     if sid is not None or record.get("sid") is None:
         record["sid"] = 0 if sid is None else sid
-    if notes is not None:
-        notes.update(layer_note(record))
     options = ReadOptions(ignore_energy=ignore_energy)
-    return decode([record], options, where=lambda _: "ASE atoms", notes=notes)
+    return decode([record], options, where=lambda _: "ASE atoms")
 
 
 def to_ase(structures: Structures, index: int = 0) -> Atoms:
@@ -160,40 +156,36 @@ class AseDataset(StructuresDataset):
     Further fields are those of :func:`atoms_record`.
     """
 
-    def __init__(
-        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
-    ) -> None:
-        super().__init__(path, options, notes=notes)
+    def _open(self) -> int:
         kind = _format_of(self.path)
         self.kind = f"ASE {kind}"
-        self._frames: list[dict[str, Any]] = []
         try:
-            self._frames.extend(frames_of(self.path))
+            self._items.extend(frames_of(self.path))
         except ValueError as error:
-            if self.options.on_error == "raise" or not self._frames:
+            if self.options.on_error == "raise" or not self._items:
                 raise
             self.skipped.append(str(error))
-        if not self._frames:
+        if not self._items:
             raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
         are_frames = kind not in _DATABASES
-        self.is_relaxation = are_frames and _is_relaxation(self._frames)
+        self.is_relaxation = are_frames and _is_relaxation(self._items)
         index = self.options.frames or ("first" if self.is_relaxation else "all")
-        index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
+        self._index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
         name = self.path.stem if self.is_relaxation else self.path.name
-        alone = len(self._frames) == 1 or (self.is_relaxation and ":" not in index)
-        for row, record in enumerate(self._frames):
-            if record.get("sid") is None:
-                record["sid"] = name if alone else f"{name}#{row}"
-        self._finish(len(self._frames), index)
+        alone = len(self._items) == 1 or (self.is_relaxation and ":" not in self._index)
+        for row, record in enumerate(self._items):
+            named = {"sid": name if alone else f"{name}#{row}"}
+            self._items[row] = {**record, **(named if record.get("sid") is None else {})}
+        return len(self._items)
+
+    def _finish(self, count: int) -> None:
+        super()._finish(count)
         self.read_through()
         for row in () if self.options.layer_numbers else self._rows:
-            self.notes.add(layer_note(self._frames[row]))
-
-    def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self._frames[row] for row in rows]
+            self.notes.add(layer_note(self._items[row]))
 
     def _where(self, row: int) -> str:
-        return f"{self.path}#{row}" if len(self._frames) > 1 else str(self.path)
+        return f"{self.path}#{row}" if len(self._items) > 1 else str(self.path)
 
     @cached_property
     def first_frame(self) -> Structures:

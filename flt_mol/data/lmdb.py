@@ -16,9 +16,9 @@ import lmdb
 import numpy as np
 
 from flt_mol.data.ase import row_record
-from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.pyg import fields_of
-from flt_mol.data.schema import ReadOptions, Record, decoded
+from flt_mol.data.schema import Record, decoded
 from flt_mol.data.unpickle import inflated, saved, unpickle
 from flt_mol.files import readable, temporary_path
 
@@ -125,16 +125,14 @@ class LmdbDataset(StructuresDataset):
         UserWarning: `length` disagrees with the records found; defaults taken for missing fields.
     """
 
-    def __init__(
-        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
-    ) -> None:
-        super().__init__(path, options, notes=notes)
+    kind = "LMDB"
+
+    def _open(self) -> int:
         self.file = data_file(self.path)
         self._environment: _Environment | None = None
         self._stamp = _stamp(self.file)
-        self.kind = "LMDB"
         self._keys = np.array(self._read_keys(), dtype=np.bytes_)
-        self._finish(len(self._keys))
+        return len(self._keys)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_environment": None}

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from flt_mol.data.ase import frames_of, holds_structures, what_changes
-from flt_mol.data.dataset import StructuresDataset
+from flt_mol.data.opening import MemoryDataset
 from flt_mol.data.schema import OnError, ReadOptions, Record
-from flt_mol.files import natural_key, readable
-
-_SHOWN = 5
+from flt_mol.files import natural_key, readable, some
 
 
 def from_trajectories(
@@ -25,7 +23,7 @@ def from_trajectories(
     references: Mapping[Any, float] | str | Path,
     fmax: float = 0.05,
     on_error: OnError = "raise",
-) -> TrajectoryDataset:
+) -> MemoryDataset:
     """IS2RE records from relaxations: the first frame is the input, the last gives the target.
 
     The target is E(last) − reference, y_init is E(first) − reference where the first frame holds
@@ -70,31 +68,16 @@ def from_trajectories(
         first = skipped[0] if skipped else "no files"
         raise ValueError(f"{paths}: every file is invalid; the first: {first}")
     name = str(paths) if whole else f"{len(given)} trajectories"
-    dataset = TrajectoryDataset(name, ReadOptions(on_error=on_error), found)
+    files, records = zip(*found, strict=True)
+    options = ReadOptions(on_error=on_error)
+    dataset = MemoryDataset(list(records), options, name=name, places=list(map(str, files)))
     dataset.skipped[:0] = skipped
     notes = {
         f"not relaxed, with a force beyond {fmax:g} eV/Å on a free atom": loose,
         "ignored, not trajectories": others,
     }
-    dataset.notes.add({text: f"{text}: {_shown(names)}" for text, names in notes.items() if names})
+    dataset.notes.add({text: f"{text}: {some(names)}" for text, names in notes.items() if names})
     return dataset
-
-
-class TrajectoryDataset(StructuresDataset):
-    """The records of :func:`from_trajectories`, kept in memory: two frames of each file."""
-
-    def __init__(
-        self, name: str, options: ReadOptions, found: Sequence[tuple[Path, Record]]
-    ) -> None:
-        super().__init__(name, options)
-        self._found = found
-        self._finish(len(found))
-
-    def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self._found[row][1] for row in rows]
-
-    def _where(self, row: int) -> str:
-        return str(self._found[row][0])
 
 
 def _trajectories(path: Path, others: list[str]) -> list[tuple[Path, str]]:
@@ -120,10 +103,6 @@ def _trajectories(path: Path, others: list[str]) -> list[tuple[Path, str]]:
         raise ValueError(f"no trajectories in {path}, nor in its subfolders")
     others += [e.name for e in entries if e not in used]
     return found
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
 
 
 def _relaxation(
@@ -197,7 +176,7 @@ def _reference(
     for name in names:
         if name in table:
             return table[name]
-    text = f"no reference energy under {' or '.join(names)}; there are: {_shown(list(table))}"
+    text = f"no reference energy under {' or '.join(names)}; there are: {some(list(table))}"
     raise ValueError(f"{where}: {text}")
 
 

@@ -16,16 +16,13 @@ from flt_mol.data.recipes import find_recipe, skipped_message
 from flt_mol.evaluation.report import notes
 from flt_mol.evaluation.splits import SplitResult, evaluate_splits
 from flt_mol.evaluation.summary import constant_maes, summarise
-from flt_mol.evaluation.tables import some_sids
-from flt_mol.files import shipped_folder
+from flt_mol.files import shipped_folder, some
 from flt_mol.models.checkpoint import find_checkpoint, read_checkpoint
 from flt_mol.prediction.energies import MeanModel
 from flt_mol.prediction.members import load_members
 
 HELD_OUT = "held_out"
 """Name of the systems held out of training where that of the validation split is taken."""
-
-_READ = 64  # systems read together
 
 
 def evaluate_checkpoint(
@@ -190,13 +187,11 @@ class _Run:
         """The systems of `source` that training held out."""
         if not self.held_out:
             raise ValueError(f"{self.path} lists no systems held out of training")
-        found: dict[int, str] = {}
-        for start in range(0, len(source), _READ):
-            batch = source.batch(range(start, min(start + _READ, len(source))))
-            found |= {i: str(x) for i, x in enumerate(batch.sid, start) if str(x) in self.held_out}
+        sids = enumerate(str(sid) for batch in source.batches() for sid in batch.sid)
+        found = {i: sid for i, sid in sids if sid in self.held_out}
         if missing := sorted(self.held_out.difference(found.values())):
             text = f"{len(missing)} of {len(self.held_out)} held-out systems are not in"
-            warnings.warn(f"{text} {source.path} ({some_sids(missing)})", UserWarning, stacklevel=2)
+            warnings.warn(f"{text} {source.path} (sid {some(missing)})", UserWarning, stacklevel=2)
         return Subset(source, list(found))
 
     def baselines(self, splits: Iterable[str]) -> dict[str, dict[str, float]]:

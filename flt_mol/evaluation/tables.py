@@ -21,6 +21,7 @@ import numpy as np
 from flt_mol.data import open_dataset
 from flt_mol.data.recipes import find_recipe
 from flt_mol.evaluation.splits import SplitResult
+from flt_mol.files import some
 from flt_mol.prediction.energies import energies_of
 
 _PREDICTION = ("energy", "prediction", "pred", "y_relaxed")
@@ -157,7 +158,7 @@ def score_files(
     for found, what in ((missing, "no prediction"), (surplus, "no target")):
         if found:
             where = f"{predicted.path} against {wanted.path}"
-            raise ValueError(f"{where}: {what} for {some_sids(found)}; choose splits with --split")
+            raise ValueError(f"{where}: {what} for sid {some(found)}; choose splits with --split")
     ids: dict[str, list[Key]] = {}
     for key in theirs:
         name = theirs[key][0] or ours[key][0] or wanted.path.name.partition(".")[0]
@@ -188,12 +189,6 @@ def _stored_targets(source: str | Path, splits: Sequence[str]) -> EnergyTable:
                 where = f"{dataset.where(i)}, sid {_named(key)}"
                 raise ValueError(f"{where}: the target is {energy!r}, and {energies[key]!r} above")
     return EnergyTable(Path(source), energies)
-
-
-def some_sids(sids: Sequence[Any], shown: int = 5) -> str:
-    """`sid 1, 2, 3, 4, 5 and 7 more`."""
-    more = f" and {len(sids) - shown} more" if len(sids) > shown else ""
-    return f"sid {', '.join(map(str, sids[:shown]))}{more}"
 
 
 def _by_id(table: EnergyTable, with_split: bool, splits: Sequence[str]) -> dict[Key, Key]:
