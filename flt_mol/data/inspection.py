@@ -165,12 +165,7 @@ def render(summary: Mapping[str, Any]) -> str:
         if count := summary["counts"][name]:
             lines += [f"{count} {title}:", *(f"  {item}" for item in items[:_SHOWN])]
             lines += [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
-    return "\n".join(map(_printable, lines))
-
-
-def _printable(line: str) -> str:
-    """Names and sids come from the file: control characters must not reach a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return "\n".join(lines)
 
 
 def _counts(values: Mapping[str, int]) -> str:

@@ -6,8 +6,7 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -146,7 +145,7 @@ class LmdbDataset(StructuresDataset):
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         records = []
-        with self._reading() as transaction:
+        with self._begin() as transaction:
             for row in rows:
                 try:
                     data = inflated(transaction.get(bytes(self._keys[row])) or b"")
@@ -155,30 +154,28 @@ class LmdbDataset(StructuresDataset):
                     if fields is None:
                         raise ValueError("the record is neither PyG Data nor a dict")
                     records.append(fields)
-                except ValueError as error:
+                except (ValueError, lmdb.Error) as error:
                     raise ValueError(f"{self._where(row)}: {error}") from error
         return records
 
-    @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        """A transaction; LMDB's errors name the file."""
+    def _begin(self) -> Any:
+        """A transaction."""
         if _stamp(self.file) != self._stamp:
             raise ValueError(f"{self.path} has changed since it was opened; open it again")
         self._environment = _opened(self.file, self._stamp)
-        try:
-            with self._environment.lmdb.begin() as transaction:
-                yield transaction
-        except lmdb.Error as error:
-            raise ValueError(f"{self.path} is damaged: {error}; download it again") from error
+        return self._environment.lmdb.begin()
 
     def _read_keys(self) -> list[bytes]:
         """Keys of the records in numeric order; their number is compared with `length`."""
-        with self._reading() as transaction:
-            every = list(transaction.cursor().iternext(keys=True, values=False))
-            keys = sorted((k for k in every if k.isdigit() and len(k) <= _DIGITS), key=int)
-            keys = keys or [k for k in every if k not in _ABOUT]
-            first = transaction.get(keys[0]) if keys else b""
-            length = transaction.get(b"length")
+        try:
+            with self._begin() as transaction:
+                every = list(transaction.cursor().iternext(keys=True, values=False))
+                keys = sorted((k for k in every if k.isdigit() and len(k) <= _DIGITS), key=int)
+                keys = keys or [k for k in every if k not in _ABOUT]
+                first = transaction.get(keys[0]) if keys else b""
+                length = transaction.get(b"length")
+        except lmdb.Error as error:
+            raise ValueError(f"{self.path} is damaged: {error}; download it again") from error
         if not (keys and keys[0].isdigit()) and not first.startswith((b"\x80", b"x", b"PK")):
             raise ValueError(
                 f"no records in {self.path}: keys are whole numbers; found: {every[:3]}"

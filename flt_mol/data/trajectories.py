@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,8 @@ import numpy as np
 from flt_mol.data.ase import frames_of, holds_structures, what_changes
 from flt_mol.data.opening import MemoryDataset
 from flt_mol.data.schema import OnError, ReadOptions, Record
-from flt_mol.files import natural_key, readable, some
+from flt_mol.data.tables import read_energies
+from flt_mol.files import natural_key, some
 
 
 def from_trajectories(
@@ -141,26 +141,11 @@ def _relaxation(
 def _reference_table(given: Mapping[Any, Any] | str | Path) -> Mapping[str, float] | str:
     """Name → eV; or the name of a key of `info`, or "none"."""
     if isinstance(given, Mapping):
-        pairs = [(str(name), value) for name, value in given.items()]
-    elif isinstance(given, Path) or given.lower().endswith(".csv"):
-        try:
-            with readable(Path(given)), Path(given).open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file, skipinitialspace=True))
-            pairs = [(row["sid"], row["energy"]) for row in rows]
-        except (ValueError, KeyError, csv.Error) as error:
-            text = f"{given}: expected CSV with the columns sid, energy: {error}"
-            raise ValueError(text) from None
-    else:
+        what = "references: the reference energy of"
+        return {str(name): _energy(value, f"{what} {name}") for name, value in given.items()}
+    if isinstance(given, str) and not given.lower().endswith(".csv"):
         return given
-    source = "references" if isinstance(given, Mapping) else given
-    table: dict[str, float] = {}
-    for name, value in pairs:
-        energy = _energy(value, f"{source}: the reference energy of {name}")
-        if table.setdefault(name, energy) != energy:
-            raise ValueError(f"{source}: two reference energies of {name}: keep one")
-    if not table:
-        raise ValueError(f"{source}: no reference energies")
-    return table
+    return {sid: energy for (_, sid), energy in read_energies(given, ("energy",)).energies.items()}
 
 
 def _reference(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.evaluation.tables import EnergyTable
+from flt_mol.data.tables import EnergyTable
 from flt_mol.files import some, temporary_path
 
 SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")

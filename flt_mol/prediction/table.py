@@ -192,7 +192,8 @@ def write_predictions(
     Args:
         predictions: as of :func:`predict_files`.
         path: the file.
-        files: for `.extxyz`, the structures that were predicted, in their order.
+        files: for `.extxyz`, the structures that were predicted, in their order; if not given, the
+            files that `predictions` name are read again.
 
     Raises:
         ValueError: another suffix; predictions that do not belong to the structures.
@@ -211,9 +212,8 @@ def write_predictions(
         temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as f,
     ):
         if suffix == ".extxyz":
-            if files is None:
-                raise ValueError(f"{path}: structures are written if files are given")
-            _write_extxyz(predictions, f, files)
+            paths = list(dict.fromkeys(p.file for p in predictions))
+            _write_extxyz(predictions, f, files or StructureFiles(paths, frames="all"))
         elif suffix == ".json":
             json.dump(rows, f, indent=1, allow_nan=False)
         else:
