@@ -22,7 +22,6 @@ from flt_mol.structures import Structures
 if TYPE_CHECKING:
     from ase import Atoms
 
-_ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}  # other names of targets
 _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under other names
 # Formats of structures that a folder may hold; of others ASE guesses by suffix alone, such as a
 # README.md for CASTEP's.
@@ -46,8 +45,8 @@ def from_ase(
 
     Fixed are the atoms that `FixAtoms`, or `FixCartesian` and `FixScaled` in all three directions,
     hold. The energy of a calculator is never taken for the target: only `atoms.info["y_relaxed"]`
-    (or "energy_relaxed") is, an adsorption energy in eV; likewise "y_init". Relaxed positions are
-    those of `atoms.arrays["pos_relaxed"]`.
+    is, an adsorption energy in eV; likewise "y_init". Relaxed positions are those of
+    `atoms.arrays["pos_relaxed"]`.
 
     Args:
         atoms: the structure, with cell and pbc.
@@ -120,9 +119,6 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
             record["calculator"] = float(found["energy"])
         if found.get("forces") is not None:
             record["forces"] = np.asarray(found["forces"])
-    for name, other in _ALSO.items():
-        if record.get(name) is None and other in record:
-            record[name] = record[other]
     return record | {
         "pos": atoms.get_positions(),
         "atomic_numbers": atoms.get_atomic_numbers(),
@@ -287,11 +283,9 @@ def _merged(pairs: Any, data: Any) -> dict[str, Any]:
         raise ValueError("data or key_value_pairs are not names with values")
     fields = {**pairs, **{name: value for name, value in data.items() if value is not None}}
     for name, value in pairs.items():
-        both = fields[name], value
-        if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
-            raise ValueError(
-                f"{name} of data is {both[0]!r:.40}, of key_value_pairs {value!r:.40}: keep one"
-            )
+        if isinstance(fields[name], str | int | float) and fields[name] != value:
+            found = f"{fields[name]!r:.40}, of key_value_pairs {value!r:.40}"
+            raise ValueError(f"{name} of data is {found}: keep one")
     return fields
 
 

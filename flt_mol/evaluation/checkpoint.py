@@ -137,7 +137,7 @@ class _Run:
             frozenset(map(str, content["systems"].get(x) or ())) for x in ("trained", "held_out")
         )
         source = config.get("name") if data is None else data
-        self.recipe = recipe = None if source is None else find_recipe(source)
+        recipe = None if source is None else find_recipe(source)
         own = data is None or recipe is None or recipe.name == config.get("name")
         self.energy = str((own and config.get("energy")) or "y_relaxed")
         paths = (config.get("paths") or {}) if data is None else {}
@@ -156,7 +156,8 @@ class _Run:
             name = str(config.get("validation") or HELD_OUT)
             self.part = HELD_OUT if name in known else name
             known = {self.part: known[self.train], **known}
-        self.known, self.given = known, bool(paths)
+        self.known = known
+        self.stated = {} if paths or not recipe else recipe.metadata.get("baselines") or {}
 
     def open(
         self, splits: Sequence[str], only_held_out: bool, options: Mapping[str, Any]
@@ -197,8 +198,7 @@ class _Run:
     def baselines(self, splits: Iterable[str]) -> dict[str, dict[str, float]]:
         """{baseline: {split: MAE in eV}} as the data set's recipe gives them, of whole splits."""
         found: dict[str, dict[str, float]] = {}
-        stated = {} if self.recipe is None else self.recipe.metadata.get("baselines") or {}
-        for split in splits if not self.given else ():
-            for method, metrics in stated.get(split, {}).items():
+        for split in splits:
+            for method, metrics in self.stated.get(split, {}).items():
                 found.setdefault(method, {})[split] = float(metrics["mae"])
         return found

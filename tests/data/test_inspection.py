@@ -44,7 +44,7 @@ def test_counts(path):
     assert found["pbc"] == {"TTT": 9}
     assert sum(found["elements"].values()) >= 9
     assert found["counts"] == {"outliers": 1, "repeated_sids": 1, "skipped": 0, "problems": 2}
-    assert found["dtypes"]["pos"] == ["array float32, 2 axes"]
+    assert found["dtypes"]["pos"] == ["float32"]
     assert done[-1][1] == 11
     json.dumps(found, allow_nan=False)
 
