@@ -119,7 +119,7 @@ def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
     for name, share in fractions.items():
         if not _NAME.fullmatch(name):
             raise ValueError(f"split {name!r}: a name has letters, digits, _ and -")
-        if share is not None and not 0 < share < math.inf:
+        if share is not None and (isinstance(share, bool) or not 0 < share < math.inf):
             raise ValueError(f"split {name} has share {share!r}, expected a positive number")
     given = [share for share in fractions.values() if share is not None]
     lacking = len(fractions) - len(given)
