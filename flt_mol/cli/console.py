@@ -21,6 +21,20 @@ SkipBad = Annotated[
 Ensemble = Annotated[
     list[str] | None, typer.Option(metavar="CHECKPOINT...", help="Further members of an ensemble.")
 ]
+TagSlab = Annotated[
+    bool, typer.Option("--tag-slab", help="Tag structures whose tags are all 0, or layer numbers.")
+]
+Adsorbate = Annotated[
+    str | None,
+    typer.Option(metavar="WHAT", help="Formula, indices from 0 (12,13), or none (default: guess)."),
+]
+Surface = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE",
+        help="oc20, half, or a number of layers (default: the model's, or oc20).",
+    ),
+]
 _STDOUT: Any = object()
 
 
@@ -38,6 +52,12 @@ class Variadic(typer.core.TyperCommand):
                 out.append(option)
             out.append(arg)
         return super().parse_args(ctx, out)
+
+
+def check_tagging(tag_slab: bool, adsorbate: str | None, surface: str | None) -> None:
+    """ValueError where there are options of tagging without it."""
+    if not tag_slab and (adsorbate is not None or surface is not None):
+        raise ValueError("--adsorbate and --surface need --tag-slab")
 
 
 def say(text: str, stream: TextIO | None = _STDOUT) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flt_mol.cli import console
 from flt_mol.cli.console import SkipBad, Variadic, check_output, progress_bars, say, say_files
 
 app = typer.Typer()
@@ -87,6 +88,9 @@ def convert(
     ] = False,
     references: References = None,
     energy: Energy = "y_relaxed",
+    tag_slab: console.TagSlab = False,
+    adsorbate: console.Adsorbate = None,
+    surface: console.Surface = None,
     drop: Drop = None,
     max_energy: MaxEnergy = None,
     skip_bad: SkipBad = False,
@@ -97,9 +101,16 @@ def convert(
     """
     from flt_mol.data import convert as convert_data
     from flt_mol.data import from_trajectories
+    from flt_mol.data.tags import slab_tagger
 
     check_output(output.absolute().parent, "OUTPUT")
     options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
+    console.check_tagging(tag_slab, adsorbate, surface)
+    if tag_slab:
+        options["tag_slab"] = slab_tagger(adsorbate, surface or "oc20", "--surface")
+        if surface is None:
+            text = "tagged by the rule 'oc20'; of the shipped models it is 'half': give --surface"
+            warnings.warn(text, UserWarning, stacklevel=2)
     if references is None:
         dataset = _open_to_write(source, split, energy=energy, forces=forces, **options)
     elif split is not None or forces or energy != "y_relaxed":

@@ -17,6 +17,7 @@ from flt_mol.cli import console
 from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
+    from flt_mol.prediction.members import Members
     from flt_mol.prediction.table import Prediction
     from flt_mol.structures import Structures
 
@@ -40,19 +41,14 @@ Frames = Annotated[
         metavar="first|last|all", help="Frames of each file (default: the first of relaxations)."
     ),
 ]
-TagSlab = Annotated[
-    bool, typer.Option("--tag-slab", help="Tag structures whose tags are all 0, or layer numbers.")
-]
-Adsorbate = Annotated[
-    str | None,
-    typer.Option(metavar="WHAT", help="Formula, indices from 0 (12,13), or none (default: guess)."),
-]
 Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the model first: for many structures.")
 ]
-Surface = Annotated[
-    str | None,
-    typer.Option(metavar="RULE", help="oc20, half, or a number of layers (default: the model's)."),
+Relaxed = Annotated[
+    bool, typer.Option("--relaxed", help="Write the predicted relaxed positions (to .extxyz).")
+]
+Embeddings = Annotated[
+    Path | None, typer.Option(metavar="FILE.npz", help="Write an embedding of each structure, too.")
 ]
 
 
@@ -63,15 +59,20 @@ def predict(
     output: Output = None,
     ensemble: console.Ensemble = None,
     frames: Frames = None,
-    tag_slab: TagSlab = False,
-    adsorbate: Adsorbate = None,
-    surface: Surface = None,
+    tag_slab: console.TagSlab = False,
+    adsorbate: console.Adsorbate = None,
+    surface: console.Surface = None,
     batch_size: console.BatchSize = 64,
     device: console.Device = "cpu",
     skip_bad: console.SkipBad = False,
     compiled: Compile = False,
+    relaxed: Relaxed = False,
+    embeddings: Embeddings = None,
 ) -> None:
-    """Predict energies (eV) of all structures in files."""
+    """Predict energies (eV) of all structures in files.
+
+    Models that were trained on forces write them to .extxyz, too.
+    """
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
@@ -79,8 +80,14 @@ def predict(
         console.check_output(output, "-o FILE", table.SUFFIXES)
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
-    if not tag_slab and (adsorbate is not None or surface is not None):
-        raise ValueError("--adsorbate and --surface need --tag-slab")
+    console.check_tagging(tag_slab, adsorbate, surface)
+    to_structures = output is not None and output.suffix.lower() == ".extxyz"
+    if relaxed and not to_structures:
+        raise ValueError("--relaxed needs -o FILE.extxyz, for the positions")
+    if embeddings is not None:
+        console.check_output(embeddings, "--embeddings FILE", (".npz",))
+        if ensemble:
+            raise ValueError("--embeddings is for one model: those of members have no mean")
     several = [checkpoint, *(ensemble or ())]
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)
@@ -90,38 +97,56 @@ def predict(
     opened = table.StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
     with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
-        predictions = table.predict_files(members, opened, batch_size, progress=progress)
+        outputs = _outputs(members, to_structures, relaxed) + ["system_embeddings"] * bool(
+            embeddings
+        )
+        predictions = table.predict_files(
+            members, opened, batch_size, outputs=outputs, progress=progress
+        )
     if tagger is not None and tagger.untagged:
         tagger.explain()
     shown = [] if tagger is None else tagger.shown
     energies = _lines(predictions, shown)
 
     def write() -> None:
-        if output is None:
-            return
         try:
-            table.write_predictions(predictions, output, opened)
+            if output is not None:
+                table.write_predictions(predictions, output, opened)
+            if embeddings is not None:
+                table.write_embeddings(predictions, embeddings)
         except (OSError, ValueError):  # a full disk must not lose hours of work
-            say(energies)
+            if output is not None:
+                say(energies)
             raise
-        console.say_files([output])
+        if written := [file for file in (output, embeddings) if file is not None]:
+            console.say_files(written)
 
     console.show_then(energies if output is None else _summary(predictions, shown), write)
+
+
+def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
+    """What is to be written beside energies; a ValueError if a model does not give it."""
+    name = "displacement" if relaxed else "forces"
+    configs = {
+        x: getattr(m, "config", None) for x, m in zip(members.labels, members.models, strict=True)
+    }
+    lacking = [x for x, config in configs.items() if name not in getattr(config, "outputs", ())]
+    if relaxed and lacking:
+        raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
+    return [name] if to_structures and not lacking else []
 
 
 class _Tagger:
     """Tags slabs by the rule given, or that of the checkpoints' training data."""
 
     def __init__(self, checkpoints: list[str], adsorbate: str | None, surface: str | None) -> None:
-        from flt_mol.data.tags import parse_rule
+        from flt_mol.data.tags import slab_tagger
         from flt_mol.prediction.members import surface_rule, tag_rules
 
-        indices = [] if adsorbate is None else adsorbate.split(",")
-        numbers = bool(indices) and all(x.strip().isdecimal() for x in indices)
-        self.adsorbate: Any = [int(x) for x in indices] if numbers else adsorbate
         self.is_given = surface is not None
-        rule = parse_rule(surface, "--surface") if self.is_given else surface_rule(checkpoints)
-        self.surface = rule or "oc20"
+        rule = surface if self.is_given else surface_rule(checkpoints)
+        self.tag = slab_tagger(adsorbate, rule or "oc20", "--surface")
+        self.surface = self.tag.keywords["surface"]
         self.known = set(tag_rules(checkpoints).values())
         self.untagged, self.shown = 0, list[str]()
         self._given: Structures | None = None
@@ -129,10 +154,8 @@ class _Tagger:
     def __call__(self, structures: Structures) -> Structures:
         from ase.symbols import Symbols
 
-        from flt_mol.data.tags import tag_structures
-
         if structures is not self._given:  # the same for all frames of a relaxation
-            self._tagged = tag_structures(structures, self.adsorbate, surface=self.surface)
+            self._tagged = self.tag(structures)
             self._given = structures
         tagged = self._tagged
         self.untagged += not structures.tags.any()

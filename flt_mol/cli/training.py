@@ -25,6 +25,9 @@ def train(
     finetune: Annotated[
         str | None, typer.Option(metavar="CHECKPOINT", help="Start from these weights.")
     ] = None,
+    tag_slab: Annotated[
+        bool, typer.Option("--tag-slab", help="As data.tag_slab=true: tag untagged slabs.")
+    ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all settings as yaml, without training.")
     ] = False,
@@ -40,6 +43,7 @@ def train(
         from flt_mol.training.run import closing_lines, train
 
         start = [] if finetune is None else [f"finetune.checkpoint={finetune}"]
+        start += ["data.tag_slab=true"] if tag_slab else []
         config = load_run_config(run, [*start, *(overrides or ())])
         if print_config:
             say(run_yaml(config).rstrip())

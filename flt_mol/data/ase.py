@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record
+from flt_mol.data.schema import ReadOptions, Record, Tagger
 from flt_mol.data.tags import layer_note
 from flt_mol.structures import Structures
 
@@ -183,6 +184,13 @@ class AseDataset(StructuresDataset):
     def _where(self, row: int) -> str:
         return f"{self.path}#{row}" if len(self._items) > 1 else str(self.path)
 
+    def _tagged(self, structures: Structures, rows: list[int], tag: Tagger) -> Structures:
+        """Of a relaxation with the tags of its first frame."""
+        if not self.is_relaxation or rows == [0]:
+            return tag(structures)
+        tags, fixed = (x.repeat(len(rows)) for x in (self.first_frame.tags, self.first_frame.fixed))
+        return replace(structures, tags=tags, fixed=fixed)
+
     @cached_property
     def first_frame(self) -> Structures:
         """Of the file, also where others were chosen."""
@@ -283,8 +291,9 @@ def _merged(pairs: Any, data: Any) -> dict[str, Any]:
         raise ValueError("data or key_value_pairs are not names with values")
     fields = {**pairs, **{name: value for name, value in data.items() if value is not None}}
     for name, value in pairs.items():
-        if isinstance(fields[name], str | int | float) and fields[name] != value:
-            found = f"{fields[name]!r:.40}, of key_value_pairs {value!r:.40}"
+        both = fields[name], value
+        if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
+            found = f"{both[0]!r:.40}, of key_value_pairs {value!r:.40}"
             raise ValueError(f"{name} of data is {found}: keep one")
     return fields
 

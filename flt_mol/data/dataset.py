@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record, decoded, may_be_energy, to_numpy
+from flt_mol.data.schema import ReadOptions, Record, Tagger, decoded, may_be_energy, to_numpy
 from flt_mol.structures import Structures
 
 _AT_ONCE = 64  # systems read together when a whole file is read
@@ -196,14 +196,19 @@ class StructuresDataset(Dataset[Structures]):
         structures = self._systems(rows, kinds)
         if kinds:
             self.notes.add(kinds)
-        if self.options.check is not None:
-            try:
+        try:
+            if self.options.tag_slab is not None:
+                structures = self._tagged(structures, rows, self.options.tag_slab)
+            if self.options.check is not None:
                 self.options.check(structures)
-            except ValueError as error:
-                for row in rows if len(rows) > 1 else ():
-                    self._batch([row])
-                raise ValueError(f"{self._where(rows[0])}, {error}") from None
+        except ValueError as error:
+            for row in rows if len(rows) > 1 else ():
+                self._batch([row])
+            raise ValueError(f"{self._where(rows[0])}, {error}") from None
         return structures
+
+    def _tagged(self, structures: Structures, rows: list[int], tag: Tagger) -> Structures:
+        return tag(structures)
 
     def _finish(self, count: int) -> None:
         """Look at the records now, those of `_index` (ASE's, as text)."""

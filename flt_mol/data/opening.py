@@ -19,7 +19,7 @@ from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.flat import FlatDataset
 from flt_mol.data.lmdb import LmdbDataset, data_file, is_lmdb
 from flt_mol.data.pyg import is_collated, is_pyg, pyg_records
-from flt_mol.data.schema import OnError, ReadOptions, Record, decoded
+from flt_mol.data.schema import OnError, ReadOptions, Record, Tagger, decoded
 from flt_mol.data.tags import layer_note
 from flt_mol.data.unpickle import read_saved
 from flt_mol.files import natural_key, readable, shipped_folder, some
@@ -44,6 +44,7 @@ def open_dataset(
     layer_numbers: bool = False,
     frames: str | None = "all",
     forces: bool = False,
+    tag_slab: Tagger | None = None,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
@@ -74,6 +75,8 @@ def open_dataset(
         forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
+        tag_slab: of :func:`flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
+            layer numbers; frames of a relaxation get those of the first.
 
     Raises:
         ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
@@ -90,9 +93,10 @@ def open_dataset(
         energy_initial,
         positions_relaxed,
         check,
-        layer_numbers,
+        layer_numbers or tag_slab is not None,
         frames,
         forces,
+        tag_slab,
     )
     if not isinstance(source, str | os.PathLike):
         return MemoryDataset(source, options)

@@ -17,6 +17,7 @@ from flt_mol.structures import Structures
 
 Record = Mapping[str, Any]
 OnError = Literal["raise", "skip"]
+Tagger = Callable[[Structures], Structures]
 
 GRAPH_FIELDS = frozenset(
     ("edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr")
@@ -44,6 +45,7 @@ class ReadOptions:
     layer_numbers: bool = False
     frames: str | None = "all"
     forces: bool = False
+    tag_slab: Tagger | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):

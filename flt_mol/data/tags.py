@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,27 @@ def tag_structures(
             system = replace(system, tags=tags, fixed=fixed)
         systems.append(system)
     return Structures.cat(systems).to(structures.ptr.device)
+
+
+def slab_tagger(
+    adsorbate: str | None = None, surface: Any = "oc20", name: str = "surface"
+) -> partial[Structures]:
+    """:func:`tag_structures` with arguments as commands and files have them: ``12,13``, ``2``.
+
+    Raises:
+        ValueError: another rule, by its `name`.
+    """
+    rows = [] if adsorbate is None else [x.strip() for x in adsorbate.split(",")]
+    numbered = bool(rows) and all(x.isdecimal() for x in rows)
+    which: Adsorbate = [int(x) for x in rows] if numbered else adsorbate
+    return partial(tag_structures, adsorbate=which, surface=parse_rule(surface, name))
+
+
+def tagger_of(data: Mapping[str, Any]) -> Callable[[Structures], Structures] | None:
+    """What tags the structures of a run, by its settings `data`; None where nothing does."""
+    if not data.get("tag_slab"):
+        return None
+    return slab_tagger(data.get("adsorbate"), data.get("tag_rule") or "oc20", "data.tag_rule")
 
 
 def parse_rule(value: Any, name: str) -> Surface:

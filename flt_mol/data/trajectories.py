@@ -12,7 +12,7 @@ import numpy as np
 
 from flt_mol.data.ase import frames_of, holds_structures, what_changes
 from flt_mol.data.opening import MemoryDataset
-from flt_mol.data.schema import OnError, ReadOptions, Record
+from flt_mol.data.schema import OnError, ReadOptions, Record, Tagger
 from flt_mol.data.tables import read_energies
 from flt_mol.files import natural_key, some
 
@@ -23,6 +23,7 @@ def from_trajectories(
     references: Mapping[Any, float] | str | Path,
     fmax: float = 0.05,
     on_error: OnError = "raise",
+    tag_slab: Tagger | None = None,
 ) -> MemoryDataset:
     """IS2RE records from relaxations: the first frame is the input, the last gives the target.
 
@@ -40,6 +41,7 @@ def from_trajectories(
             energies are adsorption energies.
         fmax: eV/Å; a last frame with a larger force on a free atom is warned of.
         on_error: "raise", or "skip": skip such trajectories, and list them in `skipped`.
+        tag_slab: sets tags, as of :func:`flt_mol.data.open_dataset`.
 
     Raises:
         ValueError: no trajectories; several in a subfolder; one that cannot be read, of a single
@@ -69,7 +71,7 @@ def from_trajectories(
         raise ValueError(f"{paths}: every file is invalid; the first: {first}")
     name = str(paths) if whole else f"{len(given)} trajectories"
     files, records = zip(*found, strict=True)
-    options = ReadOptions(on_error=on_error)
+    options = ReadOptions(on_error=on_error, layer_numbers=tag_slab is not None, tag_slab=tag_slab)
     dataset = MemoryDataset(list(records), options, name=name, places=list(map(str, files)))
     dataset.skipped[:0] = skipped
     notes = {

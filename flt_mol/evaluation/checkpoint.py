@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 
 from flt_mol.data import open_dataset
 from flt_mol.data.recipes import find_recipe, skipped_message
+from flt_mol.data.tags import tagger_of
 from flt_mol.evaluation.report import notes
 from flt_mol.evaluation.splits import SplitResult, evaluate_splits
 from flt_mol.evaluation.summary import constant_maes, summarise
@@ -76,6 +77,7 @@ def evaluate_checkpoint(
         "on_error": "skip" if skip_bad else "raise",
         "check": model.check,
         "forces": "forces" in first.config.outputs,
+        "tag_slab": run.tagger,
     }
     sources = run.open(splits, held_out, options)
     further: dict[str, dict[str, Any]] = {"skipped": {}, "held_out": {}, "trained_on": {}}
@@ -132,6 +134,7 @@ class _Run:
     def __init__(self, path: Path, data: str | Path | None) -> None:
         content = read_checkpoint(path)
         config: Mapping[str, Any] = content["config"].get("data") or {}
+        self.tagger = tagger_of(config)
         self.path, self.train = path, str(config.get("train") or "train")
         self.trained, self.held_out = (
             frozenset(map(str, content["systems"].get(x) or ())) for x in ("trained", "held_out")

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flt_mol.functional.groups import (
+    LOWEST,
     PaddedRows,
     check_ptr,
     gradients_of,
-    lowest,
     operator,
     real_only,
 )
@@ -128,7 +128,7 @@ def _sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _log_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Σ_{j≤i} Σ_m exp(q_im + k_jm − r_i) v_j of blocks (B, T, n, ·)."""
-    floor = lowest(q.dtype)
+    floor = LOWEST[q.dtype]
     running = k.detach().flatten(1, 2).cummax(1).values.clamp(min=floor).view_as(k)
     r = (q.detach() + running).amax(-1, keepdim=True).clamp(min=floor)
     first, last = running[..., :1, :], running[..., -1:, :]

@@ -13,8 +13,8 @@ from torch.nn.functional import softplus
 
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import (
+    LOWEST,
     largest_per_system,
-    lowest,
     settled,
     system_index,
 )
@@ -175,7 +175,7 @@ def _systems(x: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
 
 def row_level(x: Tensor) -> Tensor:
     """The largest of each row (…, M), detached, or what can be taken off −∞: (…, 1)."""
-    return x.detach().amax(-1, keepdim=True).clamp_(min=lowest(x.dtype))
+    return x.detach().amax(-1, keepdim=True).clamp_(min=LOWEST[x.dtype])
 
 
 def features_of(x: Tensor) -> Tensor:

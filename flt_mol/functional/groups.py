@@ -26,6 +26,9 @@ _OUTSIDE: dict[Callable[..., object], Any] = {}
 _BUDGETS = {"cpu": 2**17}  # about a core's cache
 _BUDGET_ELSEWHERE = 2**30
 _WORTH_A_STEP = 2**13  # numbers of a system
+LOWEST = {dtype: torch.finfo(dtype).min / 4 for dtype in (torch.float32, torch.float64)}
+"""Stands for log 0 where −∞ − (−∞) would be NaN; differences of two such are finite."""
+
 _budget: ContextVar[int | None] = ContextVar("flt_mol_group_budget", default=None)
 
 
@@ -227,11 +230,6 @@ def settled(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) for x in tensors)
 
 
-def lowest(dtype: torch.dtype) -> float:
-    """Stands for log 0 where −∞ − (−∞) would be NaN; differences of two such are finite."""
-    return torch.finfo(dtype).min / 4
-
-
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which products of `x` keep their own dtype, under autocast too."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):
@@ -402,11 +400,11 @@ def first_per_system(x: Tensor, ptr: Tensor) -> Tensor:
 def largest_per_system(x: Tensor, ptr: Tensor) -> Tensor:
     """Largest of the rows of each system, detached: (N, …) → (B + 1, …), padding rows the last.
 
-    At least `lowest`, which systems without rows have, so that it can be taken off −∞.
+    At least `LOWEST`, which systems without rows have, so that it can be taken off −∞.
     """
     x = x.detach()
     system = system_index(ptr, x.shape[0]).view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-    floor = x.new_full((ptr.shape[0], *x.shape[1:]), lowest(x.dtype))
+    floor = x.new_full((ptr.shape[0], *x.shape[1:]), LOWEST[x.dtype])
     return floor.scatter_reduce(0, system, x, "amax")
 
 
@@ -498,13 +496,12 @@ def single_step(
         return *run(grad, *given), *[None] * (len(given) - count)
 
     compiled.register_autograd(partial(by, gradients), setup_context=save)
-    return eager_step(compiled, forward, save, partial(by, backward))
+    return eager_step(compiled, forward, partial(by, backward))
 
 
 def eager_step(
     compiled: Callable[..., Tensor],
     forward: Callable[..., Tensor],
-    save: Callable[..., None],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> Callable[..., Tensor]:
     """`compiled` in graphs, else the same as an autograd.Function, at a third of its cost."""
@@ -512,9 +509,10 @@ def eager_step(
     class Step(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
-            out = forward(*given)
-            save(ctx, given, out)  # not as setup_context, which takes as long as ten operations
-            return out
+            # Not in setup_context, which takes as long as ten operations.
+            ctx.save_for_backward(*(x for x in given if isinstance(x, Tensor)))
+            ctx.others = [None if isinstance(x, Tensor) else x for x in given]
+            return forward(*given)
 
     Step.backward = staticmethod(backward)  # type: ignore[method-assign]
     apply: Any = Step.apply
@@ -634,7 +632,8 @@ def _over_groups(
     # systems that are worth one.
     number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
     systems = sum(map(len, groups[0].systems))
-    direct = number == 0 or (plain and first.numel() >= _WORTH_A_STEP * systems)
+    several = (number > 1 or systems == 1) and first.numel() >= _WORTH_A_STEP * systems
+    direct = number == 0 or (plain and several)
     whole = []
     for kind, width, like in outputs if direct else ():
         new = first.new_empty if groups[kind].complete else first.new_zeros

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.feature_maps import features_of, row_level
-from flt_mol.functional.groups import PaddedRows, check_ptr, lowest, operator, real_only
+from flt_mol.functional.groups import LOWEST, PaddedRows, check_ptr, operator, real_only
 
 
 def linear_attention(
@@ -101,7 +101,7 @@ def key_sums(keys: Tensor, value: Tensor, *, log: bool) -> tuple[Tensor, Tensor 
     """
     level = None
     if log:
-        level = keys.amax(-2, keepdim=True).clamp_(min=lowest(keys.dtype))
+        level = keys.amax(-2, keepdim=True).clamp_(min=LOWEST[keys.dtype])
         keys = features_of(keys - level)
     return keys.mT @ with_ones(value), level
 
@@ -128,7 +128,7 @@ def read_sums(queries: Tensor, sums: Tensor, level: Tensor | None) -> Tensor:
 def _features(q: Tensor, k: Tensor, mode: str) -> tuple[Tensor, Tensor]:
     if mode != "log":
         return q, k
-    level = k.detach().amax(1, keepdim=True).clamp_(min=lowest(k.dtype))
+    level = k.detach().amax(1, keepdim=True).clamp_(min=LOWEST[k.dtype])
     q = q + level
     return features_of(q.sub_(row_level(q))), features_of(k - level)
 

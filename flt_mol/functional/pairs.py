@@ -149,7 +149,7 @@ def _step(
         compiled = custom_op(f"flt_mol::{name}", run, mutates_args=())
         compiled.register_fake(fake)
         compiled.register_autograd(backward, setup_context=_save)
-        return eager_step(compiled, run, _save, backward)
+        return eager_step(compiled, run, backward)
 
     backward = _backward(inputs, output)
     return made

@@ -146,7 +146,7 @@ def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVect
 
     So phases 2π·(integers·fraction) stay exact in float32 wherever the system lies.
     """
-    positions = at_least_float32(positions).to(lattice.offset.dtype)
+    positions = positions.to(lattice.offset.dtype)
     # Sums depend on differences within a system only, so the anchor needs no gradient.
     anchor = spread(first_per_system(positions.detach(), ptr), ptr, positions.shape[0])
     fraction = rows_times(positions - anchor - lattice.offset, lattice.inverse, ptr)

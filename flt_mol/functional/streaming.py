@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.groups import (
+    LOWEST,
     largest_per_system,
-    lowest,
     settled,
     spread,
     without_autocast,
@@ -108,7 +108,7 @@ def step(
     if state.largest is not None:
         largest = state.largest.to(k.dtype)
         c = torch.maximum(largest, k.detach())
-        row = (q.detach() + c).amax(-1, keepdim=True).clamp(min=lowest(q.dtype))
+        row = (q.detach() + c).amax(-1, keepdim=True).clamp(min=LOWEST[q.dtype])
         q, k = ((q + c) - row).exp(), (k - c).exp()
         sums = sums * (largest - c).exp()[..., None]
     sums = sums + k[..., None] * with_ones(value)[..., None, :]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.groups import budget_of
 from flt_mol.nn.attention import FLTAttention, packed_positions
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layout import layout_of
@@ -17,7 +16,7 @@ from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 
-_FFN_BUDGETS = 16  # of `group_budget`, numbers of the hidden layer of the rows taken together
+_HIDDEN = 2**21  # numbers of the hidden layer at once on a CPU: larger tensors leave its cache
 
 
 class BlockGeometry(NamedTuple):
@@ -125,15 +124,11 @@ class FLTBlock(nn.Module):
             if local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, local)
-        if torch.compiler.is_compiling():
-            return self._feed(out)
-        rows = max(1, _FFN_BUDGETS * budget_of(x.device) // self._ffn_dim)
-        parts = [self._feed(part) for part in out.split(rows)]
+        parts: Sequence[Tensor] = [out]
+        if x.is_cpu and not torch.compiler.is_compiling():
+            parts = out.split(max(1, _HIDDEN // self._ffn_dim))
+        parts = [part + self.ffn(self.ffn_norm(part)) for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _feed(self, x: Tensor) -> Tensor:
-        fed: Tensor = self.ffn(self.ffn_norm(x))
-        return x + fed
 
 
 class FLTEncoder(nn.Module):

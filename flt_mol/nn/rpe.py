@@ -55,18 +55,9 @@ class FourierRPE(nn.Module):
         if split not in SPLITS:
             raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
         self.spectrum = spectrum
+        self.num_heads, self.dim = spectrum.num_heads, spectrum.dim
         self.frequencies = frequencies
         self.split = split
-
-    @property
-    def num_heads(self) -> int:
-        """H."""
-        return self.spectrum.num_heads
-
-    @property
-    def dim(self) -> int:
-        """ℓ, the dimension of positions."""
-        return self.spectrum.dim
 
     @property
     def num_features(self) -> int:
@@ -119,15 +110,17 @@ class FourierRPE(nn.Module):
 
 def _relative(positions: Tensor, ptr: Tensor, origin: str | Tensor) -> Tensor:
     """Positions relative to their system's origin, at least float32; integers lose nothing."""
-    local = at_least_float32(positions) if positions.is_floating_point() else positions.double()
+    local = positions if positions.is_floating_point() else positions.double()
+    if isinstance(origin, str) and origin == "mean":
+        local = centred(local, ptr)
+        return local if positions.is_floating_point() else local.float()
+    local = at_least_float32(local)
     if isinstance(origin, Tensor):
         if origin.shape != (expected := (ptr.numel() - 1, local.shape[-1])):
             raise ValueError(f"origin has shape {tuple(origin.shape)}, expected {expected}")
         local = local - spread(origin.to(local.dtype), ptr, local.shape[0])
     elif origin == "first":
         local = local - spread(first_per_system(local, ptr), ptr, local.shape[0])
-    elif origin == "mean":
-        local = centred(local, ptr)
     else:
         raise ValueError(f"origin is {origin!r}, expected 'mean', 'first' or points (B, ℓ)")
     return local if positions.is_floating_point() else local.float()

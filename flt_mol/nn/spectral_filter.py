@@ -151,7 +151,8 @@ class SpectralFilter(nn.Module):
                 padding=self.padding,
                 max_products=MAX_PRODUCTS,
             )
-        dtype, below = at_least_float32(self.amplitudes).dtype, self.kernels_below
+        dtype = torch.promote_types(self.amplitudes.dtype, torch.float32)
+        below = self.kernels_below
         with without_autocast(positions):
             fraction = fractional_positions(positions, ptr, lattice)
             spectra = self._radial(pair_lengths(lattice.vectors)) * lattice.weight[:, None]

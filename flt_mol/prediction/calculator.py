@@ -13,14 +13,10 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from flt_mol.data import from_ase
 from flt_mol.prediction.energies import (
-    energies_of,
-    evaluating,
     open_quietly,
     predict_structures,
-    prepared,
 )
 from flt_mol.prediction.members import load_members
-from flt_mol.structures import Structures
 
 
 class FLTCalculator(Calculator):
@@ -64,7 +60,7 @@ class FLTCalculator(Calculator):
         self._members = load_members(checkpoint, device)
         configs = [getattr(model, "config", None) for model in self._members.models]
         if all("forces" in getattr(config, "outputs", ()) for config in configs):
-            self.implemented_properties = ["energy", "forces", "stress"]
+            self.implemented_properties = ["energy", "free_energy", "forces", "stress"]
         # ASE's databases store parameters beside the results.
         super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]
 
@@ -78,12 +74,9 @@ class FLTCalculator(Calculator):
                 forces, anything but these and stress, and stress without three lattice vectors.
         """
         if name not in self.implemented_properties:
-            reason = (
-                "the model gives energy, forces and stress"
-                if "forces" in self.implemented_properties
-                else "the model was not trained on forces, and the gradient of its energy, of "
-                "adsorption after relaxation, is not a force"
-            )
+            reason = f"the model gives {', '.join(self.implemented_properties)}"
+            if "forces" not in self.implemented_properties:
+                reason += ", it was not trained on forces"
             raise PropertyNotImplementedError(f"no {name}: {reason}")
         if name == "stress" and atoms is not None and atoms.cell.rank < 3:
             raise PropertyNotImplementedError("no stress: the cell has no volume")
@@ -110,32 +103,21 @@ class FLTCalculator(Calculator):
         if self.atoms is None:
             raise ValueError("there are no atoms to calculate; give atoms, or set atoms.calc")
         structure = replace(open_quietly(self.atoms)[0], sid=(str(self.atoms.symbols),))
-        if "forces" not in self.implemented_properties:
-            found = predict_structures(self._members, [structure])
-            if self._members.ensemble:
-                self.spread, found = float(found.spread[0]), found.mean
-            self.results = {"energy": float(found[0])}
-            return
-        if set(system_changes) - {"positions", "cell"}:
-            predict_structures(self._members, [structure])  # which warns of unusual structures
-        found = [
-            _outputs(model, structure, "stress" in properties) for model in self._members.models
-        ]
+        each: list[dict[str, torch.Tensor]] = []
+        asked: dict[str, Any] = {"stress": True} if "stress" in properties else {}
+        found = predict_structures(
+            self._members, [structure], collect=lambda _, outputs: each.extend(outputs), **asked
+        )
         if self._members.ensemble:
-            self.spread = float(np.std([out["energy"] for out in found], ddof=1))
-        self.results = {name: np.mean([out[name] for out in found], axis=0) for name in found[0]}
-        self.results["energy"] = float(self.results["energy"])
-
-
-def _outputs(model: Any, structure: Structures, stress: bool) -> dict[str, Any]:
-    """Energy, eV, forces (N, 3), eV/Å, and stress as ASE has it, (6,), eV/Å³."""
-    with evaluating(model), torch.inference_mode():
-        out = model(prepared(model, structure), **({"stress": True} if stress else {}))
-    found = {name: out[name].cpu().double().numpy() for name in ("forces", "stress") if name in out}
-    found["energy"] = energies_of(out, structure)[0]
-    for name, values in found.items():
-        if not np.isfinite(values).all():
-            raise ValueError(f"the model gives {name} that is not finite for {structure.sid[0]}")
-    if stress:
-        found["stress"] = full_3x3_to_voigt_6_stress(found["stress"][0])
-    return found
+            self.spread, found = float(found.spread[0]), found.mean
+        self.results = {"energy": float(found[0])}
+        if "forces" not in self.implemented_properties:
+            return
+        for name in ("forces", *asked):
+            values = torch.stack([out[name] for out in each]).mean(0).cpu().double().numpy()
+            if not np.isfinite(values).all():
+                raise ValueError(f"{name} of {structure.sid[0]} not finite")
+            self.results[name] = values
+        self.results["free_energy"] = self.results["energy"]
+        if asked:
+            self.results["stress"] = full_3x3_to_voigt_6_stress(self.results["stress"][0])

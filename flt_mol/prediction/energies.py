@@ -123,6 +123,8 @@ def predict_structures(
     batch_size: int = 32,
     *,
     progress: Callable[[int], None] | None = None,
+    collect: Callable[[Structures, list[Any]], None] | None = None,
+    **asked: bool,
 ) -> Any:
     """Energies (B,) float64, eV, of all systems of `structures`, in order.
 
@@ -131,6 +133,8 @@ def predict_structures(
         structures: batches of any number of systems, such as the items of a data set.
         batch_size: systems per call of the model.
         progress: called with the number of structures done after each batch.
+        collect: called with each batch and all that the members gave for it.
+        asked: further arguments of the models, such as ``embeddings=True``.
 
     Returns, raises, warns: as :func:`predict`.
     """
@@ -142,8 +146,11 @@ def predict_structures(
             stack.enter_context(evaluating(member))
         stack.enter_context(torch.inference_mode())
         for batch in batches(structures, batch_size):
-            parts = zip(members.models, members.labels, strict=True)
+            each = [model(prepared(model, batch), **asked) for model in members.models]
+            parts = zip(each, members.labels, strict=True)
             energies.append(np.stack([_finite(*part, batch) for part in parts]))
+            if collect is not None:
+                collect(batch.to("cpu"), each)
             unusual.add(batch, unfit_for(members.models, batch))
             elements.update(batch.atomic_numbers.tolist())
             if progress is not None:
@@ -173,8 +180,8 @@ class MeanModel(nn.Module):
         return {"energy": torch.from_numpy(np.mean(each, axis=0))}
 
 
-def _finite(model: nn.Module, name: str, batch: Structures) -> NDArray[np.float64]:
-    values = energies_of(model(prepared(model, batch)), batch)
+def _finite(output: Any, name: str, batch: Structures) -> NDArray[np.float64]:
+    values = energies_of(output, batch)
     for b in np.flatnonzero(~np.isfinite(values))[:1]:
         raise ValueError(f"the model gives {values[b]} eV for structure {batch.sid[b]} ({name})")
     return values

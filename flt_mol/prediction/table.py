@@ -7,9 +7,13 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from flt_mol.data import StructuresDataset, to_ase
 from flt_mol.data.recipes import skipped_message
@@ -40,6 +44,7 @@ class Prediction:
         file: the file that it was read from.
         spread: of an ensemble, the standard deviation of its members (ddof = 1), eV; else None.
         frame: which record of the file, from 0.
+        further: other outputs by name, as asked for: see :func:`predict_files`.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Prediction:
     file: str
     spread: float | None = None
     frame: int = 0
+    further: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False, compare=False)
 
 
 class StructureFiles:
@@ -119,6 +125,7 @@ def predict_files(
     *,
     skip_bad: bool = False,
     frames: str | None = None,
+    outputs: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Prediction]:
     """Energies of all structures of `files`, in order: LMDB, and all that ASE reads.
@@ -129,6 +136,8 @@ def predict_files(
         batch_size: structures per call of the model, across files.
         skip_bad: skip invalid records, with a warning that counts and names them.
         frames: as of :func:`flt_mol.predict`.
+        outputs: of the model, to be kept too: "forces" (N, 3), eV/Å, "displacement" (N, 3), Å,
+            "system_embeddings" (C,); of an ensemble, the means.
         progress: called with (structures done, structures in all) after each batch.
 
     Raises:
@@ -151,15 +160,28 @@ def predict_files(
             rows.append((str(one.sid[0]), str(dataset.path), dataset.frame(row)))
             yield one
 
+    further: dict[str, list[NDArray[np.float32]]] = {name: [] for name in outputs}
+
+    def collect(batch: Structures, each: list[Any]) -> None:
+        for name, values in further.items():
+            mean = torch.stack([out[name] for out in each]).mean(0).cpu().numpy()
+            per_system = name == "system_embeddings"
+            values += [*mean] if per_system else np.split(mean, batch.ptr[1:-1].tolist())
+
     report = None if progress is None else lambda done: progress(done, len(opened))
-    found = predict_structures(members, structures(), batch_size, progress=report)
+    asked = {"embeddings": True} if "system_embeddings" in further else {}
+    found = predict_structures(
+        members, structures(), batch_size, progress=report, collect=collect, **asked
+    )
     if opened.unprepared:
         reasons = [f"skipped {len(opened.unprepared)} structures:", *opened.unprepared]
         warnings.warn("\n  ".join(reasons[: _SHOWN + 1]), UserWarning, stacklevel=2)
     mean = found.mean if members.ensemble else found
     spread = found.spread.tolist() if members.ensemble else [None] * len(rows)
     _, paths, places = zip(*rows, strict=True) if rows else ((), (), ())
-    columns = zip(_names(rows), mean.tolist(), paths, spread, places, strict=True)
+    others = [dict(zip(further, x, strict=True)) for x in zip(*further.values(), strict=True)]
+    others = others or [{} for _ in rows]
+    columns = zip(_names(rows), mean.tolist(), paths, spread, places, others, strict=True)
     return [Prediction(*column) for column in columns]
 
 
@@ -179,6 +201,14 @@ def _names(rows: Sequence[tuple[str, str, int]]) -> list[str]:
     return names
 
 
+def write_embeddings(predictions: Sequence[Prediction], path: str | Path) -> Path:
+    """Write "system_embeddings" as `.npz`: `sid` (S,), text, `embeddings` (S, C) float32."""
+    rows = [p.further["system_embeddings"] for p in predictions]
+    with temporary_path(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, sid=np.array([p.name for p in predictions]), embeddings=np.array(rows))
+    return Path(path)
+
+
 def write_predictions(
     predictions: Iterable[Prediction], path: str | Path, files: StructureFiles | None = None
 ) -> Path:
@@ -187,7 +217,9 @@ def write_predictions(
     `spread` is there for ensembles only. Numbers read back as the same float64. In `.extxyz`
     the energies are `energy_predicted` and `energy_predicted_spread` in ``atoms.info``: not
     `energy`, which ASE takes for the total energy of these positions, nor `y_relaxed`, a target.
-    The file appears whole, or not at all.
+    Predictions with "forces" have these and their energy as ASE's own, too; those with
+    "displacement" are written at the predicted relaxed positions. The file appears whole, or not at
+    all.
 
     Args:
         predictions: as of :func:`predict_files`.
@@ -224,6 +256,7 @@ def write_predictions(
 
 
 def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFiles) -> None:
+    from ase.calculators.singlepoint import SinglePointCalculator
     from ase.io.extxyz import write_extxyz
 
     waiting = iter(predictions)
@@ -239,7 +272,11 @@ def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFil
         atoms.info = {"sid": prediction.name, "energy_predicted": prediction.energy}
         if prediction.spread is not None:
             atoms.info["energy_predicted_spread"] = prediction.spread
-        write_extxyz(f, [atoms], write_results=False)
+        if (forces := prediction.further.get("forces")) is not None:
+            atoms.calc = SinglePointCalculator(atoms, energy=prediction.energy, forces=forces)
+        if (displacement := prediction.further.get("displacement")) is not None:
+            atoms.positions = atoms.positions + displacement
+        write_extxyz(f, [atoms], write_results=forces is not None)
         prediction = next(waiting, None)
     if prediction is not None:
         raise ValueError(f"no structure in the files, or not in this order, for {prediction}")

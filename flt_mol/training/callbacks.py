@@ -111,6 +111,8 @@ class History(Callback):
         if "val/displacement" in row:
             moved, unmoved = row["val/displacement"], row["val/displacement_unmoved"]
             line += f"  displacement {moved:.3f} Å (unmoved {unmoved:.3f})"
+        if "val/forces_mae" in row:
+            line += f"  forces {row['val/forces_mae']:.3f} eV/Å"
         say(self.console, line)
 
     def _write_csv(self) -> None:

@@ -84,6 +84,12 @@ class DataConfig(Settings):
     recorded for `flt-mol predict --tag-slab`; null takes that of the data set, or of the
     checkpoint that the run starts from."""
 
+    tag_slab: bool = False
+    """Whether structures whose tags are all 0, or layer numbers, are tagged by `tag_rule` (`oc20`
+    where there is none), as `flt-mol predict --tag-slab` does; also by `flt-mol evaluate`."""
+    adsorbate: Text | None = None
+    """The adsorbate for `tag_slab`: a formula, rows of atoms (12,13) or none; null guesses."""
+
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
         if self.validation_fraction is not None and self.validation in self.paths:
@@ -181,7 +187,7 @@ class TrainingConfig(Settings):
     """Loggers; "wandb" must be installed, and is offline unless you are logged in."""
 
 
-FORCES_WEIGHT = 100.0
+FORCES_WEIGHT = 30.0
 
 
 class LossConfig(Settings):
@@ -204,7 +210,7 @@ class LossConfig(Settings):
     """w_disp at the start, per Å; null is 1 for a model with the output "displacement" (the
     auxiliary IS2RS task)."""
     forces_weight: Unsigned | None = None
-    """w_F, Å; null is 100 for a model with the output "forces" (OC20's recipes have 30 to 100)."""
+    """w_F, Å; null is 30 for a model with the output "forces"."""
     displacement_decay: Literal["none", "linear", "cosine"] = "none"
     """How w_disp decays to `displacement_final_weight`."""
     displacement_final_weight: Unsigned = 0.0

@@ -17,8 +17,10 @@ from flt_mol.data import make_loader, open_dataset
 from flt_mol.data.checks import Unusual
 from flt_mol.data.loader import Loader, sizes_of
 from flt_mol.data.recipes import recipe, skipped_message
+from flt_mol.data.tags import tagger_of
 from flt_mol.models.build import check_systems
 from flt_mol.models.energy import EnergyModel
+from flt_mol.prediction import surface_rule
 from flt_mol.prediction.energies import UNSEEN, check_elements
 from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, TrainingConfig
@@ -100,7 +102,20 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
         positions_relaxed=data.positions_relaxed,
         check=check,
         forces="forces" in config.model.outputs,
+        tag_slab=tagger_of(data.model_dump()),
     )
+
+
+def with_rule(config: RunConfig) -> RunConfig:
+    """The run with the rule by which it tags slabs: of the checkpoint, the data set, or oc20."""
+    data, start = config.data, config.finetune.checkpoint
+    if not data.tag_slab or data.tag_rule is not None:
+        return config
+    rule = None if start is None else surface_rule(start)
+    if rule is None and data.name is not None:
+        rule = recipe(data.name).metadata.get("tag_rule")
+    data = data.model_copy(update={"tag_rule": str(rule or "oc20")})
+    return config.model_copy(update={"data": data})
 
 
 def _lacks(systems: Any, field: str) -> bool:

@@ -41,6 +41,7 @@ from flt_mol.training.data import (
     load_splits,
     sids_of,
     split_loader,
+    with_rule,
     without_idle_outputs,
 )
 from flt_mol.training.finetune import start_from
@@ -100,6 +101,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     world = world_of(config.training.devices, config.training.nodes)
     console = console or Console() if world.is_first else Console(quiet=True)
     config = RunConfig.model_validate(absolute_paths(config.model_dump(), Path.cwd(), False))
+    config = with_rule(config)
     config, idle = without_idle_outputs(config)
     settings = config.model_dump(mode="json", exclude={"output"})
     with run_folder(config.output, name, settings, world) as folder, isolate_rng():

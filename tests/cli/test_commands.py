@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from slabs import platinum
 
+from flt_mol import load_model
 from flt_mol.cli import main
-from flt_mol.data import open_dataset
+from flt_mol.data import from_ase, open_dataset
 from flt_mol.files import shipped_folder
+from flt_mol.prediction import surface_rule
 
 VAL = shipped_folder("datasets") / "emt_adsorption" / "val_id.lmdb"
 
@@ -65,6 +67,60 @@ def test_predict_writes_the_same_energies_whatever_the_batches(run, slabs):
     assert [x.info["energy_predicted"] for x in ase.io.read("c.extxyz", ":")] == [
         float(x["energy"]) for x in a
     ]
+
+
+def test_a_run_of_untagged_slabs_tags_them_wherever_it_reads_them(run):
+    frames = [platinum(tags=False) for _ in range(6)]
+    for i, atoms in enumerate(frames):
+        atoms.info = {"sid": f"s{i}", "y_relaxed": -1.0 - 0.1 * i}
+    ase.io.write("raw.extxyz", frames)
+    text = run("data", "convert", "raw.extxyz", "tagged.extxyz", "--tag-slab", "--surface", "half")
+    assert "all tags" not in text.err
+    tags = ase.io.read("tagged.extxyz").get_tags().tolist()
+    assert tags == [0] * 4 + [1] * 8 + [2] * 2
+    text = run("data", "convert", "raw.extxyz", "raw.safetensors")
+    assert "all tags are 0 in 6 of 6 structures (s0, s1, s2, …)" in text.err
+    assert "--surface" in run("data", "convert", "raw.extxyz", "b.extxyz", "--tag-slab").err
+    run("data", "convert", "raw.extxyz", "c.extxyz", "--surface", "half", status=2)
+    settings = ["data.paths.train=raw.safetensors", "training.epochs=1", "training.batch_size=4"]
+    text = run("train", "finetune", "--finetune", "emt_small", *settings, "output=raw")
+    assert text.err.count("all tags are 0") == 1
+    settings += ["--tag-slab", "output=tagged"]
+    text = run("train", "finetune", "--finetune", "emt_small", *settings)
+    assert "all tags" not in text.err
+    text = run("evaluate", "tagged", "--json", "--no-report")
+    assert "all tags" not in text.err
+    tagged = json.loads(text.out)["splits"]["val"]["mae"]
+    assert surface_rule("tagged") == "half"
+    same = run("evaluate", "tagged", "--data", "tagged.extxyz", "--held-out", "--json").out
+    assert json.loads(same)["splits"]["tagged"]["mae"] == pytest.approx(tagged, abs=1e-6)
+
+
+def test_systems_are_dropped_by_sid_and_energy(run, slabs):
+    text = run("data", "convert", slabs, "a.extxyz", "--drop", "s1", "--max-abs-energy", 2.5)
+    assert text.out.startswith("systems dropped: 2\n  s1\n  s2\n1 systems in ")
+    text = run("data", "split", slabs, "b", "--drop", "s1", "--shares", "train=1", "val=rest")
+    assert "systems dropped: 1\n  s1\ntrain: 1 systems" in text.out
+    assert "nobody" in run("data", "convert", slabs, "c.extxyz", "--drop", "nobody", status=2).err
+
+
+def test_predict_writes_relaxed_positions_and_embeddings(run, slabs):
+    given = ["predict", "flt-small", slabs, "-o", "x.extxyz", "--relaxed", "--embeddings", "e.npz"]
+    assert run(*given).out.endswith("x.extxyz\n  e.npz\n")
+    model = load_model("flt-small")
+    for before, after in zip(ase.io.read(slabs, ":"), ase.io.read("x.extxyz", ":"), strict=True):
+        moved = model(from_ase(before))["displacement"].detach()
+        assert moved.abs().max() > 1e-3
+        np.testing.assert_allclose(after.positions - before.positions, moved, atol=1e-5)
+    with np.load("e.npz") as file:
+        assert file["sid"].tolist() == ["s0", "s1", "s2"]
+        out = model(from_ase(before), embeddings=True)["system_embeddings"].detach()
+        np.testing.assert_allclose(file["embeddings"][2:], out, atol=1e-3)
+    run("predict", "flt-small", slabs, "--relaxed", status=2)
+    run("predict", "flt-small", slabs, "-o", "x.csv", "--relaxed", status=2)
+    run("predict", "emt_small", slabs, "-o", "x.extxyz", "--relaxed", status=2)
+    two = ["--ensemble", "emt_performer_small", "--embeddings", "e.npz"]
+    run("predict", "emt_small", slabs, *two, status=2)
 
 
 def test_predict_tags_slabs_by_the_rule_of_the_model(run, slabs):

@@ -4,13 +4,22 @@ import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import add_adsorbate, bcc110, bulk, fcc111, fcc211, molecule
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
+from ase.io import write
 from slabs import platinum
 
-from flt_mol.data import from_ase, open_dataset, tag_slab, to_ase
+from flt_mol.data import from_ase, from_trajectories, open_dataset, tag_slab, to_ase
 from flt_mol.data.ase import atoms_record
 from flt_mol.data.recipes import recipe
-from flt_mol.data.tags import layer_note, parse_rule, tag_structures, tags_are_layers
+from flt_mol.data.tags import (
+    layer_note,
+    parse_rule,
+    slab_tagger,
+    tag_structures,
+    tagger_of,
+    tags_are_layers,
+)
 from flt_mol.structures import Structures
 
 TOP_LAYER = [0] * 8 + [1] * 4 + [2] * 2
@@ -299,3 +308,44 @@ def test_agreement_with_oc20_is_what_is_said(oc20_data):
     data = open_dataset(oc20_data / "is2re_val_20" / "data.lmdb")
     assert agreement(data, "oc20", "given") == (20, 16, 20)
     assert agreement(data, "half", None)[2] == 19
+
+
+def relaxation(path, tags):
+    """Frames in which the adsorbate leaves the surface, so that each would be tagged alone."""
+    frames = []
+    for step in range(4):
+        slab = fcc111("Cu", (2, 2, 3), vacuum=7.0)
+        add_adsorbate(slab, "O", 1.3 + 0.2 * step, "fcc")
+        slab.positions[8:12, 2] -= 0.5 * step  # the upper layer sinks to the next
+        if tags == 0:
+            slab.set_tags(0)
+        slab.calc = SinglePointCalculator(slab, energy=5.0 - step, forces=np.zeros((13, 3)))
+        frames.append(slab)
+    write(path, frames)
+    return path
+
+
+@pytest.mark.parametrize("tags", [0, "layers"])
+def test_frames_of_a_relaxation_have_the_tags_of_its_first(tags, tmp_path):
+    path = relaxation(tmp_path / "a.traj", tags)
+    tagger = slab_tagger("O", "half")
+    expected = [0] * 4 + [1] * 8 + [2]
+    dataset = open_dataset(path, tag_slab=tagger, energy="calculator")
+    for batch in (dataset.batch([3, 1]), dataset[0], dataset[2]):
+        assert batch.tags.tolist() == expected * len(batch)
+        assert batch.fixed.tolist() == [tag == 0 for tag in expected] * len(batch)
+    (record,) = from_trajectories(path, references={"a": 1.0}, tag_slab=tagger)
+    assert record.tags.tolist() == expected
+    assert record.energy.item() == 1.0
+
+
+def test_taggers_take_texts_and_name_the_system(tmp_path):
+    path = relaxation(tmp_path / "a.traj", 0)
+    assert open_dataset(path, tag_slab=slab_tagger("12", "1"))[0].tags.tolist() == (
+        [0] * 8 + [1] * 4 + [2]
+    )
+    with pytest.raises(ValueError, match="N2"):
+        open_dataset(path, tag_slab=slab_tagger("N2"))[0]
+    with pytest.raises(ValueError, match=r"data\.tag_rule"):
+        slab_tagger(surface="soft", name="data.tag_rule")
+    assert tagger_of({"tag_slab": False}) is None

@@ -110,6 +110,17 @@ def test_the_table_has_a_row_a_split_and_one_for_all():
     assert len({len(line) for line in table(SUMMARY).splitlines()}) == 1
 
 
+def test_the_table_has_forces_where_a_split_has_them():
+    further = {"forces_mae": 0.03125, "forces_cosine": 0.9876, "efwt": 0.125, "forces_atoms": 9}
+    results = {"a": result("xy", [0.1, 0.2], further=further), "b": result("z", [0.3])}
+    text = table(summarise(results, {"constant": {"a": 7.0}}))
+    heading, _, first, second, _ = (re.split(r"\s\s+", line) for line in text.splitlines())
+    assert heading[-4:] == ["forces (eV/Å)", "cosine", "EFwT (%)", "constant"]
+    assert first[-4:] == ["0.0312", "0.9876", "12.50", "7.0000"]
+    assert second[-4:] == ["-"] * 4
+    assert "forces" not in table(SUMMARY)
+
+
 def test_json_holds_all_numbers(tmp_path):
     path = write_json(SUMMARY, tmp_path / "new" / "results.json")
     assert json.loads(path.read_text()) == SUMMARY

@@ -5,6 +5,7 @@ import warnings
 import ase.io
 import numpy as np
 import pytest
+import torch
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 from slabs import ByHand, platinum
@@ -12,6 +13,7 @@ from slabs import ByHand, platinum
 from flt_mol.data import from_trajectories, open_dataset
 from flt_mol.data.tags import tag_structures
 from flt_mol.prediction import Prediction, StructureFiles, predict_files, write_predictions
+from flt_mol.prediction.table import write_embeddings
 
 
 @pytest.fixture
@@ -87,6 +89,49 @@ def test_structures_come_back_with_their_energies(stored, tmp_path):
         assert one.calc is None
     assert open_dataset(path)[0].energy is None  # a prediction is not a target
     assert [file.name for file in path.parent.iterdir()] == ["out.extxyz"]
+
+
+class Pulled(ByHand):
+    """Forces of the atomic number along each axis, displacements of 1 Å, times the scale."""
+
+    def forward(self, structures):
+        out = super().forward(structures)
+        energy = out["energy"] if isinstance(out, dict) else out
+        forces = structures.positions * 0 + structures.atomic_numbers[:, None].float()
+        moved = torch.full_like(forces, self.scale)
+        embeddings = energy.float()[:, None] * torch.tensor([1.0, 2.0])
+        found = {"forces": forces * self.scale, "displacement": moved}
+        return {"energy": energy, **found, "system_embeddings": embeddings}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_forces_and_relaxed_positions_are_written_with_their_structures(
+    stored, tmp_path, batch_size
+):
+    frames, files = stored
+    members = [Pulled(1.0), Pulled(3.0)]
+    found = predict_files(members, files, batch_size, outputs=["forces"])
+    back = ase.io.read(write_predictions(found, tmp_path / "forces.extxyz"), ":")
+    for atoms, one, p in zip(frames, back, found, strict=True):
+        expected = np.repeat(2.0 * atoms.numbers[:, None], 3, 1)
+        np.testing.assert_allclose(one.get_forces(apply_constraint=False), expected)
+        assert one.get_potential_energy() == one.info["energy_predicted"] == p.energy
+        np.testing.assert_allclose(one.positions, atoms.positions, atol=1e-7)
+    found = predict_files(members, files, batch_size, outputs=["displacement"])
+    back = ase.io.read(write_predictions(found, tmp_path / "relaxed.extxyz"), ":")
+    for atoms, one in zip(frames, back, strict=True):
+        np.testing.assert_allclose(one.positions, atoms.positions + 2.0, atol=1e-7)
+        assert one.calc is None
+
+
+def test_embeddings_are_written_with_their_sids(stored, tmp_path):
+    model = Pulled(2.0)
+    model.forward = lambda structures, embeddings=False: Pulled.forward(model, structures)
+    found = predict_files(model, stored[1], 2, outputs=["system_embeddings"])
+    with np.load(write_embeddings(found, tmp_path / "x.npz"), allow_pickle=False) as file:
+        assert file["sid"].tolist() == [p.name for p in found]
+        np.testing.assert_allclose(file["embeddings"][:, 0], [p.energy for p in found])
+        assert file["embeddings"].dtype == np.float32
 
 
 def test_predictions_of_other_structures_are_refused(stored, tmp_path):

@@ -4,8 +4,10 @@ import warnings
 from dataclasses import replace
 from operator import methodcaller
 
+import ase.io
 import pytest
 import torch
+from ase.io.extxyz import write_extxyz
 
 from flt_mol.training import data
 from flt_mol.training.data import (
@@ -135,3 +137,21 @@ def test_a_budget_of_atoms(tmp_path):
     run.training.batch_atoms = 4
     with pytest.raises(ValueError, match=r"slab-.* has 5 atoms"):
         split_loader(training, run.training, ALONE)
+
+
+def test_forces_belong_to_the_energy_of_the_positions_shown(tmp_path):
+    """Records of relaxations hold forces before them, and the energy after; or no forces."""
+    model = {**SMALL, "rpe": None, "pairs": {"cutoff": 3.5}, "outputs": ["energy", "forces"]}
+    run = tiny_run(tmp_path, model=model)
+    with pytest.raises(ValueError, match=r"slab-0.*forces.*model.outputs=\[energy\]"):
+        open_split(run, "train").read_through()
+    frames = ase.io.read(tmp_path / "train.extxyz", ":")
+    for atoms in frames:
+        atoms.arrays["forces"] = atoms.positions * 0.5
+    write_extxyz(tmp_path / "train.extxyz", frames)
+    with pytest.raises(ValueError, match=r"slab-0.*y_relaxed.*data.energy"):
+        open_split(run, "train").read_through()
+    run.data.energy = "y_init"
+    first = open_split(run, "train")[0]
+    assert first.energy == frames[0].info["y_init"]
+    torch.testing.assert_close(first.forces.double(), torch.tensor(frames[0].positions) * 0.5)

@@ -252,7 +252,7 @@ def test_forces_of_free_atoms_with_known_forces():
         assert gradient.isfinite().all()
         assert gradient.norm(dim=1).gt(0).tolist() == [0 not in unknown, False, False, bool(mean)]
     default = total(found, structures=with_forces(batch()))
-    assert default.total.item() == pytest.approx(100 * 7 / 3 / 2)
+    assert default.total.item() == pytest.approx(30 * 7 / 3 / 2)
     with pytest.raises(ValueError, match=r"a, b.*forces"):
         total(found)
 

@@ -102,7 +102,7 @@ class GaussianFrequencies(Frequencies):
 
     def density(self, frequencies: Tensor) -> Tensor:
         """p(ξ), see above: (K, ℓ) → (K,)."""
-        log_sigma = at_least_float32(self.log_sigma)
+        log_sigma = self.log_sigma.to(frequencies.dtype)
         if self.mean is None:
             squared = frequencies.square().sum(-1)[:, None]
         else:
