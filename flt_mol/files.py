@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 VERSION = "0.2.0"
 """Of the package; stored in the files that it writes."""
@@ -54,6 +55,17 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def some(items: Sequence[Any], shown: int = 5) -> str:
+    """The first of `items`, and how many more there are.
+
+    Example:
+        >>> some(range(7))
+        '0, 1, 2, 3, 4 and 2 more'
+    """
+    more = f" and {len(items) - shown} more" if len(items) > shown else ""
+    return ", ".join(map(str, items[:shown])) + more
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:

@@ -34,8 +34,8 @@ def make(
     ids: Ids = None,
 ) -> None:
     """Write the .npz for the leaderboard from the energies of four splits."""
+    from flt_mol.data.tables import read_energies
     from flt_mol.evaluation.submission import check_submission, energy_lines, write_submission
-    from flt_mol.evaluation.tables import read_energies
 
     check_output(output, "OUTPUT", (".npz",))
     expected = _expected(data, ids)
@@ -59,7 +59,7 @@ def check(
 def _expected(data: str | None, ids: Path | None) -> dict[str, list[str]] | None:
     """The sids of each split, where they are known."""
     from flt_mol.data.recipes import recipe
-    from flt_mol.evaluation.tables import read_ids
+    from flt_mol.data.tables import read_ids
 
     if data is not None and ids is not None:
         raise ValueError("--data and --ids exclude each other")

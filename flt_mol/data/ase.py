@@ -14,16 +14,15 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record
+from flt_mol.data.schema import ReadOptions, Record, Tagger
 from flt_mol.data.tags import layer_note
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-_ALSO = {"y_relaxed": "energy_relaxed", "y_init": "energy_init"}  # other names of targets
 _OF_ATOMS = ("numbers", "positions", "tags")  # arrays that are fields under other names
 # Formats of structures that a folder may hold; of others ASE guesses by suffix alone, such as a
 # README.md for CASTEP's.
@@ -42,20 +41,18 @@ def from_ase(
     sid: int | str | None = None,
     *,
     ignore_energy: bool = False,
-    notes: dict[str, str] | None = None,
 ) -> Structures:
     """ASE atoms as a batch of B = 1.
 
     Fixed are the atoms that `FixAtoms`, or `FixCartesian` and `FixScaled` in all three directions,
     hold. The energy of a calculator is never taken for the target: only `atoms.info["y_relaxed"]`
-    (or "energy_relaxed") is, an adsorption energy in eV; likewise "y_init". Relaxed positions are
-    those of `atoms.arrays["pos_relaxed"]`.
+    is, an adsorption energy in eV; likewise "y_init". Relaxed positions are those of
+    `atoms.arrays["pos_relaxed"]`.
 
     Args:
         atoms: the structure, with cell and pbc.
         sid: its name; None takes `atoms.info["sid"]`, else 0.
         ignore_energy: targets and relaxed positions are not read, valid or not.
-        notes: filled with the defaults taken (kind → text); no warning is issued here.
 
     Raises:
         ValueError: as :func:`flt_mol.data.decoding.decode`.
@@ -68,10 +65,8 @@ def from_ase(
     record = atoms_record(atoms)
     if sid is not None or record.get("sid") is None:
         record["sid"] = 0 if sid is None else sid
-    if notes is not None:
-        notes.update(layer_note(record))
     options = ReadOptions(ignore_energy=ignore_energy)
-    return decode([record], options, where=lambda _: "ASE atoms", notes=notes)
+    return decode([record], options, where=lambda _: "ASE atoms")
 
 
 def to_ase(structures: Structures, index: int = 0) -> Atoms:
@@ -125,9 +120,6 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
             record["calculator"] = float(found["energy"])
         if found.get("forces") is not None:
             record["forces"] = np.asarray(found["forces"])
-    for name, other in _ALSO.items():
-        if record.get(name) is None and other in record:
-            record[name] = record[other]
     return record | {
         "pos": atoms.get_positions(),
         "atomic_numbers": atoms.get_atomic_numbers(),
@@ -161,45 +153,41 @@ class AseDataset(StructuresDataset):
     Further fields are those of :func:`atoms_record`.
     """
 
-    def __init__(
-        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
-    ) -> None:
-        super().__init__(path, options, notes=notes)
+    def _open(self) -> int:
         kind = _format_of(self.path)
         self.kind = f"ASE {kind}"
-        self._frames: list[dict[str, Any]] = []
         try:
-            self._frames.extend(frames_of(self.path))
+            self._items.extend(frames_of(self.path))
         except ValueError as error:
-            if self.options.on_error == "raise" or not self._frames:
+            if self.options.on_error == "raise" or not self._items:
                 raise
             self.skipped.append(str(error))
-        if not self._frames:
+        if not self._items:
             raise ValueError(f"no records in {self.path}: ASE finds no structures in it")
         are_frames = kind not in _DATABASES
-        self.is_relaxation = are_frames and _is_relaxation(self._frames)
+        self.is_relaxation = are_frames and _is_relaxation(self._items)
         index = self.options.frames or ("first" if self.is_relaxation else "all")
-        index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
+        self._index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
         name = self.path.stem if self.is_relaxation else self.path.name
-        alone = len(self._frames) == 1 or (self.is_relaxation and ":" not in index)
-        for row, record in enumerate(self._frames):
-            if record.get("sid") is None:
-                record["sid"] = name if alone else f"{name}#{row}"
-        self._finish(len(self._frames), index)
+        alone = len(self._items) == 1 or (self.is_relaxation and ":" not in self._index)
+        for row, record in enumerate(self._items):
+            named = {"sid": name if alone else f"{name}#{row}"}
+            self._items[row] = {**record, **(named if record.get("sid") is None else {})}
+        return len(self._items)
+
+    def _finish(self, count: int) -> None:
+        super()._finish(count)
         self.read_through()
         for row in () if self.options.layer_numbers else self._rows:
-            self.notes.add(layer_note(self._frames[row]))
-
-    def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self._frames[row] for row in rows]
+            self.notes.add(layer_note(self._items[row]))
 
     def _where(self, row: int) -> str:
-        return f"{self.path}#{row}" if len(self._frames) > 1 else str(self.path)
+        return f"{self.path}#{row}" if len(self._items) > 1 else str(self.path)
 
-    def _tagged(self, structures: Structures, rows: list[int]) -> Structures:
+    def _tagged(self, structures: Structures, rows: list[int], tag: Tagger) -> Structures:
         """Of a relaxation with the tags of its first frame."""
-        if not self.is_relaxation or self.options.tag_slab is None or rows == [0]:
-            return super()._tagged(structures, rows)
+        if not self.is_relaxation or rows == [0]:
+            return tag(structures)
         tags, fixed = (x.repeat(len(rows)) for x in (self.first_frame.tags, self.first_frame.fixed))
         return replace(structures, tags=tags, fixed=fixed)
 
@@ -305,9 +293,8 @@ def _merged(pairs: Any, data: Any) -> dict[str, Any]:
     for name, value in pairs.items():
         both = fields[name], value
         if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
-            raise ValueError(
-                f"{name} of data is {both[0]!r:.40}, of key_value_pairs {value!r:.40}: keep one"
-            )
+            found = f"{both[0]!r:.40}, of key_value_pairs {value!r:.40}"
+            raise ValueError(f"{name} of data is {found}: keep one")
     return fields
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flt_mol.files import some
 from flt_mol.functional.neighbors import neighbor_pairs, pair_lengths
 from flt_mol.structures import Structures
 
@@ -17,7 +18,6 @@ LARGEST_ENERGY = 10.0
 
 _CLOSEST = 0.5  # Å; the shortest bond, that of H2, is 0.74 Å
 _SEARCHED = 2.0  # Å; the search divides space into cells of that size: smaller ones take longer
-_SHOWN = 3
 
 _TAGS = (
     "all tags are {tags} in {which}: no slab and adsorbate to tell apart, which changes energies. "
@@ -113,16 +113,15 @@ class Unusual:
         if far := self.far():
             texts[_ENERGIES] = [f"{sid}: {energy:.6g} eV" for sid, energy in far]
         known = {"tags": " or ".join(map(str, sorted(self._tags))), "beside": self._beside}
-        return [text.format(which=self._some(items), **known) for text, items in texts.items()]
+        return [
+            text.format(which=f"{len(x)} of {self.systems} structures ({some(x, 3)})", **known)
+            for text, x in texts.items()
+        ]
 
     def warn(self, stacklevel: int = 2) -> None:
         """Issue :meth:`messages` as warnings."""
         for text in self.messages():
             warnings.warn(text, UserWarning, stacklevel=stacklevel + 1)
-
-    def _some(self, items: list[str]) -> str:
-        more = ", …" if len(items) > _SHOWN else ""
-        return f"{len(items)} of {self.systems} structures ({', '.join(items[:_SHOWN])}{more})"
 
 
 def with_atom(batch: Structures, atoms: Tensor) -> Tensor:

@@ -1,13 +1,11 @@
-"""What all data sets have in common, and several files as one data set."""
+"""What all data sets have in common."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record, decoded, may_be_energy, to_numpy
+from flt_mol.data.schema import ReadOptions, Record, Tagger, decoded, may_be_energy, to_numpy
 from flt_mol.structures import Structures
 
 _AT_ONCE = 64  # systems read together when a whole file is read
@@ -40,8 +38,9 @@ class Notes:
 class StructuresDataset(Dataset[Structures]):
     """Systems in a file: ``dataset[i]`` is a :class:`Structures` with B = 1, `batch` reads many.
 
-    Subclasses give `_records` (or `_systems`), `_where` and, where records may lack one,
-    `_default_sid`, all by row of the file, and call :meth:`_finish` at the end of `__init__`.
+    Subclasses give `_open`, which counts the records and puts them into `_items`, or else
+    `_records` (or `_systems`); `_where`; and `_default_sid` where records may lack one. All but the
+    first by row of the file.
     With on_error="skip", `skipped` holds one message for each invalid record.
 
     Args:
@@ -49,6 +48,8 @@ class StructuresDataset(Dataset[Structures]):
         options: how records are read.
         notes: shared by the parts of a larger data set.
     """
+
+    kind = "folder"
 
     def __init__(
         self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
@@ -59,8 +60,14 @@ class StructuresDataset(Dataset[Structures]):
         self.skipped: list[str] = []
         self.prefix = ""  # of sids that are not stored
         self.is_relaxation = False
-        self.kind = type(self).__name__.removesuffix("Dataset")
+        self._items: list[Record] = []
+        self._index = self.options.frames or ""
         self._rows: NDArray[np.int64] = np.empty(0, np.int64)
+        self._finish(self._open())
+
+    @abstractmethod
+    def _open(self) -> int:
+        """Prepare reading; the number of records."""
 
     @abstractmethod
     def _where(self, row: int) -> str:
@@ -68,7 +75,7 @@ class StructuresDataset(Dataset[Structures]):
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         """The stored fields of rows of the file, by their stored names."""
-        raise NotImplementedError
+        return [self._items[row] for row in rows]
 
     def _default_sid(self, row: int) -> int | str:
         return f"{self.prefix}{row}" if self.prefix else row
@@ -103,6 +110,11 @@ class StructuresDataset(Dataset[Structures]):
             IndexError: an index outside the data set.
         """
         return self._batch(self._rows_of(indices))
+
+    def batches(self, size: int = _AT_ONCE) -> Iterator[Structures]:
+        """All systems, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.batch(range(start, min(start + size, len(self))))
 
     def record(self, index: int) -> dict[str, Any]:
         """The stored fields of system `index` by their stored names: arrays and plain values.
@@ -148,8 +160,8 @@ class StructuresDataset(Dataset[Structures]):
     def read_through(self) -> None:
         """Read every system once, so that invalid records raise ValueError before work begins."""
         if self.options.on_error == "raise":
-            for rows in self._chunks():
-                self._batch(rows)
+            for _ in self.batches():
+                pass
 
     def without_targets(self) -> str | None:
         """What to report of a data set whose first 64 valid records lack the target, else None."""
@@ -179,17 +191,14 @@ class StructuresDataset(Dataset[Structures]):
             raise IndexError(f"{self.path}: {error}") from None
         return rows
 
-    def _chunks(self) -> Iterator[list[int]]:
-        for start in range(0, len(self._rows), _AT_ONCE):
-            yield self._rows[start : start + _AT_ONCE].tolist()
-
     def _batch(self, rows: list[int]) -> Structures:
         kinds: dict[str, str] = {}
         structures = self._systems(rows, kinds)
         if kinds:
             self.notes.add(kinds)
         try:
-            structures = self._tagged(structures, rows)
+            if self.options.tag_slab is not None:
+                structures = self._tagged(structures, rows, self.options.tag_slab)
             if self.options.check is not None:
                 self.options.check(structures)
         except ValueError as error:
@@ -198,13 +207,12 @@ class StructuresDataset(Dataset[Structures]):
             raise ValueError(f"{self._where(rows[0])}, {error}") from None
         return structures
 
-    def _tagged(self, structures: Structures, rows: list[int]) -> Structures:
-        tag = self.options.tag_slab
-        return structures if tag is None else tag(structures)
+    def _tagged(self, structures: Structures, rows: list[int], tag: Tagger) -> Structures:
+        return tag(structures)
 
-    def _finish(self, count: int, index: str | None = None) -> None:
-        """Look at the records now, those of `index` or the options' (ASE's, as text)."""
-        index = index or self.options.frames or ""
+    def _finish(self, count: int) -> None:
+        """Look at the records now, those of `_index` (ASE's, as text)."""
+        index = self._index
         parts = [int(x) if x else None for x in (":" if index.isalpha() else index).split(":")]
         if len(parts) == 1 and parts[0] is not None:
             parts = [parts[0], parts[0] + 1 or None]  # -1 is the last
@@ -214,7 +222,8 @@ class StructuresDataset(Dataset[Structures]):
         if self.options.require_energy and (text := self.without_targets()) is not None:
             raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
-            self._rows = np.array([i for rows in self._chunks() for i in self._valid(rows)], int)
+            chunks = np.split(self._rows, range(_AT_ONCE, len(self), _AT_ONCE))
+            self._rows = np.array([i for rows in chunks for i in self._valid(rows.tolist())], int)
             if not len(self):
                 reason = self.skipped[0] if self.skipped else "it is empty"
                 raise ValueError(f"{self.path}: every record is invalid; the first: {reason}")
@@ -229,69 +238,3 @@ class StructuresDataset(Dataset[Structures]):
                 return [row for one in rows for row in self._valid([one])]
             self.skipped.append(str(error))
             return []
-
-
-class JoinedDataset(StructuresDataset):
-    """The records of several files, one file after the other.
-
-    Args:
-        path: what the whole is called.
-        files: its files, in order.
-        open_part: opens one file, given the file, the options and the shared notes; with
-            on_error="skip", files for which it raises ValueError are skipped.
-        options: how records are read.
-        notes: where warnings go.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        files: Iterable[Path],
-        open_part: Callable[[Path, ReadOptions, Notes], StructuresDataset],
-        options: ReadOptions | None = None,
-        *,
-        notes: Notes | None = None,
-    ) -> None:
-        super().__init__(path, options, notes=notes)
-        self.parts: list[StructuresDataset] = []
-        for file in files:
-            try:
-                part = open_part(file, self.options, self.notes)
-            except ValueError as error:
-                if self.options.on_error == "raise":
-                    raise
-                self.skipped.append(str(error))
-                continue
-            self.parts.append(part)
-            self.skipped += part.skipped
-        if not self.parts:
-            raise ValueError(f"{path}: every file is invalid; the first: {self.skipped[0]}")
-        if len(self.parts) > 1:
-            for part in self.parts:
-                part.prefix = f"{part.path.stem}:"
-        self._starts = list(accumulate((len(part) for part in self.parts), initial=0))
-        self._rows = np.arange(self._starts[-1])
-
-    def _locate(self, row: int) -> tuple[int, int]:
-        part = bisect_right(self._starts, row) - 1
-        return part, row - self._starts[part]
-
-    def _where(self, row: int) -> str:
-        part, inside = self._locate(row)
-        return self.parts[part].where(inside)
-
-    def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self.parts[part].record(inside) for part, inside in map(self._locate, rows)]
-
-    def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
-        places: dict[int, list[tuple[int, int]]] = {}
-        for place, (part, inside) in enumerate(map(self._locate, rows)):
-            places.setdefault(part, []).append((place, inside))
-        batches = [self.parts[p].batch([i for _, i in own]) for p, own in places.items()]
-        joined = batches[0] if len(batches) == 1 else Structures.cat(batches)
-        order = [place for own in places.values() for place, _ in own]
-        return joined if order == sorted(order) else joined.select(np.argsort(order).tolist())
-
-    def natoms(self) -> NDArray[np.int64]:
-        """Atoms of each system (len,)."""
-        return np.concatenate([part.natoms() for part in self.parts])

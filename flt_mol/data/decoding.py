@@ -33,6 +33,10 @@ _LARGEST_ENERGY = 1e9  # eV; squares and sums of these are finite
 _SMALLEST_HEIGHT = 0.5  # Å, thinner than any crystal: no two atoms are closer than 0.7 Å
 _FAR = 100.0  # Å from the origin; beyond it float32 is coarser than 1e-5 Å
 _LARGEST_SID = 1 << 63
+_TAGS = (
+    "0 below the surface, 1 surface, 2 adsorbate (ase.build numbers layers instead: use tag_slab "
+    "or --tag-slab)"
+)
 _INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
 
 
@@ -103,8 +107,7 @@ def _decode(
 ) -> Structures:
     sid = tuple(_sid(record, i, default_sid, notes) for i, record in enumerate(records))
     if options.forces:  # frames of one relaxation have its sid
-        frames = [_plain(record.get("fid")) for record in records]
-        each = zip(sid, frames, strict=True)
+        each = zip(sid, (_plain(record.get("fid")) for record in records), strict=True)
         sid = tuple(f"{s}#{f}" if type(s) is type(f) is int else s for s, f in each)
     natoms = np.array([_count(record, notes) for record in records], dtype=np.int64)
     numbers = _whole(records, "atomic_numbers", natoms, (1, 118), "elements 1 to 118")
@@ -128,7 +131,11 @@ def _decode(
             if len(records) > 1:
                 raise
             notes["y_init"] = f"energy before relaxation not read: {error}"
-    positions, relaxed = _near_origin(positions, relaxed, ptr)
+    if np.abs(positions).max() > _FAR:
+        positions, relaxed = _near_origin(positions, relaxed, ptr)
+    tagged = [
+        {} if options.layer_numbers and tags_are_layers(record) else record for record in records
+    ]
     cell, pbc = _cells(records)
     if any(record.get("fixed") is None for record in records):
         notes["fixed"] = "no field fixed (taken as False)"
@@ -137,7 +144,7 @@ def _decode(
         positions=torch.from_numpy(positions.astype(np.float32)),
         cell=torch.from_numpy(cell.astype(np.float32)),
         pbc=torch.from_numpy(pbc),
-        tags=torch.from_numpy(_tags(records, natoms, options)),
+        tags=torch.from_numpy(_whole(tagged, "tags", natoms, (0, 2), _TAGS)),
         fixed=torch.from_numpy(_whole(records, "fixed", natoms) != 0),
         ptr=torch.from_numpy(ptr),
         sid=sid,
@@ -232,16 +239,6 @@ def _whole(
     return whole
 
 
-def _tags(
-    records: Sequence[Record], natoms: NDArray[np.int64], options: ReadOptions
-) -> NDArray[np.int64]:
-    if options.layer_numbers:
-        records = [{} if tags_are_layers(record) else record for record in records]
-    expected = "0 below the surface, 1 surface, 2 adsorbate (ase.build numbers layers instead: "
-    expected += "use tag_slab or --tag-slab)"
-    return _whole(records, "tags", natoms, (0, 2), expected)
-
-
 def _vectors(
     records: Sequence[Record], field: str, natoms: NDArray[np.int64], *, unknown: bool = False
 ) -> NDArray[Any] | None:
@@ -281,8 +278,6 @@ def _near_origin(
     positions: NDArray[Any], relaxed: NDArray[Any] | None, ptr: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Systems far from the origin moved there."""
-    if np.abs(positions).max() <= _FAR:
-        return positions, relaxed
     natoms = ptr[1:] - ptr[:-1]
     centre = np.add.reduceat(positions.astype(np.float64), ptr[:-1]) / natoms[:, None]
     far = np.abs(centre).max(1, keepdims=True) > _FAR

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from flt_mol.data.dataset import Notes, StructuresDataset
-from flt_mol.data.schema import ReadOptions, Record
+from flt_mol.data.dataset import StructuresDataset
+from flt_mol.data.schema import Record
 from flt_mol.files import readable, temporary_path
 from flt_mol.structures import Structures
 
@@ -142,13 +142,11 @@ class FlatDataset(StructuresDataset):
             belong together, naming it.
     """
 
-    def __init__(
-        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
-    ) -> None:
-        super().__init__(path, options, notes=notes)
-        self.kind = "flat file"
+    kind = "flat file"
+
+    def _open(self) -> int:
         self.metadata, self._tensors = _read(self.path)
-        self._finish(len(self._tensors["ptr"]) - 1)
+        return len(self._tensors["ptr"]) - 1
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_tensors"}

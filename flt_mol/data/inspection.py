@@ -105,18 +105,15 @@ def _count(counts: dict[str, Counter[Any]], records: Iterable[Record], batch: St
     for record in records:
         held = {name: value for name, value in record.items() if value is not None}
         counts["fields"].update(held.keys())
-        counts["dtypes"].update((name, _kind(value)) for name, value in held.items())
+        kinds = {
+            name: getattr(value, "dtype", type(value).__name__) for name, value in held.items()
+        }
+        counts["dtypes"].update((name, str(kind)) for name, kind in kinds.items())
     numbers = zip(batch.system.tolist(), batch.atomic_numbers.tolist(), strict=True)
     counts["elements"].update(z for _, z in set(numbers))
     counts["tags"].update(batch.tags.tolist())
     counts["pbc"].update("".join("FT"[p] for p in row) for row in batch.pbc.tolist())
     counts["sids"].update(batch.sid)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"array {value.dtype}, {value.ndim} axes"
-    return type(value).__name__
 
 
 def _disk_bytes(dataset: StructuresDataset) -> int | None:
@@ -165,12 +162,7 @@ def render(summary: Mapping[str, Any]) -> str:
         if count := summary["counts"][name]:
             lines += [f"{count} {title}:", *(f"  {item}" for item in items[:_SHOWN])]
             lines += [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
-    return "\n".join(map(_printable, lines))
-
-
-def _printable(line: str) -> str:
-    """Names and sids come from the file: control characters must not reach a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return "\n".join(lines)
 
 
 def _counts(values: Mapping[str, int]) -> str:

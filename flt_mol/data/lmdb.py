@@ -6,8 +6,7 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ import lmdb
 import numpy as np
 
 from flt_mol.data.ase import row_record
-from flt_mol.data.dataset import Notes, StructuresDataset
+from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.pyg import fields_of
-from flt_mol.data.schema import ReadOptions, Record, decoded
+from flt_mol.data.schema import Record, decoded
 from flt_mol.data.unpickle import inflated, saved, unpickle
 from flt_mol.files import readable, temporary_path
 
@@ -125,16 +124,14 @@ class LmdbDataset(StructuresDataset):
         UserWarning: `length` disagrees with the records found; defaults taken for missing fields.
     """
 
-    def __init__(
-        self, path: str | Path, options: ReadOptions | None = None, *, notes: Notes | None = None
-    ) -> None:
-        super().__init__(path, options, notes=notes)
+    kind = "LMDB"
+
+    def _open(self) -> int:
         self.file = data_file(self.path)
         self._environment: _Environment | None = None
         self._stamp = _stamp(self.file)
-        self.kind = "LMDB"
         self._keys = np.array(self._read_keys(), dtype=np.bytes_)
-        self._finish(len(self._keys))
+        return len(self._keys)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_environment": None}
@@ -148,7 +145,7 @@ class LmdbDataset(StructuresDataset):
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         records = []
-        with self._reading() as transaction:
+        with self._begin() as transaction:
             for row in rows:
                 try:
                     data = inflated(transaction.get(bytes(self._keys[row])) or b"")
@@ -157,30 +154,28 @@ class LmdbDataset(StructuresDataset):
                     if fields is None:
                         raise ValueError("the record is neither PyG Data nor a dict")
                     records.append(fields)
-                except ValueError as error:
+                except (ValueError, lmdb.Error) as error:
                     raise ValueError(f"{self._where(row)}: {error}") from error
         return records
 
-    @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        """A transaction; LMDB's errors name the file."""
+    def _begin(self) -> Any:
+        """A transaction."""
         if _stamp(self.file) != self._stamp:
             raise ValueError(f"{self.path} has changed since it was opened; open it again")
         self._environment = _opened(self.file, self._stamp)
-        try:
-            with self._environment.lmdb.begin() as transaction:
-                yield transaction
-        except lmdb.Error as error:
-            raise ValueError(f"{self.path} is damaged: {error}; download it again") from error
+        return self._environment.lmdb.begin()
 
     def _read_keys(self) -> list[bytes]:
         """Keys of the records in numeric order; their number is compared with `length`."""
-        with self._reading() as transaction:
-            every = list(transaction.cursor().iternext(keys=True, values=False))
-            keys = sorted((k for k in every if k.isdigit() and len(k) <= _DIGITS), key=int)
-            keys = keys or [k for k in every if k not in _ABOUT]
-            first = transaction.get(keys[0]) if keys else b""
-            length = transaction.get(b"length")
+        try:
+            with self._begin() as transaction:
+                every = list(transaction.cursor().iternext(keys=True, values=False))
+                keys = sorted((k for k in every if k.isdigit() and len(k) <= _DIGITS), key=int)
+                keys = keys or [k for k in every if k not in _ABOUT]
+                first = transaction.get(keys[0]) if keys else b""
+                length = transaction.get(b"length")
+        except lmdb.Error as error:
+            raise ValueError(f"{self.path} is damaged: {error}; download it again") from error
         if not (keys and keys[0].isdigit()) and not first.startswith((b"\x80", b"x", b"PK")):
             raise ValueError(
                 f"no records in {self.path}: keys are whole numbers; found: {every[:3]}"

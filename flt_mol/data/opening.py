@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from flt_mol.data.ase import AseDataset, atoms_record, holds_structures
-from flt_mol.data.dataset import JoinedDataset, Notes, StructuresDataset
+from flt_mol.data.dataset import Notes, StructuresDataset
 from flt_mol.data.flat import FlatDataset
 from flt_mol.data.lmdb import LmdbDataset, data_file, is_lmdb
 from flt_mol.data.pyg import is_collated, is_pyg, pyg_records
-from flt_mol.data.schema import OnError, ReadOptions, Record, decoded
+from flt_mol.data.schema import OnError, ReadOptions, Record, Tagger, decoded
 from flt_mol.data.tags import layer_note
 from flt_mol.data.unpickle import read_saved
-from flt_mol.files import natural_key, readable, shipped_folder
+from flt_mol.files import natural_key, readable, shipped_folder, some
 from flt_mol.structures import Structures
 
 _LMDB_SUFFIXES = (".lmdb", ".aselmdb", ".mdb")
 _SAVED = (".pt", ".pth", ".pkl", ".pickle")
 _SAVED_HEADS = (b"PK\3\4", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 _EXPECTED = "ASE Atoms, PyG Data or Batch, Structures, or mappings with OC20's names"
-_SHOWN = 5  # names in a message
 
 
 def open_dataset(
@@ -41,7 +44,7 @@ def open_dataset(
     layer_numbers: bool = False,
     frames: str | None = "all",
     forces: bool = False,
-    tag_slab: Callable[[Structures], Structures] | None = None,
+    tag_slab: Tagger | None = None,
 ) -> StructuresDataset:
     """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
 
@@ -106,7 +109,7 @@ def open_dataset(
         if not path.exists():
             raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
         if index is None and path.is_dir() and data_file(path).name != "data.mdb":
-            return _open_folder(path, options)
+            return FolderDataset(path, options)
         return _open_file(path, options, Notes(str(path)))
 
 
@@ -148,28 +151,75 @@ def _open_file(path: Path, options: ReadOptions, notes: Notes) -> StructuresData
         return AseDataset(path, options, notes=notes)
 
 
-def _open_folder(path: Path, options: ReadOptions) -> StructuresDataset:
-    """All LMDB and flat files of a folder as one data set; without any, all that ASE reads."""
-    entries = [
-        entry
-        for entry in sorted(path.iterdir(), key=natural_key)
-        if not (entry.name.startswith(".") or entry.name.endswith(("-lock", "lock.mdb")))
-    ]
-    files, kind = [entry for entry in entries if _is_shard(entry)], "*.lmdb"
-    plain = [entry for entry in entries if entry.is_file()]
-    if not files:
-        files, kind = [entry for entry in plain if holds_structures(entry)], "files of structures"
-    if not files:
-        files, kind = [entry for entry in plain if entry.suffix in _SAVED], "files of torch.save"
-    others = [entry.name for entry in entries if entry not in files]
-    shown = ", ".join(others[:_SHOWN]) + ", …" * (len(others) > _SHOWN)
-    if not files:
-        raise ValueError(f"no *.lmdb was found in {path}, which holds {shown or 'nothing: empty'}")
-    notes = Notes(str(path))
-    if others:
-        notes.add({"others": f"ignored, as they are not {kind}: {shown}"})
+class FolderDataset(StructuresDataset):
+    """All LMDB and flat files of a folder, in order; without any, all that ASE reads."""
 
-    return JoinedDataset(path, files, _open_file, options, notes=notes)
+    def _open(self) -> int:
+        files = self._files()
+        self.parts: list[StructuresDataset] = []
+        for file in files:
+            try:
+                self.parts.append(_open_file(file, self.options, self.notes))
+            except ValueError as error:
+                if self.options.on_error == "raise":
+                    raise
+                self.skipped.append(str(error))
+            else:
+                self.skipped += self.parts[-1].skipped
+        if not self.parts:
+            raise ValueError(f"{self.path}: every file is invalid; the first: {self.skipped[0]}")
+        for part in self.parts if len(self.parts) > 1 else ():
+            part.prefix = f"{part.path.stem}:"
+        self._starts = list(accumulate((len(part) for part in self.parts), initial=0))
+        return self._starts[-1]
+
+    def _files(self) -> list[Path]:
+        entries = [
+            entry
+            for entry in sorted(self.path.iterdir(), key=natural_key)
+            if not (entry.name.startswith(".") or entry.name.endswith(("-lock", "lock.mdb")))
+        ]
+        plain = [entry for entry in entries if entry.is_file()]
+        for kind, found in {
+            "*.lmdb": [entry for entry in entries if _is_shard(entry)],
+            "files of structures": [entry for entry in plain if holds_structures(entry)],
+            "files of torch.save": [entry for entry in plain if entry.suffix in _SAVED],
+        }.items():
+            others = some([entry.name for entry in entries if entry not in found])
+            if found and others:
+                self.notes.add({"others": f"ignored, as they are not {kind}: {others}"})
+            if found:
+                return found
+        held = others or "nothing: empty"
+        raise ValueError(f"no *.lmdb was found in {self.path}, which holds {held}")
+
+    def _finish(self, count: int) -> None:
+        """Each file has chosen its own."""
+        self._rows = np.arange(count)
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        part = bisect_right(self._starts, row) - 1
+        return part, row - self._starts[part]
+
+    def _where(self, row: int) -> str:
+        part, inside = self._locate(row)
+        return self.parts[part].where(inside)
+
+    def _records(self, rows: Sequence[int]) -> list[Record]:
+        return [self.parts[part].record(inside) for part, inside in map(self._locate, rows)]
+
+    def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
+        places: dict[int, list[tuple[int, int]]] = {}
+        for place, (part, inside) in enumerate(map(self._locate, rows)):
+            places.setdefault(part, []).append((place, inside))
+        batches = [self.parts[p].batch([i for _, i in own]) for p, own in places.items()]
+        joined = batches[0] if len(batches) == 1 else Structures.cat(batches)
+        order = [place for own in places.values() for place, _ in own]
+        return joined if order == sorted(order) else joined.select(np.argsort(order).tolist())
+
+    def natoms(self) -> NDArray[np.int64]:
+        """Atoms of each system (len,)."""
+        return np.concatenate([part.natoms() for part in self.parts])
 
 
 def _is_shard(entry: Path) -> bool:
@@ -186,10 +236,13 @@ class MemoryDataset(StructuresDataset):
         options: how they are read.
         notes: where warnings go.
         name: what errors call the data set.
+        places: what they call each system.
 
     Raises:
         ValueError: nothing to read, or objects of another kind, naming their place.
     """
+
+    kind = "in memory"
 
     def __init__(
         self,
@@ -198,14 +251,16 @@ class MemoryDataset(StructuresDataset):
         *,
         notes: Notes | None = None,
         name: str | None = None,
+        places: Sequence[str] = (),
     ) -> None:
-        name = name or f"{type(source).__name__} in memory"
-        super().__init__(name, options, notes=notes)
-        self.kind = "in memory"
-        self._items: list[Record] = []
+        self._source, self._places = source, places
+        super().__init__(name or f"{type(source).__name__} in memory", options, notes=notes)
+
+    def _open(self) -> int:
+        source, self._items = self.__dict__.pop("_source"), []
         if not _is_object(source) and not isinstance(source, Iterable | Sized):
             found = type(source).__name__
-            raise ValueError(f"{name}: a {found} holds no structures, expected {_EXPECTED}")
+            raise ValueError(f"{self.path}: a {found} holds no structures, expected {_EXPECTED}")
         objects = [source] if _is_object(source) else source
         named = isinstance(source, Mapping) and source and all(map(_is_object, source.values()))
         for place, obj in source.items() if named else enumerate(objects):
@@ -219,14 +274,11 @@ class MemoryDataset(StructuresDataset):
                 self.skipped.append(str(error))
         if not self._items:
             reason = self.skipped[0] if self.skipped else "it is empty"
-            raise ValueError(f"no records in {name}: {reason}")
-        self._finish(len(self._items))
-
-    def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self._items[row] for row in rows]
+            raise ValueError(f"no records in {self.path}: {reason}")
+        return len(self._items)
 
     def _where(self, row: int) -> str:
-        return f"{self.path}, system {row}"
+        return self._places[row] if self._places else f"{self.path}, system {row}"
 
     def _split(self, obj: Any, place: Any) -> Sequence[Record]:
         """The record of each system that an object holds."""

@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int | None], None]
 
 _CHUNK = 1 << 20
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)  # HTTP statuses that are worth another attempt
-_LONGEST_WAIT = 60.0  # seconds
+_ATTEMPTS, _WAIT = 6, 1.0  # without a new byte; seconds before the next, doubled each time
 _TIMEOUT = 60.0  # seconds without a byte
 
 
@@ -54,8 +54,6 @@ def download(
     to: str | Path | None = None,
     keep_archive: bool = True,
     base_url: str | None = None,
-    wait: float = 1.0,
-    attempts: int = 6,
     progress: Progress | None = None,
 ) -> DownloadResult:
     """Download splits of a published data set; files that are present and correct are kept.
@@ -70,8 +68,6 @@ def download(
             default data folder. Any other is found later with ``FLT_MOL_DATA=to``.
         keep_archive: whether the archive stays in the folder when all is done.
         base_url: of a mirror: the folder that has the archive.
-        wait: seconds until a lost connection is tried again, doubled each time.
-        attempts: without a new byte, before giving up.
         progress: called with a label, bytes done and bytes in all.
 
     Raises:
@@ -91,7 +87,7 @@ def download(
             with FileLock(folder / ".download.lock", blocking=False):
                 _check_room(archive, list(absent.values()))
                 if not archive.target.is_file():
-                    _fetch(url, archive, wait, attempts, report)
+                    _fetch(url, archive, report)
                 _extract(archive.target, list(absent.values()), report)
         except Timeout:
             raise ValueError(f"another download into {folder} is running; wait for it") from None
@@ -154,7 +150,7 @@ def _check_room(archive: _Expected, absent: Sequence[_Expected]) -> None:
         )
 
 
-def _fetch(url: str, archive: _Expected, wait: float, attempts: int, report: Progress) -> None:
+def _fetch(url: str, archive: _Expected, report: Progress) -> None:
     """Download by way of a file `.part`, which later runs resume."""
     part, failures = _part(archive), 0
     furthest = _size(part)
@@ -165,18 +161,18 @@ def _fetch(url: str, archive: _Expected, wait: float, attempts: int, report: Pro
         except HTTPError as error:
             error.close()
             reason = f"the server answered {error.code} {error.reason}"
-            failures = failures if error.code in _TEMPORARY else attempts
+            failures = failures if error.code in _TEMPORARY else _ATTEMPTS
         except (OSError, HTTPException) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         done = _size(part)
         failures = 0 if done > furthest else failures + 1
         furthest = max(furthest, done)
-        if failures >= attempts:
+        if failures >= _ATTEMPTS:
             raise ValueError(
                 f"cannot fetch {url}: {reason}, {done:,} of {archive.size:,} bytes are kept: run "
                 f"the command again, or put the file at {archive.target}"
             )
-        time.sleep(min(wait * 2**failures, _LONGEST_WAIT) if failures else 0.0)
+        time.sleep(_WAIT * 2**failures if failures else 0.0)
     if (found := _digest(part, "md5", f"check {archive.name}", report)) != archive.md5:
         part.unlink()
         raise ValueError(f"{url} has md5 {found}, expected {archive.md5}: run the command again")

@@ -17,6 +17,7 @@ from flt_mol.structures import Structures
 
 Record = Mapping[str, Any]
 OnError = Literal["raise", "skip"]
+Tagger = Callable[[Structures], Structures]
 
 GRAPH_FIELDS = frozenset(
     ("edge_index", "cell_offsets", "distances", "neighbors", "edge_attr", "batch", "ptr")
@@ -31,7 +32,7 @@ class ReadOptions:
     """How records are read; the arguments are those of :func:`flt_mol.data.open_dataset`.
 
     Raises:
-        ValueError: another `on_error`, an empty name, or energies both required and ignored.
+        ValueError: another `on_error` or `frames`, or energies both required and ignored.
     """
 
     require_energy: bool = False
@@ -44,7 +45,7 @@ class ReadOptions:
     layer_numbers: bool = False
     frames: str | None = "all"
     forces: bool = False
-    tag_slab: Callable[[Structures], Structures] | None = None
+    tag_slab: Tagger | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -53,10 +54,6 @@ class ReadOptions:
             raise ValueError("require_energy and ignore_energy exclude each other")
         if not (self.frames is None or _FRAMES(self.frames)):
             raise ValueError(f"frames is {self.frames!r}, expected first, last, all, 0, 2:9, …")
-        for name in ("energy", "energy_initial", "positions_relaxed"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"{name} is {value!r}, expected the name of a stored field")
 
     def energy_of(self, record: Record) -> str:
         """Where a record's target is: with forces, by default the energy of the same positions."""

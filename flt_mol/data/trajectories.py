@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from flt_mol.data.ase import frames_of, holds_structures, what_changes
-from flt_mol.data.dataset import StructuresDataset
-from flt_mol.data.schema import OnError, ReadOptions, Record
-from flt_mol.files import natural_key, readable
-from flt_mol.structures import Structures
-
-_SHOWN = 5
+from flt_mol.data.opening import MemoryDataset
+from flt_mol.data.schema import OnError, ReadOptions, Record, Tagger
+from flt_mol.data.tables import read_energies
+from flt_mol.files import natural_key, some
 
 
 def from_trajectories(
@@ -26,8 +23,8 @@ def from_trajectories(
     references: Mapping[Any, float] | str | Path,
     fmax: float = 0.05,
     on_error: OnError = "raise",
-    tag_slab: Callable[[Structures], Structures] | None = None,
-) -> TrajectoryDataset:
+    tag_slab: Tagger | None = None,
+) -> MemoryDataset:
     """IS2RE records from relaxations: the first frame is the input, the last gives the target.
 
     The target is E(last) − reference, y_init is E(first) − reference where the first frame holds
@@ -73,32 +70,16 @@ def from_trajectories(
         first = skipped[0] if skipped else "no files"
         raise ValueError(f"{paths}: every file is invalid; the first: {first}")
     name = str(paths) if whole else f"{len(given)} trajectories"
+    files, records = zip(*found, strict=True)
     options = ReadOptions(on_error=on_error, layer_numbers=tag_slab is not None, tag_slab=tag_slab)
-    dataset = TrajectoryDataset(name, options, found)
+    dataset = MemoryDataset(list(records), options, name=name, places=list(map(str, files)))
     dataset.skipped[:0] = skipped
     notes = {
         f"not relaxed, with a force beyond {fmax:g} eV/Å on a free atom": loose,
         "ignored, not trajectories": others,
     }
-    dataset.notes.add({text: f"{text}: {_shown(names)}" for text, names in notes.items() if names})
+    dataset.notes.add({text: f"{text}: {some(names)}" for text, names in notes.items() if names})
     return dataset
-
-
-class TrajectoryDataset(StructuresDataset):
-    """The records of :func:`from_trajectories`, kept in memory: two frames of each file."""
-
-    def __init__(
-        self, name: str, options: ReadOptions, found: Sequence[tuple[Path, Record]]
-    ) -> None:
-        super().__init__(name, options)
-        self._found = found
-        self._finish(len(found))
-
-    def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self._found[row][1] for row in rows]
-
-    def _where(self, row: int) -> str:
-        return str(self._found[row][0])
 
 
 def _trajectories(path: Path, others: list[str]) -> list[tuple[Path, str]]:
@@ -124,10 +105,6 @@ def _trajectories(path: Path, others: list[str]) -> list[tuple[Path, str]]:
         raise ValueError(f"no trajectories in {path}, nor in its subfolders")
     others += [e.name for e in entries if e not in used]
     return found
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
 
 
 def _relaxation(
@@ -166,26 +143,11 @@ def _relaxation(
 def _reference_table(given: Mapping[Any, Any] | str | Path) -> Mapping[str, float] | str:
     """Name → eV; or the name of a key of `info`, or "none"."""
     if isinstance(given, Mapping):
-        pairs = [(str(name), value) for name, value in given.items()]
-    elif isinstance(given, Path) or given.lower().endswith(".csv"):
-        try:
-            with readable(Path(given)), Path(given).open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file, skipinitialspace=True))
-            pairs = [(row["sid"], row["energy"]) for row in rows]
-        except (ValueError, KeyError, csv.Error) as error:
-            text = f"{given}: expected CSV with the columns sid, energy: {error}"
-            raise ValueError(text) from None
-    else:
+        what = "references: the reference energy of"
+        return {str(name): _energy(value, f"{what} {name}") for name, value in given.items()}
+    if isinstance(given, str) and not given.lower().endswith(".csv"):
         return given
-    source = "references" if isinstance(given, Mapping) else given
-    table: dict[str, float] = {}
-    for name, value in pairs:
-        energy = _energy(value, f"{source}: the reference energy of {name}")
-        if table.setdefault(name, energy) != energy:
-            raise ValueError(f"{source}: two reference energies of {name}: keep one")
-    if not table:
-        raise ValueError(f"{source}: no reference energies")
-    return table
+    return {sid: energy for (_, sid), energy in read_energies(given, ("energy",)).energies.items()}
 
 
 def _reference(
@@ -201,7 +163,7 @@ def _reference(
     for name in names:
         if name in table:
             return table[name]
-    text = f"no reference energy under {' or '.join(names)}; there are: {_shown(list(table))}"
+    text = f"no reference energy under {' or '.join(names)}; there are: {some(list(table))}"
     raise ValueError(f"{where}: {text}")
 
 

@@ -11,10 +11,12 @@ import math
 import pickle
 import pickletools
 import re
+import threading
 import zipfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,10 @@ from flt_mol.files import readable
 
 _LARGEST = 1 << 26  # bytes of one decompressed record
 _EXPANSION = 50  # of a compressed archive
-_CODE = 1 << 22  # bytes of opcodes, long strings apart: each may make an object of 200 bytes
+_CODE = 1 << 23  # bytes of opcodes, long strings apart: each may make an object of 200 bytes
 _NESTED = 50_000  # opcodes that make tuples: hashing 10⁵ levels would overflow the stack
+_STACK = 1 << 28  # bytes, of a thread for more of them: as many as _TUPLES in each other
+_TUPLES = 1 << 21
 _ITEMS = 10_000  # of a collection that is made out of another one
 _EXPANDED = 1_000_000  # elements that a tensor may have beyond those stored (stride 0)
 
@@ -73,11 +77,32 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
         7
     """
     try:
-        _check(data)
-        return _Unpickler(data, storage).load()
+        _, tuples = _check(data)
+        load = _Unpickler(data, storage).load
+        return load() if tuples <= _NESTED else _loaded_deep(load)
     except Exception as error:  # stand-ins meet arguments of any kind
         reason = str(error) or type(error).__name__
         raise ValueError(f"unreadable record of {len(data)} bytes: {reason}") from error
+
+
+def _loaded_deep(load: Callable[[], Any]) -> Any:
+    """What `load` gives with a large stack, if no name in it is a tuple, which may be deep."""
+    before = threading.stack_size(_STACK)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(load).result()
+    finally:
+        threading.stack_size(before)
+    rest, seen = [found], set[int]()
+    while rest:
+        item = rest.pop()
+        item = vars(item) if isinstance(item, PygObject) else item
+        if isinstance(item, dict | list | tuple) and id(item) not in seen:
+            seen.add(id(item))
+            if isinstance(item, dict) and any(isinstance(name, tuple) for name in item):
+                raise ValueError("names of fields are tuples")
+            rest += item.values() if isinstance(item, dict) else item
+    return found
 
 
 def read_saved(path: Path) -> Any:
@@ -129,7 +154,7 @@ def _legacy(data: bytes) -> Any:
     """Pickles of magic number, protocol, system, object and keys; then the storages' numbers."""
     ends = [0]
     for _ in range(5):
-        ends.append(_check(data, ends[-1]))
+        ends.append(_check(data, ends[-1])[0])
     storages: dict[Any, _Storage] = {}
 
     def storage(pid: Any) -> _Storage:
@@ -206,10 +231,11 @@ def _run() -> Callable[[bytes, int, int], re.Match[bytes] | None]:
 _RUN = _run()
 
 
-def _check(data: bytes, at: int = 0) -> int:
-    """The end of a pickle; refuse lengths and memo indices beyond it, and values without end.
+def _check(data: bytes, at: int = 0) -> tuple[int, int]:
+    """The end of a pickle, and how many tuples it makes at most.
 
-    Python's unpickler takes the memory that they ask for: a memo index of 2³² some 64 GB.
+    Lengths and memo indices beyond it, and values without end, are refused: Python's unpickler
+    takes the memory that they ask for, a memo index of 2³² some 64 GB.
     """
     size = nested = 0
     while True:
@@ -217,11 +243,11 @@ def _check(data: bytes, at: int = 0) -> int:
         run, at = (b"", at) if found is None else (found[0], found.end())
         size += len(run)
         nested += len(run) - len(run.translate(None, b"t\x85\x86\x87\x91io"))
-        if size > _CODE or nested > _NESTED:
+        if size > _CODE or nested > _TUPLES:
             raise ValueError("too many values, tuples or calls; store arrays")
         code, width = data[at : at + 1], _COUNTED.get(data[at : at + 1])
         if code == b".":
-            return at + 1
+            return at + 1, nested
         if code in (b"S", b"V"):
             at = data.find(b"\n", at) + 1 or len(data)
         elif width is not None:

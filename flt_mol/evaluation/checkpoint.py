@@ -17,16 +17,13 @@ from flt_mol.data.tags import tagger_of
 from flt_mol.evaluation.report import notes
 from flt_mol.evaluation.splits import SplitResult, evaluate_splits
 from flt_mol.evaluation.summary import constant_maes, summarise
-from flt_mol.evaluation.tables import some_sids
-from flt_mol.files import shipped_folder
+from flt_mol.files import shipped_folder, some
 from flt_mol.models.checkpoint import find_checkpoint, read_checkpoint
 from flt_mol.prediction.energies import MeanModel
 from flt_mol.prediction.members import load_members
 
 HELD_OUT = "held_out"
 """Name of the systems held out of training where that of the validation split is taken."""
-
-_READ = 64  # systems read together
 
 
 def evaluate_checkpoint(
@@ -143,7 +140,7 @@ class _Run:
             frozenset(map(str, content["systems"].get(x) or ())) for x in ("trained", "held_out")
         )
         source = config.get("name") if data is None else data
-        self.recipe = recipe = None if source is None else find_recipe(source)
+        recipe = None if source is None else find_recipe(source)
         own = data is None or recipe is None or recipe.name == config.get("name")
         self.energy = str((own and config.get("energy")) or "y_relaxed")
         paths = (config.get("paths") or {}) if data is None else {}
@@ -162,7 +159,8 @@ class _Run:
             name = str(config.get("validation") or HELD_OUT)
             self.part = HELD_OUT if name in known else name
             known = {self.part: known[self.train], **known}
-        self.known, self.given = known, bool(paths)
+        self.known = known
+        self.stated = {} if paths or not recipe else recipe.metadata.get("baselines") or {}
 
     def open(
         self, splits: Sequence[str], only_held_out: bool, options: Mapping[str, Any]
@@ -193,20 +191,17 @@ class _Run:
         """The systems of `source` that training held out."""
         if not self.held_out:
             raise ValueError(f"{self.path} lists no systems held out of training")
-        found: dict[int, str] = {}
-        for start in range(0, len(source), _READ):
-            batch = source.batch(range(start, min(start + _READ, len(source))))
-            found |= {i: str(x) for i, x in enumerate(batch.sid, start) if str(x) in self.held_out}
+        sids = enumerate(str(sid) for batch in source.batches() for sid in batch.sid)
+        found = {i: sid for i, sid in sids if sid in self.held_out}
         if missing := sorted(self.held_out.difference(found.values())):
             text = f"{len(missing)} of {len(self.held_out)} held-out systems are not in"
-            warnings.warn(f"{text} {source.path} ({some_sids(missing)})", UserWarning, stacklevel=2)
+            warnings.warn(f"{text} {source.path} (sid {some(missing)})", UserWarning, stacklevel=2)
         return Subset(source, list(found))
 
     def baselines(self, splits: Iterable[str]) -> dict[str, dict[str, float]]:
         """{baseline: {split: MAE in eV}} as the data set's recipe gives them, of whole splits."""
         found: dict[str, dict[str, float]] = {}
-        stated = {} if self.recipe is None else self.recipe.metadata.get("baselines") or {}
-        for split in splits if not self.given else ():
-            for method, metrics in stated.get(split, {}).items():
+        for split in splits:
+            for method, metrics in self.stated.get(split, {}).items():
                 found.setdefault(method, {})[split] = float(metrics["mae"])
         return found

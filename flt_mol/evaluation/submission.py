@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flt_mol.evaluation.tables import EnergyTable, some_sids
-from flt_mol.files import temporary_path
+from flt_mol.data.tables import EnergyTable
+from flt_mol.files import some, temporary_path
 
 SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 """Of the leaderboard; each has the arrays ``{split}_ids`` and ``{split}_energy``."""
@@ -127,7 +127,7 @@ def _check(arrays: Arrays, where: Mapping[str, str], expected: Expected | None) 
             known, given = set(expected[split]), set(sids)
             wrong_ids["lacks"] = [sid for sid in expected[split] if sid not in given]
             wrong_ids["has, not of this split,"] = [sid for sid in sids if sid not in known]
-        parts = [f"{what} {some_sids(found)}" for what, found in wrong_ids.items() if found]
+        parts = [f"{what} sid {some(found)}" for what, found in wrong_ids.items() if found]
         if parts:
             raise ValueError(f"{where[split]}: {split} {' and '.join(parts)}")
         if expected is None and len(sids) != TEST_COUNTS[split]:

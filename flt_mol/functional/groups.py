@@ -632,7 +632,8 @@ def _over_groups(
     # systems that are worth one.
     number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
     systems = sum(map(len, groups[0].systems))
-    direct = number == 0 or (plain and first.numel() >= _WORTH_A_STEP * systems)
+    several = (number > 1 or systems == 1) and first.numel() >= _WORTH_A_STEP * systems
+    direct = number == 0 or (plain and several)
     whole = []
     for kind, width, like in outputs if direct else ():
         new = first.new_empty if groups[kind].complete else first.new_zeros

@@ -1,4 +1,4 @@
-"""Exported models: folders in Hugging Face's layout, and programs of `torch.export`."""
+"""Exported models: folders in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import torch
 from ase.data import chemical_symbols
 from safetensors.torch import save
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config as symbolic_shapes
 
 from flt_mol.files import temporary_path
 from flt_mol.models.checkpoint import (
@@ -123,56 +118,3 @@ in eV and Å (flt_mol {settings["flt_mol_version"]}): `flt_mol.predict(atoms, "{
 - Measured: {metrics or "*to be filled in*"}
 - Limits, licence: *to be filled in*
 """
-
-
-class _TensorModel(nn.Module):
-    """Energies of plain tensors, with a row of padding: one atom is then no special case."""
-
-    def __init__(self, model: EnergyModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, numbers: Tensor, positions: Tensor, tags: Tensor, ptr: Tensor) -> Tensor:
-        model, tags = self.model, torch.cat([tags, tags.new_zeros(1)])
-        atoms = model.embedding(torch.cat([numbers, numbers.new_ones(1)]), tags)
-        x = model.encoder(atoms, torch.cat([positions, positions.new_zeros(1, 3)]), ptr)
-        return model.normalizer.denormalize(model.head(x, tags, ptr), numbers, ptr)
-
-
-def export_program(model: EnergyModel) -> ExportedProgram:
-    """The model in eval mode as a `torch.export` program for any number of atoms and systems ≥ 1.
-
-    It takes ``(atomic_numbers, positions, tags, ptr)``, the fields of `Structures`, and gives
-    energies (B,) in eV. It holds the weights and the graph, no Python of this library but its
-    operators: ``import flt_mol.functional`` before loading a saved program.
-
-    Args:
-        model: on any device; it is copied.
-
-    Raises:
-        ValueError: a model that looks at cells or pairs, or has other outputs than the energy.
-
-    Example:
-        >>> from flt_mol import Structures
-        >>> from flt_mol.models import EnergyConfig
-        >>> program = export_program(EnergyModel(EnergyConfig(embed_dim=16, num_layers=1)))
-        >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
-        >>> program.module()(water.atomic_numbers, water.positions, water.tags, water.ptr).shape
-        torch.Size([1])
-    """
-    config = model.config
-    if config.cutoff is not None or config.spectral is not None or len(config.outputs) > 1:
-        raise ValueError("only models of energies without pairs, images, spectral filters export")
-    # Three systems of seven atoms: sizes of 0 and 1 would be taken for constants here.
-    device = next(model.parameters()).device
-    numbers = torch.ones(7, dtype=torch.int64, device=device)
-    positions = torch.zeros(7, 3, dtype=torch.float32, device=device)
-    ptr = torch.tensor([0, 2, 5, 7], device=device)
-    atoms, offsets = {0: Dim("atoms", min=1)}, {0: Dim("offsets", min=2)}
-    # Without this a graph is for two systems or more, since one is a special case of layouts.
-    with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
-        return torch.export.export(
-            _TensorModel(deepcopy(model).eval()),
-            (numbers, positions, torch.zeros_like(numbers), ptr),
-            dynamic_shapes=(atoms, atoms, atoms, offsets),
-        )

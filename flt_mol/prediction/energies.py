@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from flt_mol.data import StructuresDataset, open_dataset
 from flt_mol.data.checks import Unusual, with_atom
+from flt_mol.files import some
 from flt_mol.prediction.members import Members, load_members
 from flt_mol.structures import Structures
-
-_READ = 64  # systems read together
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +93,7 @@ def predict(
     else:
         opened = open_quietly(source, frames=frames, check=members.check)
         warn_of_frames(parts_of(opened))
-    return predict_structures(members, batches_of(opened), batch_size)
+    return predict_structures(members, opened.batches(), batch_size)
 
 
 def open_quietly(source: Any, **options: Any) -> StructuresDataset:
@@ -113,17 +112,9 @@ def parts_of(dataset: StructuresDataset) -> list[StructuresDataset]:
 def warn_of_frames(datasets: Iterable[StructuresDataset]) -> None:
     """Warn once of relaxations of which the first frame is taken though nobody asked for it."""
     if cut := [x for x in datasets if x.is_relaxation and x.options.frames is None]:
-        named = ", ".join(str(x.path) for x in cut[:3]) + ", …" * (len(cut) > 3)
-        text = (
-            f"{len(cut)} relaxations, of which the first frame is taken ({named}); others: frames"
-        )
-        warnings.warn(f"{text} last or all", UserWarning, stacklevel=3)
-
-
-def batches_of(dataset: StructuresDataset) -> Iterator[Structures]:
-    """All systems of a data set, read several at a time."""
-    for start in range(0, len(dataset), _READ):
-        yield dataset.batch(range(start, min(start + _READ, len(dataset))))
+        text = f"{len(cut)} relaxations, of which the first frame is taken"
+        text += f" ({some([x.path for x in cut])}); others: frames last or all"
+        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 def predict_structures(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data import StructuresDataset, to_ase
 from flt_mol.data.recipes import skipped_message
-from flt_mol.files import temporary_path
+from flt_mol.files import some, temporary_path
 from flt_mol.prediction.energies import (
     open_quietly,
     parts_of,
@@ -31,7 +31,6 @@ SUFFIXES = (".csv", ".json", ".extxyz")
 """Of the files that :func:`write_predictions` writes."""
 
 _SHOWN = 5
-_READ = 64  # structures read together
 
 
 @dataclass(frozen=True)
@@ -101,18 +100,16 @@ class StructureFiles:
     def __iter__(self) -> Iterator[tuple[Structures, StructuresDataset, int]]:
         """Each structure, as it is predicted, with the data set of its file and its place there."""
         for dataset in self.datasets:
-            for start in range(0, len(dataset), _READ):
-                rows = range(start, min(start + _READ, len(dataset)))
-                batch = dataset.batch(rows)
-                for b, row in enumerate(rows):
-                    try:
-                        one = self._prepared(batch[b], dataset)
-                    except ValueError as error:
-                        if not self.skip_bad:
-                            raise
-                        self.unprepared[str(error)] = None
-                    else:
-                        yield one, dataset, row
+            systems = (system for batch in dataset.batches() for system in batch)
+            for row, system in enumerate(systems):
+                try:
+                    one = self._prepared(system, dataset)
+                except ValueError as error:
+                    if not self.skip_bad:
+                        raise
+                    self.unprepared[str(error)] = None
+                else:
+                    yield one, dataset, row
 
     def _prepared(self, one: Structures, dataset: Any) -> Structures:
         if self.prepare is None or not dataset.is_relaxation:
@@ -194,8 +191,7 @@ def _names(rows: Sequence[tuple[str, str, int]]) -> list[str]:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if not repeated:
         return names
-    text = f"sids that repeat get their frame or file: {', '.join(repeated[:_SHOWN])}"
-    text += f" and {len(repeated) - _SHOWN} more" if len(repeated) > _SHOWN else ""
+    text = f"sids that repeat get their frame or file: {some(repeated)}"
     warnings.warn(text, UserWarning, stacklevel=3)
     names = short = [f"{x}#{frame}" if inside[x, file] > 1 else x for x, file, frame in rows]
     files = [file for _, file, _ in rows]
@@ -249,8 +245,7 @@ def write_predictions(
     ):
         if suffix == ".extxyz":
             paths = list(dict.fromkeys(p.file for p in predictions))
-            opened = files or StructureFiles(paths, frames="all")
-            _write_extxyz(predictions, f, opened)
+            _write_extxyz(predictions, f, files or StructureFiles(paths, frames="all"))
         elif suffix == ".json":
             json.dump(rows, f, indent=1, allow_nan=False)
         else:

@@ -195,9 +195,7 @@ def _load(config: RunConfig, split: str) -> Any:
         if split == data.validation:
             dataset.read_through()  # errors come now, not after the hours of a first epoch
         return dataset
-    rows = range(len(dataset))
-    parts = (rows[start : start + _AT_ONCE] for start in rows[::_AT_ONCE])
-    return [system for part in parts for system in dataset.batch(part)]
+    return [system for batch in dataset.batches(_AT_ONCE) for system in batch]
 
 
 def check_splits(splits: Splits, model: EnergyModel) -> None:

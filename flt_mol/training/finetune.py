@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flt_mol.data import make_loader
 from flt_mol.data.loader import TargetStatistics, element_counts, fit_references
+from flt_mol.files import some
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_weights
 from flt_mol.models.energy import CONFIG_KEY, EnergyModel, make_room
 from flt_mol.nn.radial import PairTypes
@@ -28,7 +29,6 @@ from flt_mol.training.folder import differences
 _AT_ONCE = 64
 _AT_MOST = 1000  # systems by which energies are shifted
 _FAR = 10.0  # standard deviations of the targets that the checkpoint was trained on
-_SHOWN = 4
 
 
 def start_from(
@@ -63,8 +63,8 @@ def start_from(
     parts += [f"{name} shifted by {by:+.4f} eV" for name, by in shifts.items()]
     parts += [f"new elements: {symbols}"] if new else []
     parts += [f"{len(frozen)} parameters frozen"] if frozen else []
-    parts += [f"not in the checkpoint: {_some(added)}"] if added else []
-    parts += [f"only in the checkpoint: {_some(unused)}"] if unused else []
+    parts += [f"not in the checkpoint: {some(added)}"] if added else []
+    parts += [f"only in the checkpoint: {some(unused)}"] if unused else []
     return "; ".join(parts)
 
 
@@ -181,8 +181,3 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return tuple(name for name in names if name in frozen)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

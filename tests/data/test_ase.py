@@ -36,7 +36,7 @@ def test_fixed_atoms_are_those_held_in_all_directions():
 def test_targets_come_from_info_and_never_from_a_calculator():
     atoms = calculated()
     assert from_ase(atoms).energy is None
-    atoms.info |= {"energy_relaxed": -1.5, "y_init": 2.0}
+    atoms.info |= {"y_relaxed": -1.5, "y_init": 2.0}
     atoms.arrays["pos_relaxed"] = atoms.positions + 0.5
     system = from_ase(atoms, sid="named")
     assert system.energy.tolist() == [-1.5]

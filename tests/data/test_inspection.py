@@ -44,7 +44,7 @@ def test_counts(path):
     assert found["pbc"] == {"TTT": 9}
     assert sum(found["elements"].values()) >= 9
     assert found["counts"] == {"outliers": 1, "repeated_sids": 1, "skipped": 0, "problems": 2}
-    assert found["dtypes"]["pos"] == ["array float32, 2 axes"]
+    assert found["dtypes"]["pos"] == ["float32"]
     assert done[-1][1] == 11
     json.dumps(found, allow_nan=False)
 
@@ -55,7 +55,6 @@ def test_text(path):
     assert "a.lmdb: 11 systems" in text
     for part in ("LMDB", "sid 2: 1500 eV", "2 invalid records:", "1 repeated sids:", "key 10"):
         assert part in text
-    assert text.replace("\n", "").isprintable()
 
 
 def test_a_sample(tmp_path):

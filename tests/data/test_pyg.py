@@ -110,10 +110,7 @@ def test_batches_without_notes_go_by_sizes(kept, records, expected):
     for name in ("bulk_index", "ads_index"):  # what was added is not known any more
         batch.__dict__[name] = torch.tensor([3, 3, 3] if name[0] == "b" else [1, 1, 1])
     batch.cell = batch.cell.reshape(9, 3)
-    notes = {}
-    system = from_pyg(batch, notes=notes)
-    assert_equal(system, expected)
-    assert set(notes) == {"natoms"}
+    assert_equal(from_pyg(batch), expected)
 
 
 def test_fields_that_were_changed_after_batching(records, expected):
@@ -147,11 +144,11 @@ def test_graphs_without_atoms_are_named(records):
 
 def test_z_is_taken_for_atomic_numbers_with_a_note():
     data = SimpleNamespace(pos=torch.zeros(1, 3), z=torch.tensor([29]), y=torch.tensor([[-1.5]]))
-    notes = {}
-    system = from_pyg(data, options=ReadOptions(energy="y"), notes=notes)
+    with pytest.warns(UserWarning, match="z is used"):
+        open_dataset(data)
+    system = from_pyg(data, options=ReadOptions(energy="y"))
     assert system.atomic_numbers.tolist() == [29]
     assert system.energy.tolist() == [-1.5]
-    assert "z is used" in notes["z"]
 
 
 @pytest.mark.parametrize("value", [3, None, "text", [1], SimpleNamespace(a=1), object(), dict])

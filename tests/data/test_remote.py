@@ -10,6 +10,7 @@ import threading
 import pytest
 import yaml
 
+from flt_mol.data import remote
 from flt_mol.data.recipes import recipe
 from flt_mol.data.remote import download, verify
 from helpers.flaky_server import FlakyServer, Reply, serving
@@ -27,6 +28,7 @@ def published(tmp_path, monkeypatch):
     """A recipe of three splits, and their archive."""
     monkeypatch.setenv("FLT_MOL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "_WAIT", 0)
     folder, stream, splits = tmp_path / "far", io.BytesIO(), {}
     folder.mkdir()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
@@ -50,7 +52,7 @@ def fetch(published, *plan, splits=None, **options):
     """Download from a server that answers as planned; the result and the requests."""
     folder, packed = published
     with serving(FlakyServer({"set.tar.gz": packed}, plan)) as server:
-        options = {"wait": 0, "base_url": server.url, **options}
+        options = {"base_url": server.url, **options}
         return download(folder, splits, **options), server.requests
 
 
@@ -118,7 +120,7 @@ def test_lost_connections_are_resumed(length, published):
 def test_a_later_run_resumes(published):
     size = len(published[1])
     with pytest.raises(ValueError, match=r"set\.tar\.gz.* bytes"):
-        fetch(published, Reply(drop_after=size // 2), *[Reply(status=503)] * 3, attempts=2)
+        fetch(published, Reply(drop_after=size // 2), *[Reply(status=503)] * 6)
     _, requests = fetch(published)
     assert [headers["Range"] for _, headers in requests] == [f"bytes={size // 2}-"]
 
@@ -147,7 +149,7 @@ def test_faults_that_stay(fault, published, tmp_path):
         "elsewhere": Reply(status=302, location="file:///etc/passwd"),
     }[fault]
     with pytest.raises(ValueError, match=r"set\.tar\.gz"):
-        fetch(published, *[plan] * 60, attempts=3)
+        fetch(published, *[plan] * 60)
     assert not list((tmp_path / "data").rglob("data.lmdb"))
     assert not (tmp_path / "data" / "set" / "set.tar.gz").exists()
 
@@ -289,7 +291,7 @@ def test_two_at_once(published, tmp_path):
 
 def test_no_network(published):
     with pytest.raises(ValueError, match=r"cannot fetch http://127\.0\.0\.1:9/"):
-        download(published[0], wait=0, attempts=2)
+        download(published[0])
 
 
 def test_verify(published, tmp_path):

@@ -72,7 +72,7 @@ def test_references_that_are_refused(references, reason, tmp_path):
         from_trajectories(path, references=references)
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "sid,energy\nx,1\nx,2\n", "sid;energy\nx;1\n"])
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "sid,energy\nx,1\nx,2\n"])
 def test_tables_that_cannot_be_read(text, tmp_path):
     path = relaxation(tmp_path / "a.traj", sid="x")
     table = tmp_path / "t.csv"

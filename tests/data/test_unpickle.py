@@ -128,8 +128,10 @@ def test_declared_lengths_do_not_exceed_the_record(length):
 
 
 def test_deep_keys_are_refused():
-    with pytest.raises(ValueError, match="tuples or calls"):
+    with pytest.raises(ValueError, match="are tuples"):
         unpickle(PICKLES["nested key"]("canary"))
+    with pytest.raises(ValueError, match="tuples or calls"):
+        unpickle(b"\x80\x04}(" + b")" + b"\x85" * 3_000_000 + b"K\x01u.")
     # As many tuples of numbers as a record may hold of atoms do no harm.
     positions = {"pos": [(1.0, 2.0, 3.0)] * 3000, "tags": [(i,) for i in range(3000)]}
     assert unpickle(pickle.dumps(positions)) == positions
@@ -195,6 +197,14 @@ def test_objects_of_pyg_however_they_were_saved(kind, writer, name, tmp_path):
     assert batch.energy.tolist() == [0, 0.5, 1.0, 1.5]
     assert torch.equal(batch.positions, torch.cat([one.pos for one in ATOMS]))
     assert batch.natoms.tolist() == [3, 4, 5, 3]
+
+
+def test_long_lists(tmp_path):
+    torch.save(ATOMS * 2500, tmp_path / "one.pt")
+    one = [atoms(sid) for sid in range(3000)]
+    torch.save(one, tmp_path / "many.pt")
+    assert len(open_dataset(tmp_path / "one.pt")) == 10_000
+    assert open_dataset(tmp_path / "many.pt")[2999].sid == (2999,)
 
 
 def test_a_folder_of_saved_objects_and_compressed_archives(tmp_path):

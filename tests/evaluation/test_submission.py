@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from flt_mol.data.tables import EnergyTable
 from flt_mol.evaluation import check_submission, write_submission
 from flt_mol.evaluation.submission import SPLITS, energy_lines
-from flt_mol.evaluation.tables import EnergyTable
 
 SIDS = {split: [f"{place}{i}" for i in (3, 1, 2)] for place, split in enumerate(SPLITS)}
 

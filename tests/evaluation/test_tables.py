@@ -6,8 +6,8 @@ import pytest
 
 from flt_mol.data import convert, open_dataset
 from flt_mol.data.recipes import recipe
+from flt_mol.data.tables import read_ids
 from flt_mol.evaluation import SplitResult, read_energies, score_files, write_csv
-from flt_mol.evaluation.tables import read_ids
 from flt_mol.structures import Structures
 
 PLAIN = "sid,energy\na,1.5\nb,-2\n"

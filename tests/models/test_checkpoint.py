@@ -10,7 +10,6 @@ import torch
 from conftest import KINDS, small_model
 
 from flt_mol import testing
-from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.checkpoint import (
     checkpoint_config,
     find_checkpoint,
@@ -21,7 +20,7 @@ from flt_mol.models.checkpoint import (
     save_checkpoint,
 )
 from flt_mol.models.energy import CONFIG_KEY
-from flt_mol.models.export import export_checkpoint, export_model, export_program
+from flt_mol.models.export import export_checkpoint, export_model
 
 
 @pytest.fixture(scope="module")
@@ -247,18 +246,3 @@ def test_exports_that_are_refused(model, tmp_path):
         model.head.tag_weight[0] = torch.nan
     with pytest.raises(ValueError, match="head.tag_weight"):
         export_model(model, tmp_path / "other")
-
-
-@pytest.mark.parametrize("name", ["spectral", "pairs", "centred images"])
-def test_programs_are_of_models_that_look_at_no_cells(name):
-    with pytest.raises(ValueError, match="spectral filters"):
-        export_program(small_model(**KINDS[name]))
-
-
-@pytest.mark.slow
-def test_a_program_is_for_any_number_of_atoms_and_systems(structures):
-    model = EnergyModel(EnergyConfig(embed_dim=16, num_layers=1, recycles=2)).eval()
-    program = export_program(model).module()
-    for one in (structures, structures[0]):
-        given = one.atomic_numbers, one.positions, one.tags, one.ptr
-        torch.testing.assert_close(program(*given), model(one)["energy"])

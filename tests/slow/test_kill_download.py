@@ -21,7 +21,7 @@ SIZE = 1 << 21
 
 
 def work(folder, url, to):
-    download(Path(folder), to=to, base_url=url, wait=0)
+    download(Path(folder), to=to, base_url=url)
 
 
 def publish(folder, draw):

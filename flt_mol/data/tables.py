@@ -1,0 +1,155 @@
+"""Energies by sid in files: predictions of any program, targets, reference energies."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import warnings
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PREDICTION = ("energy", "prediction", "pred", "y_relaxed")
+
+Key = tuple[str, str]  # split, empty where a file has none, and sid
+Row = tuple[int, Mapping[str, Any]]  # line, or number from 1 on, and the cells by column
+
+
+@dataclass(frozen=True)
+class EnergyTable:
+    """Energies by split and sid.
+
+    Args:
+        path: the file.
+        energies: {(split, sid): eV}, in the file's order; split is "" without such a column.
+    """
+
+    path: Path
+    energies: dict[Key, float]
+
+    @property
+    def splits(self) -> list[str]:
+        """Their names; empty without a column of splits."""
+        return list(dict.fromkeys(split for split, _ in self.energies if split))
+
+
+def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> EnergyTable:
+    """Read a table with the columns sid, split (may be missing) and an energy, eV.
+
+    CSV with commas, semicolons or tabs, or JSON (a list of objects), both gzipped or not; or
+    `.npz` with `ids` and `energy`. An id that comes again with the same energy, as padded processes
+    write it, is dropped.
+
+    Args:
+        path: the file.
+        names: of the column of energies; the first that is there is taken.
+
+    Raises:
+        ValueError: no such file, no table, a missing column, no systems; an energy that is not a
+            finite number, a line of another length, an empty sid, an id with two different
+            energies, naming file, line and sid.
+
+    Warns:
+        UserWarning: repeated lines, with their number.
+    """
+    path, energies, lines = Path(path), dict[Key, float](), dict[Key, int]()
+    rows = _rows(path)
+    for line, row in rows:
+        name = next((x for x in names if x in row), "")
+        if not name or "sid" not in row:
+            wanted = f"expected sid and {' or '.join(names)}"
+            raise ValueError(f"{path}: the columns are {', '.join(map(str, row))}; {wanted}")
+        key = _key(row, f"{path}, line {line}")
+        where = f"{path}, line {line}, sid {named(key)}: {name} is"
+        try:
+            energy = float(row[name])
+        except (TypeError, ValueError):
+            energy = math.nan
+        if not math.isfinite(energy):
+            raise ValueError(f"{where} {row[name]!r}, expected a finite number")
+        if energies.setdefault(key, energy) != energy:
+            raise ValueError(f"{where} {energy!r}, in line {lines[key]} {energies[key]!r}")
+        lines.setdefault(key, line)
+    if not energies:
+        raise ValueError(f"{path} holds no energies: expected a heading and a line for each system")
+    if repeated := len(rows) - len(energies):
+        text = f"{path}: dropped {repeated} lines that repeat an id with the same energy"
+        warnings.warn(text, UserWarning, stacklevel=2)
+    return EnergyTable(path, energies)
+
+
+def read_ids(path: str | Path) -> dict[str, list[str]]:
+    """{split: its sids} of a table with the columns sid and split.
+
+    Raises:
+        ValueError: as :func:`read_energies`; an id that comes twice.
+    """
+    path, ids = Path(path), dict[str, list[str]]()
+    for line, row in _rows(path):
+        split, sid = _key({"split": "", **row}, f"{path}, line {line}")
+        ids.setdefault(split, []).append(sid)
+    if not ids or any(len(set(sids)) < len(sids) for sids in ids.values()):
+        raise ValueError(f"{path} holds {'a split with a repeated sid' if ids else 'no ids'}")
+    return ids
+
+
+def named(key: Key) -> str:
+    """Sid and split, for messages."""
+    split, sid = key
+    return f"{sid} of {split}" if split else sid
+
+
+def _key(row: Mapping[str, Any], where: str) -> Key:
+    split, sid = (str(row.get(name, "")).strip() for name in ("split", "sid"))
+    if not sid or ("split" in row and not split):
+        raise ValueError(f"{where}: the sid or the split is empty")
+    return split, sid
+
+
+def _rows(path: Path) -> list[Row]:
+    try:
+        data = path.read_bytes()
+        if data.startswith(b"PK\x03\x04"):
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                ids = np.reshape(file["ids"], -1).astype(np.str_).tolist()
+                values = np.reshape(file["energy"], -1).tolist()
+            pairs = zip(ids, values, strict=True)
+            return list(enumerate(({"sid": sid, "energy": value} for sid, value in pairs), start=1))
+        if data.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(data)
+        text = data.decode("utf-8-sig").lstrip()
+        if not text.startswith(("[", "{")):
+            return _of_csv(text)
+        rows = json.loads(text)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError("expected a list of objects with sid and energy")
+        return list(enumerate(rows, start=1))
+    except (
+        *(OSError, EOFError, KeyError, ValueError),
+        *(csv.Error, zlib.error, zipfile.BadZipFile),
+    ) as error:
+        raise ValueError(f"{path} cannot be read as a table: {error}") from error
+
+
+def _of_csv(text: str) -> list[Row]:
+    heading = text.partition("\n")[0]
+    delimiter = max(",;\t", key=heading.count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    names = reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two columns have one name: {', '.join(names)}")
+    rows: list[Row] = []
+    for row in reader:
+        if None in row or None in row.values():
+            expected = f"expected {len(names)} columns ({', '.join(names)})"
+            raise ValueError(f"line {reader.line_num}: {expected}")
+        rows.append((reader.line_num, row))
+    return rows
