@@ -24,7 +24,7 @@ class CausalState(NamedTuple):
 
     Attributes:
         sums: Σ_j φ(k_j) [v_jᵀ, 1] (B, H, M, V + 1); of exp(k_j − c) for log features.
-        largest: c (B, H, M), the largest key logits so far; None for features given directly.
+        largest: c (B, H, 1, M), the largest key logits so far; None for features given directly.
         length: (B,) int64, tokens so far: the index of the next one.
         origin: (B, ℓ), Å, position of the first token; None for layers without an RPE of their own.
     """
@@ -40,11 +40,7 @@ class CausalState(NamedTuple):
 
     def joined(self, later: CausalState) -> CausalState:
         """The states after these tokens and then those of `later`, from the same origins."""
-        both = [
-            (s.sums, None if s.largest is None else s.largest[..., None, :]) for s in (self, later)
-        ]
-        sums, c = joined_sums(*both)
-        largest = None if c is None else c.squeeze(-2)
+        sums, largest = joined_sums((self.sums, self.largest), (later.sums, later.largest))
         return CausalState(sums, largest, self.length + later.length, self.origin)
 
     def detach(self) -> CausalState:
@@ -70,6 +66,7 @@ def state_of(keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> CausalSt
     if log:
         largest = largest_per_system(keys, ptr)[:-1]
         keys = (keys - spread(largest, ptr, count)).exp()
+        largest = largest[:, :, None]
     # What M queries read whose features are the rows of a unit matrix.
     unit = torch.eye(features, dtype=keys.dtype, device=keys.device).repeat(streams, 1)
     own = torch.arange(streams + 1, device=ptr.device) * features
@@ -113,9 +110,7 @@ def step(
         )
     q, k, value = (x[..., None, :] for x in settled(queries, keys, value))
     with without_autocast(q):
-        sums, c = key_sums(k, value, log=state.largest is not None)
-        largest = None if c is None else c.squeeze(-2)
-        after = state.joined(CausalState(sums, largest, torch.ones_like(state.length)))
-        level = None if after.largest is None else after.largest[..., None, :]
-        read = read_sums(q.to(after.sums.dtype), after.sums, level)
+        token = key_sums(k, value, log=state.largest is not None)
+        after = state.joined(CausalState(*token, torch.ones_like(state.length)))
+        read = read_sums(q.to(after.sums.dtype), after.sums, after.largest)
     return normalised(read.squeeze(-2)), after

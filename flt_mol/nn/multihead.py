@@ -229,10 +229,9 @@ class FLTMultiheadAttention(nn.Module):
         self, x: Tensor, at: Tensor | None, given: AttentionInputs, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Outputs (B, L, C) and weights (B, H, L, S) of exact attention with additive logits."""
-        layer, real, context = self.attention, given.get("mask"), given.get("context")
+        layer, context = self.attention, given.get("context")
         layout, rows = layer.rows(x, at, given)
-        seen = real if context is None else given.get("context_mask")
-        keys = layout if context is None else layout_of(context, mask=seen)
+        keys = layout if context is None else layout_of(context, mask=given.get("context_mask"))
         query, key = logit_factors(rows)
         q, k, v = (
             of.unpack(y).transpose(1, 2)
@@ -241,14 +240,14 @@ class FLTMultiheadAttention(nn.Module):
         bias = bias.to(q.dtype)
         bias = bias.unflatten(0, (-1, self.num_heads)) if bias.dim() == 3 else bias
         shown = (bias > -torch.inf).tril() if layer.causal else bias > -torch.inf
-        if seen is not None:
-            shown = shown & seen[:, None, None]
+        if keys.mask is not None:
+            shown = shown & keys.mask[:, None, None]
         # Rows that see nothing have weights of 0, without a NaN on the way.
         logits = torch.where(shown, q @ k.mT + bias, _LOWEST)
         weights = logits.softmax(-1) * shown
         out = (weights @ v).transpose(1, 2).flatten(2).to(rows.value.dtype)
         out = layer.out(layer.dropout(out))
-        return out if real is None else torch.where(real[..., None], out, 0), weights
+        return out if layout.mask is None else out * layout.mask[..., None], weights
 
     def _weights(self, x: Tensor, at: Tensor | None, given: AttentionInputs) -> Tensor:
         """(B, H, L, S), zeros in rows and columns of padding."""

@@ -11,7 +11,7 @@ from flt_mol.functional import streaming
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState
-from flt_mol.nn.layout import Layout, layout_of, packed_positions
+from flt_mol.nn.layout import Layout, check_rows, layout_of, packed_positions
 from flt_mol.nn.rpe import FourierRPE
 
 
@@ -49,7 +49,6 @@ class Streaming:
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        self._check_streaming()
         names = {"ptr", "system", "num_systems", "mask"} & given.keys()
         layout = layout_of(x, **{name: given[name] for name in names})
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
@@ -85,12 +84,7 @@ class Streaming:
             ValueError: as `initial_state`, or shapes that do not fit.
         """
         self._check_streaming()
-        expected = len(state.length), self.embed_dim
-        if x.shape != expected:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected {expected}: one token of each sequence "
-                "of the state"
-            )
+        check_rows(x, self.embed_dim, "x")
         x = present(mask, x)
         shape = len(x), self.num_heads, -1
         layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))

@@ -56,9 +56,9 @@ def world_of(devices: int, nodes: int) -> World:
         return World(on_this, machines, int(env["RANK"]), torchrun=True)
     if nodes > 1:
         raise ValueError(f"training.nodes is {nodes}: start the run with torchrun (docs/train.md)")
-    if devices > 1 and (tasks := int(env.get("SLURM_STEP_NUM_TASKS", 1))) > 1:
+    if devices > 1 and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         hint = "start with torchrun, or sbatch without srun"
-        raise ValueError(f"training.devices is {devices}, and srun started {tasks} tasks: {hint}")
+        raise ValueError(f"training.devices is {devices} in tasks of srun: {hint}")
     return World(devices)
 
 
@@ -74,14 +74,10 @@ class Strategy(DDPStrategy):
 def meet(rank: int, size: int, place: str, limit: float = LIMIT) -> TCPStore:
     """Wait until all processes come to a `place`; torch's own waits do not end by signals.
 
-    Returns:
-        What has to be kept while others wait.
-
-    Raises:
-        ValueError: one did not come within the limit, s.
+    The store is to be kept while others may wait. A ValueError if one does not come in `limit` s.
     """
     env, end, store = os.environ, time.monotonic() + limit, None
-    address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    host = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     server = rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     while store is None or not store.check([f"{place}{k}" for k in range(size)]):
         if time.monotonic() > end:
@@ -89,9 +85,9 @@ def meet(rank: int, size: int, place: str, limit: float = LIMIT) -> TCPStore:
         time.sleep(0.1)
         with suppress(OSError):
             if store is None and not server:
-                create_connection((address, port), 1).close()
+                create_connection(host, 1).close()
             store = store or TCPStore(
-                address, port, is_master=server, wait_for_workers=False, multi_tenant=True
+                *host, None, server, wait_for_workers=False, multi_tenant=True
             )
             store.set(f"{place}{rank}", "")
     return store
@@ -99,7 +95,7 @@ def meet(rank: int, size: int, place: str, limit: float = LIMIT) -> TCPStore:
 
 def gathered(value: T) -> list[T]:
     """The value of each process, in order of rank; all have to call it."""
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not distributed.is_initialized():
         return [value]
     values: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)

@@ -106,7 +106,7 @@ def test_what_cannot_go_token_by_token_is_refused():
         make(mode="exact").initial_state(2)
     layer = make(3)
     state = layer.initial_state(2)
-    with pytest.raises(ValueError, match="x has shape"):
+    with pytest.raises(ValueError, match="x has 3 systems, the state 2"):
         layer.step(draw(3, C), state)
     with pytest.raises(ValueError, match="positions are missing"):
         layer.step(draw(2, C), state)
