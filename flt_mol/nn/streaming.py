@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional import streaming
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
-from flt_mol.functional.streaming import CausalState
+from flt_mol.functional.streaming import CausalState, state_of, step
 from flt_mol.nn.layout import Layout, check_rows, layout_of, packed_positions
 from flt_mol.nn.rpe import FourierRPE
 
@@ -33,7 +32,7 @@ class Streaming:
         keys = weight.new_zeros(0, self.num_heads, self.num_features)
         value = weight.new_zeros(0, self.num_heads, self.embed_dim // self.num_heads)
         ptr = torch.zeros(num_streams + 1, dtype=torch.int64, device=weight.device)
-        return streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
+        return state_of(keys, value, ptr, log=self.feature_map.exponential)
 
     def state_after(
         self,
@@ -54,9 +53,9 @@ class Streaming:
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
         state, origin = placed_state(self.rpe, layout, positions, state)
         _, rows = self.rows(x, positions, given, origin)
-        keys = self.feature_map(rows.key, rows.key_at, key=True)
-        log = self.feature_map.exponential
-        return state.joined(streaming.state_of(keys, rows.value, rows.ptr, log=log))
+        phi = self.feature_map
+        keys = phi(rows.key, rows.key_at, key=True)
+        return state.joined(state_of(keys, rows.value, rows.ptr, log=phi.exponential))
 
     def step(
         self,
@@ -96,7 +95,7 @@ class Streaming:
         if mask is not None:
             nothing = -torch.inf if phi.exponential else 0.0
             keys = keys.masked_fill(~mask[:, None, None], nothing)
-        out, after = streaming.step(queries, keys, value, before)
+        out, after = step(queries, keys, value, before)
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
         if mask is not None:
             after = after._replace(length=state.length + mask)

@@ -66,7 +66,7 @@ class Strategy(DDPStrategy):
     """DDP in which a signal ends the wait for processes that load data."""
 
     def setup_environment(self) -> None:
-        """Called by Lightning once it has started the processes."""
+        """Here the processes have been started."""
         self.store = meet(self.global_rank, self.world_size, "fit", 1800.0)
         super().setup_environment()
 

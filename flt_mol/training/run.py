@@ -278,8 +278,9 @@ def _fit(
     with _lightning(world):
         limits = {"max_epochs": math.ceil(steps / each), "max_steps": steps}
         trainer = _trainer(config, history, point, done, world, limits)
-        resumed = {} if done is None else {"ckpt_path": resume, "weights_only": True}
-        trainer.fit(task, *loaders, **resumed)
+        resumed = done is not None
+        path = resume if resumed else None
+        trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
     model.load_state_dict(history.weights(task).state_dict())
 
 
