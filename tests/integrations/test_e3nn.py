@@ -25,7 +25,7 @@ from helpers.checks import (
     check_save_load,
     filled,
 )
-from helpers.testing import (
+from helpers.invariances import (
     check_cell_basis,
     check_periodic_images,
     check_permutation,

@@ -11,7 +11,7 @@ from flt_mol.functional.pairs import segment_sum
 from flt_mol.models import EnergyConfig, ImageConfig
 from flt_mol.models.build import Geometry
 from flt_mol.nn.radial import smooth_cutoff
-from helpers import testing
+from helpers import invariances as testing
 
 
 @pytest.fixture

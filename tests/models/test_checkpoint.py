@@ -20,7 +20,7 @@ from flt_mol.models.checkpoint import (
 )
 from flt_mol.models.energy import CONFIG_KEY
 from flt_mol.models.export import export_checkpoint, export_model
-from helpers import testing
+from helpers import invariances as testing
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from flt_mol.models import (
 )
 from flt_mol.models.config import explain
 from flt_mol.nn import FREQUENCIES, SPECTRA
-from helpers import testing
+from helpers import invariances as testing
 
 PAIRS = PairConfig()
 MOVES = ["energy", "displacement"]

@@ -11,7 +11,7 @@ from flt_mol import Structures
 from flt_mol.models import EnergyConfig, EnergyModel, Normalizer, SpectralConfig
 from flt_mol.models.checkpoint import load_model, save_checkpoint
 from flt_mol.models.energy import CONFIG_KEY
-from helpers import testing
+from helpers import invariances as testing
 
 
 def build(**changes):

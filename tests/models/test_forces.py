@@ -14,7 +14,7 @@ from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.forces import with_forces
 from flt_mol.nn import spectral_filter
 from flt_mol.structures import known_forces
-from helpers import testing
+from helpers import invariances as testing
 
 OUTPUTS = ["energy", "forces"]
 SEEING = {name: kind for name, kind in KINDS.items() if not name.startswith("performer")}

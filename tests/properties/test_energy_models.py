@@ -11,7 +11,7 @@ import torch
 from conftest import KINDS, all_outputs, small_model
 
 from helpers import checks, testing
-from helpers.testing import random_structures
+from helpers.invariances import random_structures
 
 # Readouts of density models are larger than an eV before any training; float32 rounds them.
 CHECKS = {

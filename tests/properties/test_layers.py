@@ -31,7 +31,7 @@ from torch import nn
 from flt_mol.nn.frequencies import LatticeFrequencies, LebedevFrequencies
 from flt_mol.nn.spectrum import SPECTRA
 from helpers import checks, testing
-from helpers.testing import random_rows
+from helpers.invariances import random_rows
 
 NUMBERS = {"save_load", "dtype", "bfloat16", "float16", "gradients"}
 BASIC = frozenset({"alone", "small", *NUMBERS})

@@ -6,7 +6,7 @@ from testing.sound_layers import Attention, Broken, Padded, Periodic, draw, pack
 from torch import nn
 
 from helpers import checks, testing
-from helpers.testing import Rows, random_rows, random_structures
+from helpers.invariances import Rows, random_rows, random_structures
 
 CRYSTAL = {"periodic": True}
 
