@@ -61,6 +61,7 @@ def test_log_linear_attention_is_the_quadratic_sum():
     "arguments",
     [
         "accuracy/run.py --rows ours_positions2 schnet64 --seeds 0 --epochs 1 --limit 50",
+        "forces/run.py --systems 2 --dynamics 1 --steps 3",
         "long_range/run.py --rows pairs pairs_both --seeds 0 --epochs 1",
         "speed/run.py lengths --at-most 512 --rounds 1",
         "speed/run.py one_system --at-most 4000 --rounds 1",

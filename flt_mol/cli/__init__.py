@@ -1,4 +1,4 @@
-"""The command `flt-mol`: train | evaluate | predict | export | submission … | data …."""
+"""The command `flt-mol`: train | evaluate | predict | relax | export | submission … | data …."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `flt-mol predict`."""
+"""The commands `flt-mol predict | relax`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ Output = Annotated[
         "-o",
         metavar="FILE",
         help=".csv, .json, or .extxyz with the structures; overwritten (default: print).",
+    ),
+]
+Trajectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help=".traj or .extxyz with all steps; overwritten."
     ),
 ]
 Frames = Annotated[
@@ -76,10 +82,7 @@ def predict(
     from flt_mol.prediction import table
     from flt_mol.prediction.members import load_members
 
-    if output is not None:
-        console.check_output(output, "-o FILE", table.SUFFIXES)
-        if any(file.resolve() == output.resolve() for file in files):
-            raise ValueError(f"{output} is one of the files to predict, and would be overwritten")
+    _check_written(output, table.SUFFIXES, files)
     console.check_tagging(tag_slab, adsorbate, surface)
     to_structures = output is not None and output.suffix.lower() == ".extxyz"
     if relaxed and not to_structures:
@@ -122,6 +125,67 @@ def predict(
             console.say_files(written)
 
     console.show_then(energies if output is None else _summary(predictions, shown), write)
+
+
+@app.command()
+def relax(
+    checkpoint: console.Checkpoint,
+    files: Files,
+    output: Trajectory = None,
+    last: Annotated[bool, typer.Option("--last", help="Write relaxed structures only.")] = False,
+    optimizer: Annotated[str, typer.Option(help="ASE's bfgs, lbfgs or fire.")] = "bfgs",
+    fmax: Annotated[float, typer.Option(min=0.0, help="Largest force at the end, eV/Å.")] = 0.05,
+    steps: Annotated[int, typer.Option(min=0, help="At most, for each structure.")] = 300,
+    frames: Frames = None,
+    tag_slab: console.TagSlab = False,
+    adsorbate: console.Adsorbate = None,
+    surface: console.Surface = None,
+    batch_size: console.BatchSize = 32,
+    device: console.Device = "cpu",
+    skip_bad: console.SkipBad = False,
+) -> None:
+    """Relax all structures in files by the forces of a model that was trained on forces."""
+    from flt_mol.prediction import relaxation
+    from flt_mol.prediction.members import load_members
+    from flt_mol.prediction.table import StructureFiles
+
+    _check_written(output, relaxation.SUFFIXES, files)
+    console.check_tagging(tag_slab, adsorbate, surface)
+    tagger = _Tagger([checkpoint], adsorbate, surface) if tag_slab else None
+    members = load_members(checkpoint, device)
+    options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
+    opened = StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
+    with console.progress_bars() as bars:
+        found = relaxation.relax_structures(
+            members,
+            (structure for structure, *_ in opened),
+            output,
+            optimizer=optimizer,
+            fmax=fmax,
+            steps=steps,
+            batch_size=batch_size,
+            last=last,
+            progress=lambda done: bars("relaxing", done, len(opened)),
+        )
+    if tagger is not None and tagger.untagged:
+        tagger.explain()
+    names = [str(path[0].info["sid"]) for path in found]
+    for name, path in zip(names, found, strict=True):
+        before, after = (path[k].get_potential_energy() for k in (0, -1))
+        force = relaxation.largest_force(path[-1])
+        end = f"{force:.3f} eV/Å{'' if force < fmax else '  not converged'}"
+        change = f"{before:10.4f} → {after:10.4f} eV  {len(path) - 1:4d} steps"
+        say(f"{name:<{max(map(len, names))}}  {change}  {end}")
+    if output is not None:
+        console.say_files([output])
+
+
+def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[Path]) -> None:
+    """Refuse an output that cannot be written, or is one of the files that are read."""
+    if output is not None:
+        console.check_output(output, "-o FILE", suffixes)
+        if any(file.resolve() == output.resolve() for file in files):
+            raise ValueError(f"{output} is one of the files to read, and would be overwritten")
 
 
 def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:

@@ -107,8 +107,7 @@ def _decode(
 ) -> Structures:
     sid = tuple(_sid(record, i, default_sid, notes) for i, record in enumerate(records))
     if options.forces:  # frames of one relaxation have its sid
-        frames = [_plain(record.get("fid")) for record in records]
-        each = zip(sid, frames, strict=True)
+        each = zip(sid, (_plain(record.get("fid")) for record in records), strict=True)
         sid = tuple(f"{s}#{f}" if type(s) is type(f) is int else s for s, f in each)
     natoms = np.array([_count(record, notes) for record in records], dtype=np.int64)
     numbers = _whole(records, "atomic_numbers", natoms, (1, 118), "elements 1 to 118")

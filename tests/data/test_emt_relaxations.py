@@ -1,0 +1,100 @@
+"""The shipped data set emt_relaxations: energies and forces by ASE, splits, the script."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.calculators.emt import EMT
+
+from flt_mol.data.recipes import recipe as find
+from flt_mol.files import shipped_folder
+
+SPLITS = ("train", "val_id", "val_ood_cat")
+FOLDER = shipped_folder("datasets") / "emt_relaxations"
+
+
+@pytest.fixture(scope="module")
+def splits():
+    datasets = {s: find(FOLDER).open(s, forces=True, require_energy=True) for s in SPLITS}
+    return {split: dataset.batch(range(len(dataset))) for split, dataset in datasets.items()}
+
+
+def test_size_and_counts(splits):
+    recipe = find("emt-relaxations")
+    assert set(recipe.splits) == set(SPLITS)
+    assert sum(recipe.path(split).stat().st_size for split in SPLITS) <= 4_000_000
+    for split, systems in splits.items():
+        assert len(systems) == recipe.expected(split)["count"]
+        assert len(set(systems.sid)) == len(systems)
+
+
+def test_energies_and_forces_are_those_of_ase(splits):
+    source = {}
+    for split in SPLITS:
+        batch = find("emt_adsorption").open(split)
+        whole = batch.batch(range(len(batch)))
+        source |= dict(zip(whole.sid, whole, strict=True))
+    rng = np.random.default_rng(0)
+    for systems in splits.values():
+        for b in rng.choice(len(systems), 6, replace=False):
+            frame = systems[int(b)]
+            begin = source[int(frame.sid[0].partition("#")[0])]
+            energies = []
+            for one in (frame, begin):
+                atoms = Atoms(
+                    one.atomic_numbers.numpy(),
+                    one.positions.double().numpy(),
+                    cell=one.cell[0].double().numpy(),
+                    pbc=True,
+                    calculator=EMT(),
+                )
+                energies.append(atoms.get_potential_energy())
+                if one is frame:
+                    forces = atoms.get_forces()
+            change = frame.energy.item() - begin.energy_initial.item()
+            assert change == pytest.approx(energies[0] - energies[1], abs=1e-8)
+            np.testing.assert_allclose(frame.forces, forces, rtol=1e-3, atol=1e-4)
+
+
+def test_fixed_atoms_stay_and_others_move(splits):
+    systems = splits["val_id"]
+    frames = {}
+    for b, sid in enumerate(systems.sid):
+        frames.setdefault(sid.partition("#")[0], []).append(systems[b])
+    for relaxation in frames.values():
+        first = relaxation[0]
+        for other in relaxation[1:]:
+            moved = (other.positions - first.positions).norm(dim=1)
+            assert not moved[first.fixed].any()
+            assert moved.max() > 1e-3
+
+
+def test_unseen_alloys_and_forces_that_are_not_small(splits):
+    assert torch.equal(splits["train"].fixed, splits["train"].tags == 0)
+    for systems in splits.values():
+        assert systems.forces[~systems.fixed].norm(dim=1).mean() > 0.6
+    held_out = ({29, 78}, {47, 46}, {13, 28})
+    for split, systems in splits.items():
+        for system in systems:
+            metals = set(system.atomic_numbers[system.tags != 2].tolist())
+            assert any(pair <= metals for pair in held_out) == (split == "val_ood_cat")
+
+
+@pytest.mark.slow
+def test_the_script_makes_the_same_records(tmp_path):
+    script = FOLDER / "make.py"
+    if not script.is_file():
+        pytest.skip("the script is in the checkout only")
+    command = [sys.executable, str(script), str(tmp_path), "--systems", "3", "--workers", "1"]
+    subprocess.run(command, check=True, capture_output=True)
+    for split in SPLITS:
+        shipped, again = find(FOLDER).open(split), find(tmp_path).open(split)
+        assert 12 <= len(again) <= 15
+        for i in range(len(again)):
+            one, other = shipped.record(i), again.record(i)
+            assert one.keys() == other.keys()
+            np.testing.assert_allclose(one["pos"], other["pos"], atol=1e-3)
+            assert one["y"] == pytest.approx(other["y"], abs=1e-3)
