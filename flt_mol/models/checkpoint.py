@@ -65,7 +65,7 @@ def save_checkpoint(
         content["training_state"] = dict(training_state)
     if systems is not None:
         content["systems"] = dict(systems)
-    written = io.BytesIO()  # torch's own writer makes a RuntimeError of a full disk
+    written = io.BytesIO()  # torch's writer hides that a disk is full
     torch.save(content, written)
     with temporary_path(path, durable=True) as temporary:
         temporary.write_bytes(written.getbuffer())

@@ -35,15 +35,7 @@ from flt_mol.functional.pairs import pair_sums
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear, seeded_generator
-from flt_mol.nn.layout import (
-    Layout,
-    aligned_layouts,
-    check_rows,
-    chosen_rows,
-    layout_of,
-    packed_positions,
-    require,
-)
+from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, chosen_rows, layout_of, require
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
 
@@ -347,7 +339,7 @@ class Attention(nn.Module):
         if features is None:
             if self.rpe is None:
                 raise ValueError("position_features are missing: this layer has no rpe of its own")
-            packed = packed_positions(layout, positions, self.rpe.dim)
+            packed = layout.positions(positions, self.rpe.dim)
             at: PositionFeatures = self.rpe(packed, layout.ptr, origin=origin)
             return at
         basis, heads = features.basis, features.key_weight.shape[0]
@@ -497,7 +489,7 @@ class FLTAttention(Streaming, Attention):
     ) -> tuple[Layout, AttentionRows]:
         """The layout of the rows, and their queries, keys, values and geometry, packed.
 
-        Positions are relative to `origin` (B, ℓ); by default it is their first, or their mean.
+        Positions are relative to `origin` (B, ℓ); by default their first, or mean.
         """
         unknown = given.keys() - _INPUTS
         if unknown:
@@ -543,7 +535,7 @@ class FLTAttention(Streaming, Attention):
                 origin = "first" if self.causal else "mean"
             if context is not None and self.rpe is not None and key_features is None:
                 # One origin for both: what an estimate's features are depends on it.
-                packed = packed_positions(keys, key_positions, self.rpe.dim)
+                packed = keys.positions(key_positions, self.rpe.dim)
                 packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
                 origin = mean_per_system(packed, keys.ptr)
             features = given.get("position_features")

@@ -12,7 +12,7 @@ from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layout import layout_of, packed_positions
+from flt_mol.nn.layout import layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
@@ -211,7 +211,7 @@ class FLTEncoder(nn.Module):
         if self.rpe is not None:
             # Rows of a causal stack may not know of later ones, as they would by the mean.
             origin = "first" if self.causal else "mean"
-            packed = packed_positions(layout, positions, self.rpe.dim)
+            packed = layout.positions(positions, self.rpe.dim)
             features = self.rpe(packed, layout.ptr, origin=origin)
         elif positions is not None and self._blocks_have_rpes:
             places = layout.pack(positions)
@@ -221,7 +221,7 @@ class FLTEncoder(nn.Module):
         return layout.unpack(rows)
 
     def initial_state(self, num_streams: int) -> EncoderState:
-        """States of all attention layers, recycle by recycle, as `FLTAttention.initial_state`."""
+        """States of all layers, recycle by recycle, as `FLTAttention.initial_state`."""
         layers: list[Any] = [block.attention for block in self.blocks]
         return tuple(layer.initial_state(num_streams) for layer in layers * self.recycles)
 
@@ -252,7 +252,7 @@ class FLTEncoder(nn.Module):
         if self.rpe is not None:
             layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
             before[0], origin = placed_state(self.rpe, layout, positions, state[0])
-            packed = packed_positions(layout, positions, self.rpe.dim)
+            packed = layout.positions(positions, self.rpe.dim)
             features = self.rpe(packed, layout.ptr, origin=origin)
         places = positions if self._blocks_have_rpes else None
         for k, old in enumerate(before):

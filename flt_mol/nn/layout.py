@@ -33,6 +33,22 @@ class Layout(NamedTuple):
         """How many packed rows there are."""
         return math.prod(self.leading) if self.order is None else self.order.shape[0]
 
+    def positions(self, given: Tensor | None, dim: int) -> Tensor:
+        """(N, ℓ): those given, packed, or places in the sequence where ℓ = 1.
+
+        Raises:
+            ValueError: they are missing in more dimensions, or not one for each row.
+        """
+        if given is None:
+            if dim != 1:
+                raise ValueError(f"positions are missing: the rpe needs {self.num_rows} of them")
+            # Sequences of more tokens than float32 counts one by one do not fit any memory.
+            return index_in_system(self.ptr, self.num_rows)[:, None].float()
+        expected = (*self.leading, dim)
+        if tuple(given.shape) != expected:
+            raise ValueError(f"positions have shape {tuple(given.shape)}, expected {expected}")
+        return self.pack(given)
+
     def refuse_unsorted(self, *counted: object) -> None:
         """Refuse what counts packed rows, such as pairs, where rows were given in another order.
 
@@ -143,23 +159,6 @@ def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tup
             "own context, which may be empty; with system, give num_systems"
         )
     return layout, keys
-
-
-def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tensor:
-    """(N, ℓ): those given, or places in the sequence where ℓ = 1.
-
-    Raises:
-        ValueError: they are missing in more dimensions, or not one for each row.
-    """
-    if positions is None:
-        if dim != 1:
-            raise ValueError(f"positions are missing: the rpe needs {layout.num_rows} of them")
-        # Sequences of more tokens than float32 counts one by one do not fit any memory.
-        return index_in_system(layout.ptr, layout.num_rows)[:, None].float()
-    expected = (*layout.leading, dim)
-    if tuple(positions.shape) != expected:
-        raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
-    return layout.pack(positions)
 
 
 def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:

@@ -184,10 +184,7 @@ class FLTMultiheadAttention(nn.Module):
         if value is not key:
             given["context_values"] = self._batched(value)
         bias = self._bias(attn_mask, is_causal, (x.shape[1], self._batched(key).shape[1]))
-        if bias is not None:
-            out, weights = self._biased(x, at, given, bias)
-        else:
-            out, weights = self.attention(x, at, **given), None
+        out, weights = self._biased(x, at, given, bias)
         if need_weights:
             weights = self._weights(x, at, given) if weights is None else weights
             weights = weights.mean(1) if average_attn_weights else weights
@@ -205,17 +202,16 @@ class FLTMultiheadAttention(nn.Module):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _bias(self, attn_mask: Tensor | None, is_causal: bool, shape: Any) -> Tensor | None:
-        """What is added to the logits; None where this layer does without it what the mask says."""
+        """What is added to the logits; None where this layer does the same without."""
         layer = self.attention
         if attn_mask is None:
             if is_causal and not layer.causal:
-                raise ValueError("is_causal without attn_mask: build this layer with causal=True")
+                raise ValueError("is_causal: build this layer with causal=True")
             return None
         bias = _additive(attn_mask, "attn_mask")
         if bias.dim() > 3 or bias.shape[-2:] != shape:
             raise ValueError(f"attn_mask has shape {tuple(bias.shape)}, expected {shape}")
-        later = torch.ones_like(bias, dtype=torch.bool).triu(1)
-        causal = (bias == torch.zeros_like(bias).masked_fill(later, -torch.inf)).all()
+        causal = (bias == torch.full_like(bias, -torch.inf).triu(1)).all()
         fits = causal if layer.causal else (bias == 0).all()
         if layer.mode == "exact":
             return bias if torch.compiler.is_compiling() or not bool(fits) else None
@@ -226,10 +222,12 @@ class FLTMultiheadAttention(nn.Module):
         return None
 
     def _biased(
-        self, x: Tensor, at: Tensor | None, given: AttentionInputs, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Outputs (B, L, C) and weights (B, H, L, S) of exact attention with additive logits."""
+        self, x: Tensor, at: Tensor | None, given: AttentionInputs, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs (B, L, C); with additive logits, in exact mode, also weights (B, H, L, S)."""
         layer, context = self.attention, given.get("context")
+        if bias is None:
+            return layer(x, at, **given), None
         layout, rows = layer.rows(x, at, given)
         keys = layout if context is None else layout_of(context, mask=given.get("context_mask"))
         query, key = logit_factors(rows)
@@ -270,15 +268,14 @@ def _real(key_padding_mask: Tensor | None) -> Tensor | None:
         return None
     bias = _additive(key_padding_mask, "key_padding_mask")
     real = bias == 0
-    message = "a key_padding_mask of floats must hold 0 or −inf, no weights"
-    require((real | (bias == -torch.inf)).all(), message)
+    require((real | (bias == -torch.inf)).all(), "key_padding_mask must hold 0 or −inf")
     return real if real.dim() == 2 else real[None]
 
 
 def _additive(mask: Tensor, name: str) -> Tensor:
-    """−∞ where a mask hides: where it is True, or a number that tools write for −∞."""
+    """−∞ where a mask is True, or a number that stands for −∞."""
     if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
+        return torch.where(mask, -torch.inf, 0.0)
     if not mask.is_floating_point():
         raise ValueError(f"{name} is {mask.dtype}, expected bool, True = ignore, or float")
     return mask.masked_fill(mask <= _HIDDEN, -torch.inf)

@@ -10,7 +10,7 @@ from torch import Tensor
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState, state_of, step
-from flt_mol.nn.layout import Layout, check_rows, layout_of, packed_positions
+from flt_mol.nn.layout import Layout, check_rows, layout_of
 from flt_mol.nn.rpe import FourierRPE
 
 
@@ -85,16 +85,15 @@ class Streaming:
         self._check_streaming()
         check_rows(x, self.embed_dim, "x")
         x = present(mask, x)
-        shape = len(x), self.num_heads, -1
         layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
         before, origin = placed_state(self.rpe, layout, positions, state)
         at = self.features_at(layout, positions, position_features, origin)
-        query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
+        maps, heads = (self.query, self.key, self.value), (self.num_heads, -1)
+        query, key, value = (linear(x).unflatten(1, heads) for linear in maps)
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)
         if mask is not None:
-            nothing = -torch.inf if phi.exponential else 0.0
-            keys = keys.masked_fill(~mask[:, None, None], nothing)
+            keys = keys.masked_fill(~mask[:, None, None], -torch.inf if phi.exponential else 0)
         out, after = step(queries, keys, value, before)
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
         if mask is not None:
@@ -126,7 +125,7 @@ def placed_state(
     origin = zero if state.origin is None else state.origin
     if positions is None:  # which count from 0
         return state._replace(origin=origin), origin - state.length[:, None]
-    packed = at_least_float32(packed_positions(layout, positions, rpe.dim))
+    packed = at_least_float32(layout.positions(positions, rpe.dim))
     first = first_per_system(packed, layout.ptr)
     origin = torch.where((state.length == 0)[:, None], first, origin.to(packed.dtype))
     return state._replace(origin=origin), origin

@@ -139,22 +139,18 @@ def make_loggers(names: Sequence[str], history: History, step: int | None) -> li
     if "wandb" in names:
         if importlib.util.find_spec("wandb") is None:
             raise ValueError("training.loggers has wandb, which is not installed: pip install it")
-        made.append(_wandb(folder))
-    for logger in made:
-        logger.log_hyperparams(dict(history.config))
+        netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        told = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
+        online = told or (netrc.is_file() and "wandb" in netrc.read_text())
+        logger = WandbLogger(
+            folder.name,
+            str(folder / "logs"),
+            id=f"{(folder / 'config.yaml').stat().st_mtime_ns:x}",  # stays where it is resumed
+            resume="allow",
+            project="flt_mol",
+            mode=None if online else "offline",
+        )
+        made.append(logger)
+    for each in made:
+        each.log_hyperparams(dict(history.config))
     return made
-
-
-def _wandb(folder: Path) -> WandbLogger:
-    """Offline unless logged in; the id, when the run began, stays where it is resumed."""
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    told = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
-    online = told or (netrc.is_file() and "wandb" in netrc.read_text())
-    return WandbLogger(
-        folder.name,
-        str(folder / "logs"),
-        id=f"{(folder / 'config.yaml').stat().st_mtime_ns:x}",
-        resume="allow",
-        project="flt_mol",
-        mode=None if online else "offline",
-    )

@@ -54,11 +54,9 @@ def world_of(devices: int, nodes: int) -> World:
             if asked not in (1, there):
                 raise ValueError(f"training.{name} is {asked}, and torchrun started {there}")
         return World(on_this, machines, int(env["RANK"]), torchrun=True)
-    if nodes > 1:
-        raise ValueError(f"training.nodes is {nodes}: start the run with torchrun (docs/train.md)")
-    if devices > 1 and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        hint = "start with torchrun, or sbatch without srun"
-        raise ValueError(f"training.devices is {devices} in tasks of srun: {hint}")
+    if nodes > 1 or (devices > 1 and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1):
+        hint = "start with torchrun, or sbatch without srun on one node (docs/train.md)"
+        raise ValueError(f"training.devices is {devices}, training.nodes is {nodes}: {hint}")
     return World(devices)
 
 
