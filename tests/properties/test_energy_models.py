@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import KINDS, all_outputs, small_model
 
-from helpers import checks, testing
+from helpers import checks
+from helpers import invariances as testing
 from helpers.invariances import random_structures
 
 # Readouts of density models are larger than an eV before any training; float32 rounds them.

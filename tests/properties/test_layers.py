@@ -30,7 +30,8 @@ from torch import nn
 
 from flt_mol.nn.frequencies import LatticeFrequencies, LebedevFrequencies
 from flt_mol.nn.spectrum import SPECTRA
-from helpers import checks, testing
+from helpers import checks
+from helpers import invariances as testing
 from helpers.invariances import random_rows
 
 NUMBERS = {"save_load", "dtype", "bfloat16", "float16", "gradients"}

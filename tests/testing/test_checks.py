@@ -5,7 +5,8 @@ import torch
 from testing.sound_layers import Attention, Broken, Padded, Periodic, draw, packed, seeded
 from torch import nn
 
-from helpers import checks, testing
+from helpers import checks
+from helpers import invariances as testing
 from helpers.invariances import Rows, random_rows, random_structures
 
 CRYSTAL = {"periodic": True}
