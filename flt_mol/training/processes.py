@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 FOLDER = "FLT_MOL_RUN_FOLDER"  # of the run, in processes that its first one started
-LIMIT = 50.0  # s, for a process that torchrun should have started
+LIMIT = 40.0  # s, for a process that torchrun should have started
 
 
 class World(NamedTuple):
