@@ -11,7 +11,6 @@ from flt_mol.functional.groups import (
     Groups,
     budget_of,
     check_ptr,
-    gradients_of,
     groups_of,
     row_offsets,
     settled,
@@ -30,14 +29,13 @@ def image_attention(
     index_i: Tensor,
     index_j: Tensor,
     log_weight: Tensor,
-    once: bool = False,
     *,
     scale: float | None = None,
 ) -> Tensor:
     """out_i = Σ_p A_p v_j / Σ_p A_p, A_p = exp(s q_i·k_j + log w_p), over the pairs p of i.
 
-    With one pair per image of j, the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same
-    in a supercell, and what 3D-Graphormer's explicit image keys compute [1]. Logits may be ±10⁴.
+    With `log_sum_over_images` the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same
+    in a supercell, and what 3D-Graphormer's image keys compute [1]. Logits may be ±10⁴.
     Time and memory are quadratic in the size of a system; weights are recomputed in the backward
     pass.
 
@@ -47,9 +45,9 @@ def image_attention(
         value: (N, H, V).
         ptr: (B + 1,), first row of each system.
         index_i: (P,) int64, query of each pair.
-        index_j: (P,) int64, key of each pair, in the same system, the atom itself among them.
+        index_j: (P,) int64, key of each pair, in the same system, the atom itself among them; every
+            (i, j) is there once at most, as with `NeighborPairs.groups`.
         log_weight: log w (P, H).
-        once: whether every (i, j) is there once at most, as with `NeighborPairs.groups`.
         scale: s; None is 1/√D.
 
     Returns:
@@ -64,8 +62,8 @@ def image_attention(
 
     Example:
         >>> query = key = torch.zeros(2, 1, 1)
-        >>> value, three = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([0, 0, 0])
-        >>> pairs = three, torch.tensor([0, 1, 1]), torch.zeros(3, 1)
+        >>> value, log_weight = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [2.0]]).log()
+        >>> pairs = torch.tensor([0, 0]), torch.tensor([0, 1]), log_weight
         >>> image_attention(query, key, value, torch.tensor([0, 2]), *pairs).flatten()
         tensor([2.6667, 0.0000])
     """
@@ -81,10 +79,6 @@ def image_attention(
     q, k, v, w = settled(query, key, value, log_weight)
     if rows == 0:
         return v
-    if not once:
-        label, image = torch.unique(index_i * rows + index_j, return_inverse=True)
-        w = log_sum_over_images(w, image, len(label))
-        index_i, index_j = label // rows, label % rows
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.transpose(0, 1) for x in (q if scale == 1.0 else q * scale, k, v))
     return _attention(q, k, v, w, index_i, index_j, ptr).transpose(0, 1)
@@ -144,6 +138,5 @@ _attention = single_step(
     "image_attention",
     ("Tensor q, Tensor k, Tensor v, Tensor log_weight", "Tensor i, Tensor j, Tensor ptr"),
     _forward,
-    lambda grad, *given: gradients_of(_forward, grad, given[:4], *given[4:]),
     lambda q, k, v, *_: (*q.shape[:2], v.shape[-1]),
 )
