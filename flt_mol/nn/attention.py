@@ -253,15 +253,15 @@ class Attention(nn.Module):
             ptr, key_ptr = rows.ptr[some], None
             if rows.key_ptr is not None:
                 key_ptr = rows.key_ptr[some] - rows.key_ptr[some][0]
-            half = _between(rows, own, keys)._replace(ptr=ptr - ptr[0], key_ptr=key_ptr)
-            parts.append(self._linear(half))
+            half = _some(rows, own, keys)
+            parts.append(self._linear(half._replace(ptr=ptr - ptr[0], key_ptr=key_ptr)))
         return torch.cat(parts)
 
     def _long(self, rows: AttentionRows, size: int) -> Tensor:
         """One system, by sums over `size` keys at a time."""
         log, states, parts, none = self.feature_map.exponential, [], [], slice(0)
         for start in range(0, max(1, len(rows.key)), size):
-            some = _between(rows, none, slice(start, start + size))
+            some = _some(rows, none, slice(start, start + size))
             keys = self.feature_map(some.key, some.key_at, key=True)
             ptr = torch.tensor([0, len(keys)], device=keys.device)
             states.append(state_of(keys, some.value, ptr, log=log))
@@ -271,7 +271,7 @@ class Attention(nn.Module):
             level = largest.amax(0)
             sums = sums * (largest - level).exp().squeeze(1)[..., None]
         for start in range(0, max(1, len(rows.query)), size):
-            some = _between(rows, slice(start, start + size), none)
+            some = _some(rows, slice(start, start + size), none)
             features = self.feature_map(some.query, some.query_at, key=False)
             parts.append(normalised(read_sums(features, sums.sum(0), level)))
         return torch.cat(parts)
@@ -609,15 +609,11 @@ def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
     keys, key_ptr = order, None
     if rows.key_ptr is not None:
         keys, key_ptr = _systems_rows(rows.key_ptr, rows.key.shape[0], chosen)
-    at = rows.query_at and rows.query_at.rows(order)
-    key_at = rows.key_at and rows.key_at.rows(keys)
-    return order, AttentionRows(
-        rows.query[order], rows.key[keys], rows.value[keys], ptr, key_ptr, at, key_at
-    )
+    return order, _some(rows, order, keys)._replace(ptr=ptr, key_ptr=key_ptr)
 
 
-def _between(rows: AttentionRows, own: slice, keys: slice) -> AttentionRows:
-    """Some consecutive systems, with their offsets as they were."""
+def _some(rows: AttentionRows, own: Tensor | slice, keys: Tensor | slice) -> AttentionRows:
+    """Some queries and keys, with the offsets as they were."""
     return rows._replace(
         query=rows.query[own],
         key=rows.key[keys],
