@@ -313,8 +313,6 @@ def test_options_that_exclude_each_other():
     for options in (
         {"require_energy": True, "ignore_energy": True},
         {"on_error": "stop"},
-        {"energy": ""},
-        {"energy_initial": None},
     ):
         with pytest.raises(ValueError, match="|".join(options)):
             ReadOptions(**options)

@@ -1,4 +1,4 @@
-"""Checks of layers beside `flt_mol.testing`: gradients, dtypes, states, padding, partners."""
+"""Checks of layers beside `helpers.invariances`: gradients, dtypes, states, padding, partners."""
 
 import io
 import math
@@ -9,8 +9,8 @@ from fnmatch import fnmatch
 import torch
 from torch import nn
 
-from flt_mol.testing.invariance import check_batch_equals_alone
-from flt_mol.testing.layers import (
+from helpers.invariances.invariance import check_batch_equals_alone
+from helpers.invariances.layers import (
     EnergyLayer,
     agree,
     evaluated,
@@ -19,7 +19,7 @@ from flt_mol.testing.layers import (
     outputs,
     same,
 )
-from flt_mol.testing.rows import Rows, random_rows, seeded
+from helpers.invariances.rows import Rows, random_rows, seeded
 
 # A gradient smaller than this share of the largest one, in float64, is rounding.
 _INVISIBLE = 1e-10

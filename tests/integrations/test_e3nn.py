@@ -15,14 +15,6 @@ from flt_mol.nn import (
     LocalBasis,
     PairCorrection,
 )
-from flt_mol.testing import (
-    check_cell_basis,
-    check_periodic_images,
-    check_permutation,
-    check_supercell,
-    check_translation,
-    random_rows,
-)
 from helpers.checks import (
     PaddedLayer,
     check_alone,
@@ -32,6 +24,14 @@ from helpers.checks import (
     check_gradients,
     check_save_load,
     filled,
+)
+from helpers.invariances import (
+    check_cell_basis,
+    check_periodic_images,
+    check_permutation,
+    check_supercell,
+    check_translation,
+    random_rows,
 )
 
 pytest.importorskip("e3nn")

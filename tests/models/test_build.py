@@ -6,12 +6,12 @@ import pytest
 import torch
 from conftest import CUTOFF, KINDS, small_model, small_pairs
 
-from flt_mol import testing
 from flt_mol.functional.neighbors import neighbor_pairs, pair_lengths
 from flt_mol.functional.pairs import segment_sum
 from flt_mol.models import EnergyConfig, ImageConfig
 from flt_mol.models.build import Geometry
 from flt_mol.nn.radial import smooth_cutoff
+from helpers import invariances as testing
 
 
 @pytest.fixture

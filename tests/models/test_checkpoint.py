@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import KINDS, small_model
 
-from flt_mol import testing
 from flt_mol.models.checkpoint import (
     checkpoint_config,
     find_checkpoint,
@@ -21,6 +20,7 @@ from flt_mol.models.checkpoint import (
 )
 from flt_mol.models.energy import CONFIG_KEY
 from flt_mol.models.export import export_checkpoint, export_model
+from helpers import invariances as testing
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import torch
 from conftest import small_model
 from pydantic import ValidationError
 
-from flt_mol import testing
 from flt_mol.models import (
     EnergyConfig,
     EnergyModel,
@@ -19,6 +18,7 @@ from flt_mol.models import (
 )
 from flt_mol.models.config import explain
 from flt_mol.nn import FREQUENCIES, SPECTRA
+from helpers import invariances as testing
 
 PAIRS = PairConfig()
 MOVES = ["energy", "displacement"]

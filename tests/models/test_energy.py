@@ -7,10 +7,11 @@ import pytest
 import torch
 from conftest import ALL_OUTPUTS, KINDS, SPECTRAL, all_outputs, small_model, small_pairs, small_rpe
 
-from flt_mol import Structures, testing
+from flt_mol import Structures
 from flt_mol.models import EnergyConfig, EnergyModel, Normalizer, SpectralConfig
 from flt_mol.models.checkpoint import load_model, save_checkpoint
 from flt_mol.models.energy import CONFIG_KEY
+from helpers import invariances as testing
 
 
 def build(**changes):

@@ -9,11 +9,12 @@ from ase import Atoms
 from ase.calculators.emt import EMT
 from conftest import KINDS, small_model, small_pairs
 
-from flt_mol import Structures, testing
+from flt_mol import Structures
 from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.forces import with_forces
 from flt_mol.nn import spectral_filter
 from flt_mol.structures import known_forces
+from helpers import invariances as testing
 
 OUTPUTS = ["energy", "forces"]
 SEEING = {name: kind for name, kind in KINDS.items() if not name.startswith("performer")}

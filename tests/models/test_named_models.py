@@ -6,10 +6,10 @@ import pytest
 import torch
 import yaml
 
-from flt_mol import testing
 from flt_mol.files import shipped_folder
 from flt_mol.models import EnergyConfig, EnergyModel, named_config
 from flt_mol.models.checkpoint import find_checkpoint, load_model
+from helpers import invariances as testing
 
 NAMES = sorted(file.parent.name for file in shipped_folder("models").glob("*/model.yaml"))
 NARROW = {"embed_dim": 48, "num_heads": 12, "num_layers": 2, "ffn_dim": 32, "far_blocks": None}

@@ -4,9 +4,10 @@ import pytest
 import torch
 from conftest import KINDS, small_model
 
-from flt_mol import Structures, testing
+from flt_mol import Structures
 from flt_mol.data import make_loader
 from flt_mol.models import EnergyModel, named_config
+from helpers import invariances as testing
 
 
 def batch_of(*natoms):

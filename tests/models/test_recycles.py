@@ -7,8 +7,8 @@ import torch
 from conftest import ALL_OUTPUTS, KINDS, all_outputs, small_model, small_pairs
 from torch import nn
 
-from flt_mol import testing
 from helpers import checks
+from helpers import invariances as testing
 
 FEEDBACK = ["features", "positions"]
 SHORT = ["rpe", "both filters", "correction, pair types", "exact", "centred images, pair types"]

@@ -13,8 +13,8 @@ from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter
 from flt_mol.nn.spectrum import SPECTRA, GaussianSpectrum
-from flt_mol.testing import PackedLayer
 from helpers.checks import PaddedLayer
+from helpers.invariances import PackedLayer
 
 C, H = 8, 2
 CUTOFF = 4.0  # Å

@@ -10,9 +10,9 @@ import pytest
 import torch
 from conftest import KINDS, all_outputs, small_model
 
-from flt_mol import testing
-from flt_mol.testing import random_structures
 from helpers import checks
+from helpers import invariances as testing
+from helpers.invariances import random_structures
 
 # Readouts of density models are larger than an eV before any training; float32 rounds them.
 CHECKS = {

@@ -28,11 +28,11 @@ from properties.builders import (
 )
 from torch import nn
 
-from flt_mol import testing
 from flt_mol.nn.frequencies import LatticeFrequencies, LebedevFrequencies
 from flt_mol.nn.spectrum import SPECTRA
-from flt_mol.testing import random_rows
 from helpers import checks
+from helpers import invariances as testing
+from helpers.invariances import random_rows
 
 NUMBERS = {"save_load", "dtype", "bfloat16", "float16", "gradients"}
 BASIC = frozenset({"alone", "small", *NUMBERS})

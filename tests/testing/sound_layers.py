@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import nn
 
-from flt_mol.testing import PackedLayer, random_rows
+from helpers.invariances import PackedLayer, random_rows
 
 WIDTH = 4
 

@@ -5,9 +5,9 @@ import torch
 from testing.sound_layers import Attention, Broken, Padded, Periodic, draw, packed, seeded
 from torch import nn
 
-from flt_mol import testing
-from flt_mol.testing import Rows, random_rows, random_structures
 from helpers import checks
+from helpers import invariances as testing
+from helpers.invariances import Rows, random_rows, random_structures
 
 CRYSTAL = {"periodic": True}
 

@@ -19,7 +19,7 @@ Example:
     0.0
 """
 
-from flt_mol.testing.invariance import (
+from helpers.invariances.invariance import (
     check_batch_equals_alone,
     check_cell_basis,
     check_periodic_images,
@@ -28,8 +28,8 @@ from flt_mol.testing.invariance import (
     check_supercell,
     check_translation,
 )
-from flt_mol.testing.layers import PackedLayer
-from flt_mol.testing.rows import Rows, random_rows, random_structures
+from helpers.invariances.layers import PackedLayer
+from helpers.invariances.rows import Rows, random_rows, random_structures
 
 __all__ = [
     "PackedLayer", "Rows", "check_batch_equals_alone", "check_cell_basis",

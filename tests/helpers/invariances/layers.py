@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.structures import Structures
-from flt_mol.testing.rows import Rows
+from helpers.invariances.rows import Rows
 
 Layer = Callable[[Any], Any]
 """Rows → (N, C'), or a model: Structures → energies (B,). Checks of parameters need a module."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.structures import Structures
-from flt_mol.testing.layers import (
+from helpers.invariances.layers import (
     EnergyLayer,
     Layer,
     evaluated,
@@ -18,7 +18,7 @@ from flt_mol.testing.layers import (
     fitted,
     same,
 )
-from flt_mol.testing.rows import Rows, seeded
+from helpers.invariances.rows import Rows, seeded
 
 
 def check_permutation(layer: Layer, rows: Any, *, tolerance: float = 1e-5) -> float:
