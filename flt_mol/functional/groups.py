@@ -305,11 +305,6 @@ def row_offsets(
     return offsets
 
 
-def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
-    """Rows per system, as B plain integers; errors as those of `row_offsets` without padding."""
-    return [b - a for a, b in pairwise(row_offsets(ptr, num_rows, padding=False))]
-
-
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
     """(N,) int64, the system of each row, ascending; B for rows beyond the last offset.
 
