@@ -23,14 +23,14 @@ from flt_mol.functional.linear import linear_attention, linear_sums, normalised
 from flt_mol.functional.neighbors import NeighborPairs, neighbor_pairs
 from flt_mol.functional.pairs import filtered_dots, pair_filter, pair_sums
 from flt_mol.functional.reciprocal import ReciprocalVectors, reciprocal_vectors
-from flt_mol.functional.reference import kernel_attention, softmax_attention
+from flt_mol.functional.reference import softmax_attention
 from flt_mol.functional.streaming import CausalState, state_of, step
 
 __all__ = [
     "CausalState", "NeighborPairs", "PositionFeatures", "ReciprocalVectors", "UnfitSystemError",
     "causal_attention", "causal_log_attention", "centred", "exact_attention",
     "filtered_dots", "fourier_basis", "gaussian_projection", "group_budget",
-    "image_attention", "kernel_attention", "linear_attention",
+    "image_attention", "linear_attention",
     "linear_sums", "minimum_image", "neighbor_pairs", "normalised", "offsets_of",
     "orthogonal_projection", "pair_filter", "pair_sums", "position_features", "reciprocal_vectors",
     "softmax_attention", "softmax_log_features",

@@ -305,11 +305,6 @@ def row_offsets(
     return offsets
 
 
-def system_sizes(ptr: Tensor, num_rows: int) -> list[int]:
-    """Rows per system, as B plain integers; errors as those of `row_offsets` without padding."""
-    return [b - a for a, b in pairwise(row_offsets(ptr, num_rows, padding=False))]
-
-
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
     """(N,) int64, the system of each row, ascending; B for rows beyond the last offset.
 
@@ -445,8 +440,8 @@ def single_step(
     name: str,
     schema: tuple[str, str],
     forward: Callable[..., Tensor],
-    backward: Callable[..., Sequence[Tensor]],
     shape: Callable[..., tuple[int, ...]],
+    backward: Callable[..., Sequence[Tensor]] | None = None,
 ) -> Callable[..., Tensor]:
     """`forward` as one step for autograd: in eager mode, and as ``torch.ops.flt_mol.NAME``.
 
@@ -455,12 +450,16 @@ def single_step(
         schema: names of the tensors it can be differentiated by, ``"Tensor q, Tensor k"``, and what
             else it takes.
         forward: (*tensors, *others) → result.
-        backward: (gradient, *tensors, *others) → gradients to the tensors; both of differentiable
-            steps, for derivatives of higher order.
         shape: (*tensors, *others) → shape of the result.
+        backward: (gradient, *tensors, *others) → gradients to the tensors; both of differentiable
+            steps, for derivatives of higher order. None: by autograd of `forward`, run again.
     """
     count = schema[0].count("Tensor ")
     arguments = ", ".join(schema)
+    if backward is None:
+
+        def backward(grad: Tensor, *given: Any) -> Sequence[Tensor]:
+            return gradients_of(forward, grad, given[:count], *given[count:])
 
     def run(*given: Any) -> Tensor:
         with torch.no_grad():
@@ -485,18 +484,19 @@ def single_step(
     compiled.register_fake(lambda *given: given[0].new_empty(shape(*given)))
     gradients.register_fake(lambda grad, *given: tuple(x.new_empty(x.shape) for x in given[:count]))
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
-        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-        ctx.save_for_backward(*tensors)
-
     def by(run: Callable[..., Sequence[Tensor]], ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
         saved = iter(ctx.saved_tensors)
         given = [next(saved) if x is None else x for x in ctx.others]
         return *run(grad, *given), *[None] * (len(given) - count)
 
-    compiled.register_autograd(partial(by, gradients), setup_context=save)
+    compiled.register_autograd(partial(by, gradients), setup_context=save_inputs)
     return eager_step(compiled, forward, partial(by, backward))
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep the arguments of a step, tensors as autograd wants them and `ctx.others`."""
+    ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
+    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
 
 
 def eager_step(
@@ -555,8 +555,8 @@ def operator(
         name,
         ("Tensor q, Tensor k, Tensor v", "Tensor ptr, Tensor key_ptr, str mode"),
         forward,
-        backward,
         lambda q, k, v, ptr, key_ptr, mode: (*q.shape[:2], width(v.shape[-1], mode)),
+        backward,
     )
 
     def call(

@@ -11,7 +11,6 @@ from flt_mol.functional.groups import (
     Groups,
     budget_of,
     check_ptr,
-    gradients_of,
     groups_of,
     row_offsets,
     settled,
@@ -30,14 +29,14 @@ def image_attention(
     index_i: Tensor,
     index_j: Tensor,
     log_weight: Tensor,
-    once: bool = False,
     *,
     scale: float | None = None,
+    others: bool = False,
 ) -> Tensor:
     """out_i = Σ_p A_p v_j / Σ_p A_p, A_p = exp(s q_i·k_j + log w_p), over the pairs p of i.
 
-    With one pair per image of j, the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same
-    in a supercell, and what 3D-Graphormer's explicit image keys compute [1]. Logits may be ±10⁴.
+    With `log_sum_over_images` the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same
+    in a supercell, and what 3D-Graphormer's image keys compute [1]. Logits may be ±10⁴.
     Time and memory are quadratic in the size of a system; weights are recomputed in the backward
     pass.
 
@@ -47,10 +46,11 @@ def image_attention(
         value: (N, H, V).
         ptr: (B + 1,), first row of each system.
         index_i: (P,) int64, query of each pair.
-        index_j: (P,) int64, key of each pair, in the same system, the atom itself among them.
+        index_j: (P,) int64, key of each pair, in the same system, the atom itself among them; every
+            (i, j) is there once at most, as with `NeighborPairs.groups`.
         log_weight: log w (P, H).
-        once: whether every (i, j) is there once at most, as with `NeighborPairs.groups`.
         scale: s; None is 1/√D.
+        others: whether the other (i, j) of a system are there too, with w = 1.
 
     Returns:
         (N, H, V), at least float32 for any autocast dtype; 0 for rows without any weight.
@@ -64,8 +64,8 @@ def image_attention(
 
     Example:
         >>> query = key = torch.zeros(2, 1, 1)
-        >>> value, three = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([0, 0, 0])
-        >>> pairs = three, torch.tensor([0, 1, 1]), torch.zeros(3, 1)
+        >>> value, log_weight = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [2.0]]).log()
+        >>> pairs = torch.tensor([0, 0]), torch.tensor([0, 1]), log_weight
         >>> image_attention(query, key, value, torch.tensor([0, 2]), *pairs).flatten()
         tensor([2.6667, 0.0000])
     """
@@ -74,20 +74,16 @@ def image_attention(
         shape = tuple(log_weight.shape)
         raise ValueError(f"log_weight has shape {shape}, expected (P, H) = {pairs_heads}")
     check_ptr(ptr, rows)
-    if index_i.shape[0] == 0 and rows:
+    if index_i.shape[0] == 0 and rows and not others:
         raise ValueError(
             f"no pairs for {rows} queries: build them with neighbor_pairs(..., self_pairs=True)"
         )
     q, k, v, w = settled(query, key, value, log_weight)
     if rows == 0:
         return v
-    if not once:
-        label, image = torch.unique(index_i * rows + index_j, return_inverse=True)
-        w = log_sum_over_images(w, image, len(label))
-        index_i, index_j = label // rows, label % rows
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.transpose(0, 1) for x in (q if scale == 1.0 else q * scale, k, v))
-    return _attention(q, k, v, w, index_i, index_j, ptr).transpose(0, 1)
+    return _attention(q, k, v, w, index_i, index_j, ptr, others).transpose(0, 1)
 
 
 def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> Tensor:
@@ -126,15 +122,26 @@ def _groups(q: Tensor, i: Tensor, j: Tensor, ptr: Tensor) -> tuple[Groups, Tenso
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor, ptr: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_weight: Tensor,
+    i: Tensor,
+    j: Tensor,
+    ptr: Tensor,
+    others: bool,
 ) -> Tensor:
     heads, parts = len(q), []
     with without_autocast(q):
         groups, slot = _groups(q, i, j, ptr)
         sizes = [block.number * block.length**2 for block in groups.rows]
-        bias = log_weight.new_full((sum(sizes), heads), -torch.inf).index_copy(0, slot, log_weight)
+        bias = log_weight.new_full((sum(sizes), heads), 0.0 if others else -torch.inf)
+        bias = bias.index_copy(0, slot, log_weight)
         for block, own in zip(groups.rows, bias.split(sizes), strict=True):
-            matrices = own.T.reshape(-1, block.length, block.length)
+            matrices = own.T.reshape(heads, -1, block.length, block.length)
+            if block.real is not None:
+                matrices = matrices.masked_fill(~block.real[:, None], -torch.inf)
+            matrices = matrices.flatten(0, 1)
             weights = _weights(block.by_head(q), block.by_head(k), matrices)
             parts.append(weights.bmm(block.by_head(v)).reshape(heads, -1, v.shape[-1]))
         return groups.put_back(parts, 1)
@@ -142,8 +149,10 @@ def _forward(
 
 _attention = single_step(
     "image_attention",
-    ("Tensor q, Tensor k, Tensor v, Tensor log_weight", "Tensor i, Tensor j, Tensor ptr"),
+    (
+        "Tensor q, Tensor k, Tensor v, Tensor log_weight",
+        "Tensor i, Tensor j, Tensor ptr, bool others",
+    ),
     _forward,
-    lambda grad, *given: gradients_of(_forward, grad, given[:4], *given[4:]),
     lambda q, k, v, *_: (*q.shape[:2], v.shape[-1]),
 )

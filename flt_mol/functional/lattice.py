@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32, spread, system_index, system_sizes
+from flt_mol.functional.groups import at_least_float32, row_offsets, spread, system_index
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -49,7 +49,7 @@ def checked_cells(
     cell: Tensor | None, pbc: Tensor | None, positions: Tensor, ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Cells (B, 3, 3) and pbc (B, 3) of a batch, zeros and False where both are None."""
-    systems = len(system_sizes(ptr, positions.shape[0]))
+    systems = len(row_offsets(ptr, positions.shape[0], padding=False)) - 1
     if cell is None or pbc is None:
         if cell is not pbc:
             raise ValueError("cell and pbc belong together: give both, or None for molecules")

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.feature_maps import features_of, row_level
-from flt_mol.functional.groups import LOWEST, PaddedRows, check_ptr, operator, real_only
+from flt_mol.functional.groups import (
+    LOWEST,
+    PaddedRows,
+    check_ptr,
+    operator,
+    real_only,
+    settled,
+    without_autocast,
+)
 
 
 def linear_attention(
@@ -94,35 +102,17 @@ def with_ones(value: Tensor) -> Tensor:
     return torch.cat([value, value.new_ones(1).expand(*value.shape[:-1], 1)], -1)
 
 
-def key_sums(keys: Tensor, value: Tensor, *, log: bool) -> tuple[Tensor, Tensor | None]:
-    """Σ_j φ(k_j) [v_j, 1] (…, M, V + 1) of rows (…, K, M) and (…, K, V) of one system each.
-
-    With `log` keys are log φ, and c (…, 1, M), their largest, has been taken off: the second.
-    """
-    level = None
-    if log:
-        level = keys.amax(-2, keepdim=True).clamp(min=LOWEST[keys.dtype])
-        keys = features_of(keys - level)
-    return keys.mT @ with_ones(value), level
-
-
-def joined_sums(
-    sums: tuple[Tensor, Tensor | None], others: tuple[Tensor, Tensor | None]
-) -> tuple[Tensor, Tensor | None]:
-    """Those of two sets of keys together."""
-    (a, c), (b, d) = sums, others
-    if c is None or d is None:
-        return a + b, None
-    level = torch.maximum(c, d)
-    return a * (c - level).exp().mT + b * (d - level).exp().mT, level
-
-
 def read_sums(queries: Tensor, sums: Tensor, level: Tensor | None) -> Tensor:
-    """φ(q)·[S, z] of queries (…, N, M), log φ(q) where there is a level: (…, N, V + 1)."""
+    """φ(q)·[S, z], S of keys less their `level` (H, M) where there is one: (N, H, V + 1).
+
+    Queries (N, H, M) are log φ(q) then, else φ(q); `sums` are (H, M, V + 1).
+    """
+    queries, sums = settled(queries, sums)
     if level is not None:
         queries = queries + level
         queries = features_of(queries - row_level(queries))
-    return queries @ sums
+    with without_autocast(queries):
+        return torch.einsum("nhm,hmv->nhv", queries, sums)
 
 
 def _features(q: Tensor, k: Tensor, mode: str) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from flt_mol.functional.groups import budget_of, eager_step, settled, without_autocast
+from flt_mol.functional.groups import budget_of, eager_step, save_inputs, settled, without_autocast
 from flt_mol.functional.linear import with_ones
 
 
@@ -119,10 +119,6 @@ def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]
     return (slice(k, k + size) for k in range(0, num_pairs, size))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
-
-
 def _backward(inputs: str, output: str) -> Callable[..., tuple[Tensor | None, ...]]:
     """Gradients of the operator ∂F/∂output to its three first inputs, by their letters in F."""
 
@@ -148,7 +144,7 @@ def _step(
     def made(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
         compiled = custom_op(f"flt_mol::{name}", run, mutates_args=())
         compiled.register_fake(fake)
-        compiled.register_autograd(backward, setup_context=_save)
+        compiled.register_autograd(backward, setup_context=save_inputs)
         return eager_step(compiled, run, backward)
 
     backward = _backward(inputs, output)

@@ -107,13 +107,15 @@ def reciprocal_vectors(
         raise ValueError(f"k_max is {k_max}, expected a positive number, in 1/Å")
     cell, pbc = checked_cells(cell, pbc, positions, ptr)
     virtual = virtual_cells(cell, pbc, positions, ptr, padding=padding)
-    parts, large = [], []
-    for b, n in enumerate(ptr.diff().tolist()):
-        parts.append(np.zeros((0, 3), np.int64))
-        if n and n * ball_vectors(virtual.cell[b], k_max) > max_products:
-            large.append(b)
-        elif n:
-            parts[b] = half_lattice(virtual.cell[b], k_max)
+    # About how many there are, one of each pair ±k, by the volume.
+    counts = np.abs(np.linalg.det(virtual.cell)) * 2 / 3 * math.pi * k_max**3
+    sizes = ptr.diff().tolist()
+    large = tuple(b for b, n in enumerate(sizes) if n * counts[b] > max_products)
+    none = np.zeros((0, 3), np.int64)
+    parts = [
+        half_lattice(virtual.cell[b], k_max) if n and b not in large else none
+        for b, n in enumerate(sizes)
+    ]
     dtype, device = at_least_float32(positions).dtype, positions.device
 
     def tensor(x: Any) -> Tensor:
@@ -137,7 +139,7 @@ def reciprocal_vectors(
         cell=used,
         inverse=inverse,
         offset=rows_times(tensor(virtual.shift), basis, ptr),
-        large=tuple(large),
+        large=large,
     )
 
 
@@ -151,11 +153,6 @@ def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVect
     anchor = spread(first_per_system(positions.detach(), ptr), ptr, positions.shape[0])
     fraction = rows_times(positions - anchor - lattice.offset, lattice.inverse, ptr)
     return fraction - fraction.detach().round()
-
-
-def ball_vectors(cell: Floats, k_max: float) -> float:
-    """About how many vectors a cell (3, 3) has, one of each pair ±k, from its volume."""
-    return float(abs(np.linalg.det(cell))) * 2 / 3 * math.pi * k_max**3
 
 
 def half_lattice(cell: Floats, radius: float) -> Integers:

@@ -53,49 +53,14 @@ def softmax_attention(
     outputs = [value.new_zeros(0, *value.shape[1:])]
     with without_autocast(query):
         query, key, values = (at_least_float32(x) for x in (query * scale, key, value))
-        for rows, keys in _systems(ptr, query.shape[0], key_ptr, value.shape[0]):
+        key_ptr = check_ptr(ptr, query.shape[0], key_ptr, value.shape[0])
+        spans = pairwise(row_offsets(ptr, len(query))), pairwise(row_offsets(key_ptr, len(key)))
+        for rows, keys in zip(*([slice(*x) for x in both] for both in spans), strict=True):
             logits = torch.einsum("ihd,jhd->hij", query[rows], key[keys])
             if bias is not None:
                 logits = logits + bias[:, rows, keys]
             if causal:
-                logits = logits.masked_fill(~_lower(logits), -torch.inf)
+                later = torch.ones_like(logits, dtype=torch.bool).triu(1)
+                logits = logits.masked_fill(later, -torch.inf)
             outputs.append(torch.einsum("hij,jhd->ihd", logits.softmax(-1), values[keys]))
     return torch.cat(outputs).to(value.dtype)
-
-
-def kernel_attention(
-    query_features: Tensor,
-    key_features: Tensor,
-    value: Tensor,
-    ptr: Tensor,
-    *,
-    causal: bool = False,
-    key_ptr: Tensor | None = None,
-) -> Tensor:
-    """out_i = Σ_j A_ij v_j / Σ_j A_ij with A_ij = φ(q_i)·φ(k_j), j in the system of i.
-
-    The same numbers as `linear_attention` of the same arguments, or with `causal` those of
-    `causal_attention`, by way of the matrix A: (N, H, V), 0 for queries without keys.
-    """
-    outputs = [value.new_zeros(0, *value.shape[1:])]
-    for rows, keys in _systems(ptr, query_features.shape[0], key_ptr, value.shape[0]):
-        weights = torch.einsum("ihm,jhm->hij", query_features[rows], key_features[keys])
-        if causal:
-            weights = weights * _lower(weights)
-        weights = weights / weights.sum(-1, keepdim=True)
-        outputs.append(torch.einsum("hij,jhd->ihd", weights, value[keys]))
-    return torch.cat(outputs)
-
-
-def _systems(
-    ptr: Tensor, num_rows: int, key_ptr: Tensor | None, num_keys: int
-) -> list[tuple[slice, slice]]:
-    """The queries and the keys of each system."""
-    keys = check_ptr(ptr, num_rows, key_ptr, num_keys)
-    both = (pairwise(row_offsets(*x)) for x in ((ptr, num_rows), (keys, num_keys)))
-    return [(slice(*own), slice(*others)) for own, others in zip(*both, strict=True)]
-
-
-def _lower(weights: Tensor) -> Tensor:
-    """True where j ≤ i, for a matrix (…, i, j)."""
-    return torch.ones_like(weights, dtype=torch.bool).tril()

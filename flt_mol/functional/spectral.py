@@ -20,7 +20,6 @@ from flt_mol.functional.groups import (
     Groups,
     PaddedRows,
     budget_of,
-    gradients_of,
     groups_of,
     row_offsets,
     single_step,
@@ -174,7 +173,6 @@ _tables_step = single_step(
     "spectral_tables",
     ("Tensor fraction, Tensor spectra", "Tensor integers, Tensor ptr, Tensor key_ptr, int below"),
     _tables,
-    lambda grad, *given: gradients_of(_tables, grad, given[:2], *given[2:]),
     lambda *_: (cast(int, torch.library.get_ctx().new_dynamic_size()),),
 )
 _sums_step = single_step(
@@ -184,6 +182,5 @@ _sums_step = single_step(
         "Tensor ptr, Tensor key_ptr, int below",
     ),
     _sums,
-    lambda grad, *given: gradients_of(_sums, grad, given[:4], *given[4:]),
     lambda value, *_: value.shape,
 )

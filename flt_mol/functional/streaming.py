@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.groups import (
+    LOWEST,
     largest_per_system,
     settled,
     spread,
     without_autocast,
 )
-from flt_mol.functional.linear import joined_sums, key_sums, linear_sums, normalised, read_sums
+from flt_mol.functional.linear import linear_sums, normalised, with_ones
 
 
 class CausalState(NamedTuple):
@@ -24,7 +25,7 @@ class CausalState(NamedTuple):
 
     Attributes:
         sums: Σ_j φ(k_j) [v_jᵀ, 1] (B, H, M, V + 1); of exp(k_j − c) for log features.
-        largest: c (B, H, 1, M), the largest key logits so far; None for features given directly.
+        largest: c (B, H, M), the largest key logits so far; None for features given directly.
         length: (B,) int64, tokens so far: the index of the next one.
         origin: (B, ℓ), Å, position of the first token; None for layers without an RPE of their own.
     """
@@ -39,9 +40,13 @@ class CausalState(NamedTuple):
         return CausalState._make(None if x is None else x[index] for x in self)
 
     def joined(self, later: CausalState) -> CausalState:
-        """The states after these tokens and then those of `later`, from the same origins."""
-        sums, largest = joined_sums((self.sums, self.largest), (later.sums, later.largest))
-        return CausalState(sums, largest, self.length + later.length, self.origin)
+        """The states after these tokens and then those of `later`."""
+        sums, more, largest = self.sums, later.sums, None
+        if self.largest is not None and later.largest is not None:
+            largest = torch.maximum(self.largest, later.largest)
+            sums = sums * (self.largest - largest).exp()[..., None]
+            more = more * (later.largest - largest).exp()[..., None]
+        return CausalState(sums + more, largest, self.length + later.length, self.origin)
 
     def detach(self) -> CausalState:
         """The same state, detached from autograd."""
@@ -66,7 +71,6 @@ def state_of(keys: Tensor, value: Tensor, ptr: Tensor, *, log: bool) -> CausalSt
     if log:
         largest = largest_per_system(keys, ptr)[:-1]
         keys = (keys - spread(largest, ptr, count)).exp()
-        largest = largest[:, :, None]
     # What M queries read whose features are the rows of a unit matrix.
     unit = torch.eye(features, dtype=keys.dtype, device=keys.device).repeat(streams, 1)
     own = torch.arange(streams + 1, device=ptr.device) * features
@@ -108,9 +112,15 @@ def step(
         raise ValueError(
             f"queries, keys and value have shapes {found}, but the state is one for {expected}"
         )
-    q, k, value = (x[..., None, :] for x in settled(queries, keys, value))
+    q, k, value, sums = settled(queries, keys, value, state.sums)
+    c = None
+    if state.largest is not None:
+        largest = state.largest.to(k.dtype)
+        c = torch.maximum(largest, k.detach())
+        row = (q.detach() + c).amax(-1, keepdim=True).clamp(min=LOWEST[q.dtype])
+        q, k = ((q + c) - row).exp(), (k - c).exp()
+        sums = sums * (largest - c).exp()[..., None]
+    sums = sums + k[..., None] * with_ones(value)[..., None, :]
     with without_autocast(q):
-        token = key_sums(k, value, log=state.largest is not None)
-        after = state.joined(CausalState(*token, torch.ones_like(state.length)))
-        read = read_sums(q.to(after.sums.dtype), after.sums, after.largest)
-    return normalised(read.squeeze(-2)), after
+        read = (q[..., None, :] @ sums).squeeze(-2)
+    return normalised(read), CausalState(sums, c, state.length + 1, state.origin)

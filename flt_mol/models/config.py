@@ -241,7 +241,14 @@ def _rules(model: EnergyConfig) -> list[_Rule]:
             (not moving, "feedback", "features where model.outputs has no displacement"),
             (model.recycles == 1, "feedback", "features where model.recycles is 1"),
         ]
-    return rules + _rules_of_pairs(model) + _rules_of_images(model) + _rules_of_attention(model)
+    if model.attention == "none":
+        local = model.pairs is not None and model.pairs.filter
+        parts = "model.spectral, or model.pairs with filter"
+        rules += [
+            (model.rpe is not None, "attention", "another one, or model.rpe null"),
+            (not local and model.spectral is None, "attention", parts),
+        ]
+    return rules + _rules_of_pairs(model) + _rules_of_images(model)
 
 
 def _rules_of_pairs(model: EnergyConfig) -> list[_Rule]:
@@ -274,17 +281,6 @@ def _rules_of_images(model: EnergyConfig) -> list[_Rule]:
         (gaussian and images.density, "images.density", "false with mask gaussian"),
         (model.attention != "exact", "attention", "exact, which model.images needs"),
         (model.rpe is not None, "images", "null where model.rpe is not: one gives the positions"),
-    ]
-
-
-def _rules_of_attention(model: EnergyConfig) -> list[_Rule]:
-    if model.attention != "none":
-        return []
-    local = model.pairs is not None and model.pairs.filter
-    replaced = local or model.spectral is not None
-    return [
-        (model.rpe is not None, "attention", "another one, or model.rpe null"),
-        (not replaced, "attention", "model.spectral, or model.pairs with filter"),
     ]
 
 

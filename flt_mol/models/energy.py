@@ -291,8 +291,7 @@ class EnergyModel(nn.Module):
         found: dict[str, list[Tensor]],
     ) -> None:
         """Append one recycle's outputs, in eV and Å."""
-        head = self.head(x, structures.tags, structures.ptr)
-        columns = head.unsqueeze(-1) if head.dim() == 1 else head
+        columns = self.head(x, structures.tags, structures.ptr).view(-1, len(self._energies))
         for name, column in zip(self._energies, columns.unbind(-1), strict=True):
             normalizer = self.normalizers[name]
             energy = normalizer.denormalize(column, structures.atomic_numbers, structures.ptr)

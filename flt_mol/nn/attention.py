@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import reduce
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -16,15 +17,10 @@ from flt_mol.functional.groups import (
     at_least_float32,
     index_in_system,
     mean_per_system,
-    row_offsets,
-    settled,
     system_index,
-    without_autocast,
 )
 from flt_mol.functional.images import image_attention
 from flt_mol.functional.linear import (
-    joined_sums,
-    key_sums,
     linear_attention,
     linear_log_attention,
     linear_sums,
@@ -32,6 +28,7 @@ from flt_mol.functional.linear import (
     read_sums,
 )
 from flt_mol.functional.pairs import pair_sums
+from flt_mol.functional.streaming import CausalState, state_of
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear, seeded_generator
@@ -230,7 +227,7 @@ class Attention(nn.Module):
         if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
             most = MAX_FEATURES // (self.num_heads * self.feature_map.num_features)
             if max(len(rows.query), len(rows.key)) > most:
-                return self._in_chunks(rows, max(1, most))
+                return self._halves(rows, max(1, most))
         queries = self.feature_map(rows.query, rows.query_at, key=False)
         keys = self.feature_map(rows.key, rows.key_at, key=True)
         value, ptr, key_ptr = rows.value, rows.ptr, rows.key_ptr
@@ -239,55 +236,42 @@ class Attention(nn.Module):
             return run(queries, keys, value, ptr, key_ptr)
         if log:
             queries, keys = stabilised_features(queries, keys, ptr)
-        i, j, weight, _ = rows.pairs
+        i, j, weight = rows.pairs
         sums = linear_sums(queries, keys, value, ptr)
         return normalised(sums + pair_sums(queries, keys, value, weight, i, j))
 
-    def _in_chunks(self, rows: AttentionRows, size: int) -> Tensor:
-        """The same without gradients, with the features of about `size` rows at a time."""
-        ends = row_offsets(rows.ptr, len(rows.query))
-        key_ends = row_offsets(rows.key_offsets, len(rows.key))
-        parts, first = [], 0
-        while first < len(ends) - 1:
-            last = first + 1
-            while last < len(ends) - 1 and size >= max(
-                ends[last + 1] - ends[first], key_ends[last + 1] - key_ends[first]
-            ):
-                last += 1
-            own, keys = (slice(x[first], x[last]) for x in (ends, key_ends))
-            some = _between(rows, own, keys)
-            if last > first + 1 or size >= max(len(some.query), len(some.key)):
-                ptr = rows.ptr[first : last + 1] - ends[first]
-                key_ptr = rows.key_ptr
-                if key_ptr is not None:
-                    key_ptr = key_ptr[first : last + 1] - key_ends[first]
-                parts.append(self._linear(some._replace(ptr=ptr, key_ptr=key_ptr)))
-            else:
-                parts.append(self._long(some, size))
-            first = last
+    def _halves(self, rows: AttentionRows, size: int) -> Tensor:
+        """The same without gradients, with the features of at most `size` rows at a time."""
+        middle = (len(rows.ptr) - 1) // 2
+        if not middle:
+            return self._long(rows, size)
+        ends = int(rows.ptr[middle]), int(rows.key_offsets[middle])
+        parts = []
+        for some, (own, keys) in (
+            (slice(middle + 1), (slice(end) for end in ends)),
+            (slice(middle, None), (slice(end, None) for end in ends)),
+        ):
+            ptr, key_ptr = rows.ptr[some], None
+            if rows.key_ptr is not None:
+                key_ptr = rows.key_ptr[some] - rows.key_ptr[some][0]
+            half = _some(rows, own, keys)
+            parts.append(self._linear(half._replace(ptr=ptr - ptr[0], key_ptr=key_ptr)))
         return torch.cat(parts)
 
     def _long(self, rows: AttentionRows, size: int) -> Tensor:
         """One system, by sums over `size` keys at a time."""
-        log, parts = self.feature_map.exponential, []
-        value = at_least_float32(rows.value)
-        sums = None
-        with without_autocast(value):
-            for start in range(0, len(value), size):
-                some = slice(start, start + size)
-                at = rows.key_at and rows.key_at.rows(some)
-                keys, own = settled(self.feature_map(rows.key[some], at, key=True), value[some])
-                found = key_sums(keys.transpose(0, 1), own.transpose(0, 1), log=log)
-                sums = found if sums is None else joined_sums(sums, found)
-            if sums is None:
-                return value.new_zeros(len(rows.query), *value.shape[1:])
-            for start in range(0, len(rows.query), size):
-                some = slice(start, start + size)
-                at = rows.query_at and rows.query_at.rows(some)
-                (queries,) = settled(self.feature_map(rows.query[some], at, key=False))
-                read = read_sums(queries.to(sums[0].dtype).transpose(0, 1), *sums)
-                parts.append(normalised(read).transpose(0, 1))
-        return torch.cat(parts) if parts else value[:0]
+        log, states, parts, none = self.feature_map.exponential, [], [], slice(0)
+        for start in range(0, max(1, len(rows.key)), size):
+            some = _some(rows, none, slice(start, start + size))
+            keys = self.feature_map(some.key, some.key_at, key=True)
+            ptr = torch.tensor([0, len(keys)], device=keys.device)
+            states.append(state_of(keys, some.value, ptr, log=log))
+        sums, level, *_ = reduce(CausalState.joined, states)
+        for start in range(0, max(1, len(rows.query)), size):
+            some = _some(rows, slice(start, start + size), none)
+            features = self.feature_map(some.query, some.query_at, key=False)
+            parts.append(normalised(read_sums(features, sums[0], level)))
+        return torch.cat(parts)
 
     def _by_size(self, rows: AttentionRows) -> Tensor:
         """Each system by its own number of keys: exact below `exact_below`, linear from there."""
@@ -487,10 +471,7 @@ class FLTAttention(Streaming, Attention):
         given: AttentionInputs,
         origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
-        """The layout of the rows, and their queries, keys, values and geometry, packed.
-
-        Positions are relative to `origin` (B, ℓ); by default their first, or mean.
-        """
+        """Layout of the rows; queries, keys, values and geometry, packed, from `origin` (B, ℓ)."""
         unknown = given.keys() - _INPUTS
         if unknown:
             raise TypeError(f"attention has no argument {', '.join(map(repr, unknown))}")
@@ -599,17 +580,9 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     value, ptr = rows.value, rows.ptr
     if rows.pairs is None:
         return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)
-    # All pairs (i, j) written out, by i then j: for small systems.
-    i, j, weight, _ = rows.pairs
-    system = system_index(ptr, query.shape[0])
-    partners, start = ptr.diff()[system], ptr[system]
-    first = partners.cumsum(0) - partners  # of each i among all pairs
-    index_i = torch.repeat_interleave(partners)
-    index_j = torch.arange(len(index_i), device=ptr.device) - (first - start)[index_i]
-    correction = weight.to(query.dtype).log1p()
-    log_weight = correction.new_zeros(len(index_i), correction.shape[1])
-    log_weight = log_weight.index_add(0, first[i] + j - start[i], correction)
-    return image_attention(query, key, value, ptr, index_i, index_j, log_weight, True, scale=1.0)
+    i, j, weight = rows.pairs
+    log_weight = weight.to(query.dtype).log1p()
+    return image_attention(query, key, value, ptr, i, j, log_weight, scale=1.0, others=True)
 
 
 def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
@@ -618,15 +591,11 @@ def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
     keys, key_ptr = order, None
     if rows.key_ptr is not None:
         keys, key_ptr = _systems_rows(rows.key_ptr, rows.key.shape[0], chosen)
-    at = rows.query_at and rows.query_at.rows(order)
-    key_at = rows.key_at and rows.key_at.rows(keys)
-    return order, AttentionRows(
-        rows.query[order], rows.key[keys], rows.value[keys], ptr, key_ptr, at, key_at
-    )
+    return order, _some(rows, order, keys)._replace(ptr=ptr, key_ptr=key_ptr)
 
 
-def _between(rows: AttentionRows, own: slice, keys: slice) -> AttentionRows:
-    """Some consecutive systems, with their offsets as they were."""
+def _some(rows: AttentionRows, own: Tensor | slice, keys: Tensor | slice) -> AttentionRows:
+    """Some queries and keys, with the offsets as they were."""
     return rows._replace(
         query=rows.query[own],
         key=rows.key[keys],
@@ -660,7 +629,7 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
 
 def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
     """Refuse pairs of other heads, of rows that there are not, or of two systems."""
-    index_i, index_j, weight, _ = pairs
+    index_i, index_j, weight = pairs
     ptr, num_heads = rows.ptr, rows.query.shape[1]
     if index_i.shape != index_j.shape or weight.shape != (*index_i.shape, num_heads):
         raise ValueError(

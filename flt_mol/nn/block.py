@@ -192,11 +192,11 @@ class FLTEncoder(nn.Module):
         Args:
             x: (N, C) with `ptr` or `system`, or (B, L, C), with `mask` where some are padding.
             positions: (N, ℓ) or (B, L, ℓ), Å; with ℓ = 1 the default is the place in the sequence.
-            ptr: (B + 1,), first row of each system, for packed rows.
-            system: (N,), the system of each row in any order, instead of `ptr`.
-            num_systems: B, with `system` only.
-            mask: (B, L) bool, True for real rows, for padded rows.
-            pairs: see `BlockGeometry`, of packed rows.
+            ptr: as of `AttentionInputs`.
+            system: likewise.
+            num_systems: likewise.
+            mask: likewise.
+            pairs: as of `BlockGeometry`, of packed rows.
             images: likewise.
             waves: likewise.
             local: likewise.

@@ -26,13 +26,12 @@ from flt_mol.nn.radial import (
 class PairWeights(NamedTuple):
     """A weight (G, H), or its logarithm, per head for pairs of a query i and a key j, (G,) each.
 
-    `once` tells that every (i, j) is there once at most, which saves time.
+    Every (i, j) is there once at most.
     """
 
     index_i: Tensor
     index_j: Tensor
     weight: Tensor
-    once: bool = False
 
 
 class ImageKeys(nn.Module):
@@ -76,7 +75,7 @@ def image_weights(f: Tensor, pairs: NeighborPairs, distances: Tensor, cutoff: fl
     groups = pairs.groups()
     log_weight = f + log_smooth_cutoff(distances, cutoff)[:, None]
     summed = log_sum_over_images(log_weight, groups.group, len(groups.index_i))
-    return PairWeights(groups.index_i, groups.index_j, summed, once=True)
+    return PairWeights(groups.index_i, groups.index_j, summed)
 
 
 class GaussianBias(nn.Module):

@@ -205,7 +205,7 @@ class PairCorrection(nn.Module):
             per_pair = basis @ self.weight.to(basis.dtype)
             total = segment_sum(per_pair, groups.group, len(groups.index_i))
             weight = torch.expm1(self.BOUND * torch.tanh(total / self.BOUND))
-        return PairWeights(groups.index_i, groups.index_j, weight, once=True)
+        return PairWeights(groups.index_i, groups.index_j, weight)
 
 
 def check_features(x: Tensor, channels: int) -> None:

@@ -19,6 +19,7 @@ from flt_mol.functional.reciprocal import (
 )
 from flt_mol.functional.spectral import spectral_sums, spectral_tables
 from flt_mol.nn.layers import draw_normal, drawn_linear, placed, seeded_generator
+from flt_mol.nn.local_filter import check_features
 from flt_mol.nn.radial import check_sizes
 
 # Of a system's atoms and plane waves; beyond, a mesh is faster and takes less memory.
@@ -181,8 +182,7 @@ class SpectralFilter(nn.Module):
         Raises:
             ValueError: `x` of another width or number of rows, or a geometry of another basis.
         """
-        if x.dim() != 2 or x.shape[1] != self.embed_dim:
-            raise ValueError(f"x has shape {tuple(x.shape)}, expected (N, {self.embed_dim})")
+        check_features(x, self.embed_dim)
         value = self.value(x)
         summed = self.convolve(value.unflatten(1, (self.num_heads, -1)), geometry)
         out: Tensor = self.out(summed.flatten(1).to(value.dtype))

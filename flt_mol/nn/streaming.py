@@ -116,7 +116,7 @@ def present(mask: Tensor | None, x: Tensor) -> Tensor:
 def placed_state(
     rpe: FourierRPE | None, layout: Layout, positions: Tensor | None, state: CausalState
 ) -> tuple[CausalState, Tensor | None]:
-    """The state with its origin, and the origin (B, ℓ) of the positions of the next tokens."""
+    """The state with its origin, and that of the next tokens' positions (B, ℓ)."""
     if len(layout.ptr) - 1 != len(state.length):
         raise ValueError(f"x has {len(layout.ptr) - 1} systems, the state {len(state.length)}")
     if rpe is None:

@@ -87,9 +87,8 @@ class FLTCalculator(Calculator):
         changes: list[str] = list(super().check_state(atoms, tol))  # type: ignore[no-untyped-call]
         if self.atoms is not None:
             before, now = (from_ase(x.copy(), ignore_energy=True) for x in (self.atoms, atoms))
-            for name in ("tags", "fixed"):
-                if not torch.equal(getattr(before, name), getattr(now, name)):
-                    changes.append(name)
+            both = ((x, getattr(before, x), getattr(now, x)) for x in ("tags", "fixed"))
+            changes += [name for name, old, new in both if not torch.equal(old, new)]
         return changes
 
     def calculate(

@@ -142,15 +142,9 @@ def make_loggers(names: Sequence[str], history: History, step: int | None) -> li
         netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
         told = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
         online = told or (netrc.is_file() and "wandb" in netrc.read_text())
-        logger = WandbLogger(
-            folder.name,
-            str(folder / "logs"),
-            id=f"{(folder / 'config.yaml').stat().st_mtime_ns:x}",  # stays where it is resumed
-            resume="allow",
-            project="flt_mol",
-            mode=None if online else "offline",
-        )
-        made.append(logger)
+        number = f"{(folder / 'config.yaml').stat().st_mtime_ns:x}"  # the same when resumed
+        given: Any = {"id": number, "resume": "allow", "mode": None if online else "offline"}
+        made.append(WandbLogger(folder.name, str(folder / "logs"), project="flt_mol", **given))
     for each in made:
         each.log_hyperparams(dict(history.config))
     return made

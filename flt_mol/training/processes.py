@@ -14,7 +14,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 FOLDER = "FLT_MOL_RUN_FOLDER"  # of the run, in processes that its first one started
-LIMIT = 40.0  # s, for a process that torchrun should have started
 
 
 class World(NamedTuple):
@@ -69,7 +68,7 @@ class Strategy(DDPStrategy):
         super().setup_environment()
 
 
-def meet(rank: int, size: int, place: str, limit: float = LIMIT) -> TCPStore:
+def meet(rank: int, size: int, place: str, limit: float = 40.0) -> TCPStore:
     """Wait until all processes come to a `place`; torch's own waits do not end by signals.
 
     The store is to be kept while others may wait. A ValueError if one does not come in `limit` s.

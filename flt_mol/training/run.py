@@ -114,7 +114,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             for line in (done, *closing_lines(config, best)):
                 say(console, line)
             return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
-        _store = meet(world.rank, world.size, "start") if world.torchrun else None
+        _store = world.torchrun and meet(world.rank, world.size, "start")
         splits = load_splits(config)
         say(console, files_line(config))
         if idle:

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from flt_mol.functional.causal import causal_attention, causal_log_attention
-from flt_mol.functional.reference import kernel_attention
 from flt_mol.functional.streaming import CausalState, state_of, step
+from helpers.kernels import kernel_attention
 
 H, M, V = 2, 5, 3
 SIZES = {

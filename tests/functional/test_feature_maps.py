@@ -16,7 +16,7 @@ from flt_mol.functional.feature_maps import (
 )
 from flt_mol.functional.fourier import PositionFeatures, fourier_basis, position_features
 from flt_mol.functional.linear import linear_attention, linear_sums
-from flt_mol.functional.reference import kernel_attention
+from helpers.kernels import kernel_attention
 
 F64 = torch.float64
 

@@ -15,14 +15,12 @@ from flt_mol.functional.groups import (
     spread,
     sum_per_system,
     system_index,
-    system_sizes,
 )
 
 PTR = torch.tensor([0, 2, 2, 5])
 
 
-def test_sizes_index_and_slices_describe_the_same_rows():
-    assert system_sizes(PTR, 5) == [2, 0, 3]
+def test_indices_and_offsets_describe_the_same_rows():
     assert system_index(PTR, 6).tolist() == [0, 0, 2, 2, 2, 3]
     assert index_in_system(PTR, 6).tolist() == [0, 1, 0, 1, 2, 0]
     assert row_offsets(PTR, 6) == (0, 2, 2, 5)

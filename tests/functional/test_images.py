@@ -9,6 +9,12 @@ from flt_mol.functional.images import log_sum_over_images
 H, D = 2, 3
 
 
+def attend(q, k, v, ptr, i, j, w):
+    label, image = torch.unique(i * len(q) + j, return_inverse=True)
+    summed = log_sum_over_images(w, image, len(label))
+    return image_attention(q, k, v, ptr, label // len(q), label % len(q), summed)
+
+
 def case(sizes=(4, 0, 1, 3), seed=0):
     positions, cell, pbc, ptr = batch(sizes)
     pairs = neighbor_pairs(positions, cell, pbc, ptr, 4.2, self_pairs=True)
@@ -33,7 +39,7 @@ def explicit(q, k, v, w, i, j):
 def test_values_and_gradients_are_those_of_explicit_image_keys():
     inputs, ptr, i, j = case()
     assert len(torch.unique(torch.stack([i, j]), dim=1).T) < len(i)
-    out = image_attention(*inputs[:3], ptr, i, j, inputs[3])
+    out = attend(*inputs[:3], ptr, i, j, inputs[3])
     expected = explicit(*inputs, i, j)
     torch.testing.assert_close(out, expected)
     seed = torch.randn(out.shape, generator=seeded(3), dtype=F64)
@@ -49,7 +55,7 @@ def test_gradients_of_gradients():
     inputs, ptr, i, j = case((3, 2))
 
     def run(q, k, v, w):
-        return image_attention(q, k, v, ptr, i, j, w)
+        return attend(q, k, v, ptr, i, j, w)
 
     assert gradcheck(run, inputs, fast_mode=True)
     assert gradgradcheck(run, inputs, fast_mode=True)
@@ -57,9 +63,9 @@ def test_gradients_of_gradients():
 
 def test_systems_in_one_group_or_each_alone():
     inputs, ptr, i, j = case((5, 2, 0, 3))
-    together = image_attention(*inputs[:3], ptr, i, j, inputs[3])
+    together = attend(*inputs[:3], ptr, i, j, inputs[3])
     with group_budget(1):
-        alone = image_attention(*inputs[:3], ptr, i, j, inputs[3])
+        alone = attend(*inputs[:3], ptr, i, j, inputs[3])
     torch.testing.assert_close(alone, together)
 
 
@@ -68,7 +74,7 @@ def test_huge_logits_and_pairs_without_weight():
     with torch.no_grad():
         w.fill_(-torch.inf)
         w[(i == j) & (i != 2)] = 1e4
-    out = image_attention(100 * q, 100 * k, v, ptr, i, j, w)
+    out = attend(100 * q, 100 * k, v, ptr, i, j, w)
     rows = [n for n in range(len(v)) if n != 2]
     torch.testing.assert_close(out[rows], v[rows])
     assert not out[2].any()
@@ -78,7 +84,7 @@ def test_huge_logits_and_pairs_without_weight():
 
 def test_weights_are_not_kept():
     inputs, ptr, i, j = case((12,))
-    kept = kept_sizes(lambda: image_attention(*inputs[:3], ptr, i, j, inputs[3]))
+    kept = kept_sizes(lambda: attend(*inputs[:3], ptr, i, j, inputs[3]))
     assert max(kept) <= max(len(i) * H, 12 * H * D)
 
 

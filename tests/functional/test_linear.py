@@ -11,7 +11,7 @@ from flt_mol.functional.linear import (
     linear_sums,
     normalised,
 )
-from flt_mol.functional.reference import kernel_attention
+from helpers.kernels import kernel_attention
 
 H, M, V = 3, 6, 4
 # First queries and first keys of each system; None where keys are the same rows.

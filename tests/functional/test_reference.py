@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from flt_mol.functional.reference import kernel_attention, softmax_attention
+from flt_mol.functional.reference import softmax_attention
+from helpers.kernels import kernel_attention
 from helpers.masks import relative_mask
 
 PTR = torch.tensor([0, 0, 3, 3, 8])

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from flt_mol.functional import (
-    kernel_attention,
     softmax_attention,
 )
 from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
+from helpers.kernels import kernel_attention
 from helpers.masks import relative_mask
 
 C, H = 12, 3

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn.functional import elu, softplus
 
-from flt_mol.functional.reference import kernel_attention
 from flt_mol.nn import (
     FEATURE_MAPS,
     ELUFeatures,
@@ -18,6 +17,7 @@ from flt_mol.nn import (
     SoftmaxFeatures,
     SoftplusFeatures,
 )
+from helpers.kernels import kernel_attention
 
 H, D, R, N = 3, 4, 5, 20
 F64 = torch.float64

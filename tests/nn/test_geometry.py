@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from flt_mol.functional import kernel_attention
 from flt_mol.functional.neighbors import neighbor_pairs
 from flt_mol.nn import (
     FLTAttention,
@@ -16,6 +15,7 @@ from flt_mol.nn import (
     PairCorrection,
     PairWeights,
 )
+from helpers.kernels import kernel_attention
 from helpers.masks import relative_mask
 
 C, H = 12, 3
