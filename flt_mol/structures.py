@@ -191,7 +191,7 @@ class Structures:
             cells = (x[systems] for x in (lattice.cell, lattice.inverse))
             large = tuple(place for place, b in enumerate(chosen) if b in lattice.large)
             made = [*vectors, ends, *cells, lattice.offset[atoms], large]
-            lattice = lattice._make(made)
+            lattice = type(lattice)._make(made)
         return Structures(
             **fields,
             ptr=ptr,
@@ -297,7 +297,7 @@ class Structures:
             tensors["pairs"] = type(self.pairs)(*map(function, self.pairs))
         if self.reciprocal is not None:
             *moved, large = self.reciprocal
-            tensors["reciprocal"] = self.reciprocal._make([*map(function, moved), large])
+            tensors["reciprocal"] = type(self.reciprocal)._make([*map(function, moved), large])
         return replace(self, **tensors)
 
 
@@ -343,7 +343,7 @@ def _joined(lattices: Sequence[ReciprocalVectors]) -> ReciprocalVectors:
     ends = [ptr[1:] + start for ptr, start in zip(ptrs, starts, strict=False)]
     moved = tuple(b + first for some, first in zip(large, systems, strict=False) for b in some)
     parts = (*each, [ptrs[0][:1], *ends], cell, inverse, offset)
-    return lattices[0]._make([*(torch.cat(list(x)) for x in parts), moved])
+    return type(lattices[0])._make([*(torch.cat(list(x)) for x in parts), moved])
 
 
 def _naming_sid(function: Callable[[Structures], _T], structures: Structures) -> _T:

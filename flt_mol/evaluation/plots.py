@@ -33,8 +33,6 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     Raises:
         ValueError: no row has a finite `train/mae` or `val/mae`.
     """
-    from matplotlib.ticker import MaxNLocator
-
     figure, rows = _figure(6.4, 4.2), list(history)
     axis = figure.subplots()
     for name, key, color in (
@@ -51,7 +49,7 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     if not axis.lines:
         raise ValueError("no row has a finite 'train/mae' or 'val/mae'")
     axis.set(xlabel="epoch", ylabel="MAE (eV)", yscale="log")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.locator_params(axis="x", integer=True)
     axis.legend(frameon=False)
     axis.grid(alpha=0.3)
     return _save(figure, path)

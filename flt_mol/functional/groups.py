@@ -104,9 +104,9 @@ class PaddedRows(NamedTuple):
         """A block (H·G, L, F) to its rows of (H, N, F), which takes a step for each system."""
         if self.slots is None:
             size = self.number * self.length
-            out[:, self.start : self.start + size] = block.view(len(out), size, -1)
+            out[:, self.start : self.start + size] = block.reshape(len(out), size, -1)
             return
-        parts = block.view(len(out), self.number, self.length, -1)
+        parts = block.reshape(len(out), self.number, self.length, -1)
         for part, (start, size) in zip(parts.unbind(1), self.spans, strict=True):
             out[:, start : start + size] = part[:, :size]
 

@@ -39,6 +39,16 @@ class CausalState(NamedTuple):
         """The states of streams `index` (K,), in that order and as often as they are named."""
         return CausalState._make(None if x is None else x[index] for x in self)
 
+    def joined(self, later: CausalState) -> CausalState:
+        """The states after these tokens and then those of `later`, from the same origins."""
+        sums, more = settled(self.sums, later.sums)
+        c = None
+        if self.largest is not None and later.largest is not None:
+            c = torch.maximum(self.largest.to(sums.dtype), later.largest.to(sums.dtype))
+            sums = sums * (self.largest - c).exp()[..., None]
+            more = more * (later.largest - c).exp()[..., None]
+        return CausalState(sums + more, c, self.length + later.length, self.origin)
+
     def detach(self) -> CausalState:
         """The same state, detached from autograd."""
         return CausalState._make(None if x is None else x.detach() for x in self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import warnings
@@ -64,8 +65,10 @@ def save_checkpoint(
         content["training_state"] = dict(training_state)
     if systems is not None:
         content["systems"] = dict(systems)
+    written = io.BytesIO()  # torch's writer hides that a disk is full
+    torch.save(content, written)
     with temporary_path(path, durable=True) as temporary:
-        torch.save(content, temporary)
+        temporary.write_bytes(written.getbuffer())
     return path
 
 

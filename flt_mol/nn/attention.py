@@ -326,7 +326,7 @@ class Attention(nn.Module):
         if features is None:
             if self.rpe is None:
                 raise ValueError("position_features are missing: this layer has no rpe of its own")
-            packed = packed_positions(layout, positions, self.rpe.dim)
+            packed = layout.positions(positions, self.rpe.dim)
             at: PositionFeatures = self.rpe(packed, layout.ptr, origin=origin)
             return at
         basis, heads = features.basis, features.key_weight.shape[0]
@@ -468,9 +468,16 @@ class FLTAttention(Streaming, Attention):
     )
 
     def rows(
-        self, x: Tensor, positions: Tensor | None, given: AttentionInputs
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        given: AttentionInputs,
+        origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
-        """The layout of the rows, and their queries, keys, values and geometry, packed."""
+        """The layout of the rows, and their queries, keys, values and geometry, packed.
+
+        Positions are relative to `origin` (B, ℓ); by default their first, or mean.
+        """
         unknown = given.keys() - _INPUTS
         if unknown:
             raise TypeError(f"attention has no argument {', '.join(map(repr, unknown))}")
@@ -511,10 +518,11 @@ class FLTAttention(Streaming, Attention):
         if images is None:
             key_positions = given.get("context_positions")
             key_features = given.get("context_features")
-            origin: str | Tensor = "first" if self.causal else "mean"
+            if origin is None:
+                origin = "first" if self.causal else "mean"
             if context is not None and self.rpe is not None and key_features is None:
                 # One origin for both: what an estimate's features are depends on it.
-                packed = packed_positions(keys, key_positions, self.rpe.dim)
+                packed = keys.positions(key_positions, self.rpe.dim)
                 packed = at_least_float32(packed) if packed.is_floating_point() else packed.double()
                 origin = mean_per_system(packed, keys.ptr)
             features = given.get("position_features")
@@ -560,33 +568,21 @@ class FLTAttention(Streaming, Attention):
         )
 
 
-def packed_positions(layout: Layout, positions: Tensor | None, dim: int) -> Tensor:
-    """(N, ℓ): those given, or places in the sequence where ℓ = 1.
-
-    Raises:
-        ValueError: they are missing in more dimensions, or not one for each row.
-    """
-    if positions is None:
-        if dim != 1:
-            raise ValueError(f"positions are missing: the rpe needs {layout.num_rows} of them")
-        # Sequences of more tokens than float32 counts one by one do not fit any memory.
-        return index_in_system(layout.ptr, layout.num_rows)[:, None].float()
-    expected = (*layout.leading, dim)
-    if tuple(positions.shape) != expected:
-        raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
-    return layout.pack(positions)
-
-
-def _exact(rows: AttentionRows, causal: bool) -> Tensor:
-    """softmax(q·k/√D + Φ·Ψ), the logit as one product of [q/√D, T] and [k, Ψ ∘ a], Φ = T ∘ a."""
+def logit_factors(rows: AttentionRows) -> tuple[Tensor, Tensor]:
+    """[q/√D, T] and [k, Ψ ∘ a], whose product is the logit q·k/√D + Φ·Ψ, Φ = T ∘ a."""
     query = at_least_float32(rows.query) * rows.query.shape[-1] ** -0.5
     key = at_least_float32(rows.key)
     if rows.query_at is not None and rows.key_at is not None:
-        at_queries, at_keys = rows.key_at.beside(rows.query_at)
         # Positions may be float64 beside float32 rows, as NumPy and ASE give them.
+        at_queries, at_keys = rows.key_at.beside(rows.query_at)
         at_queries = at_queries.expand(-1, query.shape[1], -1).to(query.dtype)
         query = torch.cat([query, at_queries], dim=-1)
         key = torch.cat([key, at_keys.to(key.dtype)], dim=-1)
+    return query, key
+
+
+def _exact(rows: AttentionRows, causal: bool) -> Tensor:
+    query, key = logit_factors(rows)
     value, ptr = rows.value, rows.ptr
     if rows.pairs is None:
         return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.nn.attention import FLTAttention, packed_positions
+from flt_mol.functional.streaming import CausalState
+from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layout import layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
+from flt_mol.nn.streaming import placed_state, present
 
+EncoderState = tuple[CausalState, ...]
 _HIDDEN = 2**21  # numbers of the hidden layer at once on a CPU: larger tensors leave its cache
 
 
@@ -208,7 +211,7 @@ class FLTEncoder(nn.Module):
         if self.rpe is not None:
             # Rows of a causal stack may not know of later ones, as they would by the mean.
             origin = "first" if self.causal else "mean"
-            packed = packed_positions(layout, positions, self.rpe.dim)
+            packed = layout.positions(positions, self.rpe.dim)
             features = self.rpe(packed, layout.ptr, origin=origin)
         elif positions is not None and self._blocks_have_rpes:
             places = layout.pack(positions)
@@ -216,6 +219,50 @@ class FLTEncoder(nn.Module):
         for _ in range(self.recycles):
             rows = self.once(rows, layout.ptr, geometry)
         return layout.unpack(rows)
+
+    def initial_state(self, num_streams: int) -> EncoderState:
+        """States of all layers, recycle by recycle, as `FLTAttention.initial_state`."""
+        layers: list[Any] = [block.attention for block in self.blocks]
+        return tuple(layer.initial_state(num_streams) for layer in layers * self.recycles)
+
+    def state_after(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        state: EncoderState | None = None,
+        mask: Tensor | None = None,
+    ) -> EncoderState:
+        """The state after tokens (B, L, C), with a mask (B, L): a plain, slow loop of `step`."""
+        state = self.initial_state(len(x)) if state is None else state
+        for t in range(x.shape[1]):
+            at, real = (None if given is None else given[:, t] for given in (positions, mask))
+            _, state = self.step(x[:, t], state, at, real)
+        return state
+
+    def step(
+        self,
+        x: Tensor,
+        state: EncoderState,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, EncoderState]:
+        """One more token (B, C) of every sequence, as `FLTAttention.step`."""
+        x = present(mask, x)
+        before, after, features = list(state), [], None
+        if self.rpe is not None:
+            layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
+            before[0], origin = placed_state(self.rpe, layout, positions, state[0])
+            packed = layout.positions(positions, self.rpe.dim)
+            features = self.rpe(packed, layout.ptr, origin=origin)
+        places = positions if self._blocks_have_rpes else None
+        for k, old in enumerate(before):
+            block: Any = self.blocks[k % len(self.blocks)]
+            h = block.attention_norm(x)
+            attended, new = block.attention.step(h, old, places, features, mask)
+            x = x + attended
+            x = x + block.ffn(block.ffn_norm(x))
+            after.append(new)
+        return present(mask, x), tuple(after)
 
     def once(self, x: Tensor, ptr: Tensor, geometry: BlockGeometry) -> Tensor:
         """One recycle: (N, C) → (N, C), for models that read out every recycle."""

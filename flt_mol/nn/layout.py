@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import check_ptr, offsets_of
+from flt_mol.functional.groups import check_ptr, index_in_system, offsets_of
 
 
 class Layout(NamedTuple):
@@ -32,6 +32,22 @@ class Layout(NamedTuple):
     def num_rows(self) -> int:
         """How many packed rows there are."""
         return math.prod(self.leading) if self.order is None else self.order.shape[0]
+
+    def positions(self, given: Tensor | None, dim: int) -> Tensor:
+        """(N, ℓ): those given, packed, or places in the sequence where ℓ = 1.
+
+        Raises:
+            ValueError: they are missing in more dimensions, or not one for each row.
+        """
+        if given is None:
+            if dim != 1:
+                raise ValueError(f"positions are missing: the rpe needs {self.num_rows} of them")
+            # Sequences of more tokens than float32 counts one by one do not fit any memory.
+            return index_in_system(self.ptr, self.num_rows)[:, None].float()
+        expected = (*self.leading, dim)
+        if tuple(given.shape) != expected:
+            raise ValueError(f"positions have shape {tuple(given.shape)}, expected {expected}")
+        return self.pack(given)
 
     def refuse_unsorted(self, *counted: object) -> None:
         """Refuse what counts packed rows, such as pairs, where rows were given in another order.

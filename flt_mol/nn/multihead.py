@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from flt_mol.nn.attention import AttentionInputs, FLTAttention
-from flt_mol.nn.layout import require
+from flt_mol.nn.attention import AttentionInputs, FLTAttention, logit_factors
+from flt_mol.nn.layout import layout_of, require
+
+_HIDDEN, _LOWEST = -1e4, -1e30
 
 
 class _NoFusedPath:
@@ -26,8 +30,8 @@ class FLTMultiheadAttention(nn.Module):
     from torch's module:
 
     - ``need_weights`` is False by default: weights are formed at quadratic cost.
-    - ``attn_mask`` may only be the causal mask, of a layer built with ``causal=True``. That layer
-      is causal whether a mask is given or not.
+    - Mode "exact" takes any ``attn_mask``; else it may be the causal mask, of a layer built with
+      ``causal=True``, which is causal with and without it. −10⁴ and less in masks is −∞.
     - Rows of padding come out as 0, and a row whose keys are all masked as ``out(0)``, not NaN.
     - ``dropout`` acts on the attended values, since there is no matrix to drop from.
     - There are no ``add_bias_kv``, ``add_zero_attn``, and keys and values have the same width.
@@ -111,21 +115,17 @@ class FLTMultiheadAttention(nn.Module):
             **settings,
         ).to(weight.device, weight.dtype)
         own = layer.attention
-        parts: tuple[Tensor, ...] = (
-            module.q_proj_weight,
-            module.k_proj_weight,
-            module.v_proj_weight,
-        )
+        parts: Any = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         if module.in_proj_weight is not None:
             parts = module.in_proj_weight.chunk(3)
-        state = {"out.weight": weight}
-        for k, name in enumerate(("query", "key", "value")):
-            state[f"{name}.weight"] = parts[k]
+        maps = own.query, own.key, own.value, own.out
+        with torch.no_grad():
+            for linear, part in zip(maps, (*parts, weight), strict=True):
+                linear.weight.copy_(part)
             if bias:
-                state[f"{name}.bias"] = module.in_proj_bias.chunk(3)[k]
-        if bias:
-            state["out.bias"] = module.out_proj.bias
-        own.load_state_dict(own.state_dict() | state)
+                biases = *module.in_proj_bias.chunk(3), module.out_proj.bias
+                for linear, part in zip(maps, biases, strict=True):
+                    linear.bias.copy_(part)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             layer.requires_grad_(False)
         return layer.train(module.training)
@@ -153,9 +153,9 @@ class FLTMultiheadAttention(nn.Module):
             key_padding_mask: (B, S) or (S,); bool, **True = ignore**, as torch has it, or float
                 with 0 and −inf.
             need_weights: whether weights are returned.
-            attn_mask: the causal mask or None, see the class.
+            attn_mask: (L, S) or (B·H, L, S), bool, True = ignore, or float; see the class.
             average_attn_weights: whether weights are averaged over heads.
-            is_causal: whether `attn_mask` is the causal mask.
+            is_causal: whether attention is causal: `attn_mask`, or this layer, says that already.
             positions: of the queries, for a layer with an RPE over ℓ > 1, in their layout.
             key_positions: of the keys, where they are another set.
 
@@ -174,7 +174,6 @@ class FLTMultiheadAttention(nn.Module):
             )
         x = self._batched(query)
         at = None if positions is None else self._batched(positions)
-        self._check_causal(attn_mask, is_causal, x.shape[1])
         real = _real(key_padding_mask)
         given: AttentionInputs = {"mask": real}
         # Keys at other places than the queries are another set of rows, if of the same features.
@@ -184,12 +183,14 @@ class FLTMultiheadAttention(nn.Module):
                 given["context_positions"] = self._batched(key_positions)
         if value is not key:
             given["context_values"] = self._batched(value)
-        out = self.attention(x, at, **given)
-        weights = None
+        bias = self._bias(attn_mask, is_causal, (x.shape[1], self._batched(key).shape[1]))
+        out, weights = self._biased(x, at, given, bias)
         if need_weights:
-            weights = self._weights(x, at, given)
+            weights = self._weights(x, at, given) if weights is None else weights
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights[0] if query.dim() == 2 else weights
+        else:
+            weights = None
         if query.dim() == 2:
             return out[0], weights
         return out if self.batch_first else out.transpose(0, 1), weights
@@ -200,24 +201,51 @@ class FLTMultiheadAttention(nn.Module):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _check_causal(self, attn_mask: Tensor | None, is_causal: bool, length: int) -> None:
-        if attn_mask is not None:
-            hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
-            causal = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-            message = (
-                "attn_mask is not the causal mask: linear attention has no other; for padding use "
-                "key_padding_mask, for relative positions an rpe"
-            )
-            if hidden.shape != causal.shape:
-                raise ValueError(f"{message} (it has shape {tuple(attn_mask.shape)})")
-            # Floats other than 0 and −inf would be a bias.
-            plain = (hidden | (attn_mask == 0)).all()
-            if self.attention.causal:
-                require((hidden == causal).all() & plain, message)
-            elif not torch.compiler.is_compiling() and bool(plain & ~hidden.any()):
-                return  # a mask that hides nothing
-        if (attn_mask is not None or is_causal) and not self.attention.causal:
-            raise ValueError("a causal mask was given: build this layer with causal=True")
+    def _bias(self, attn_mask: Tensor | None, is_causal: bool, shape: Any) -> Tensor | None:
+        """What is added to the logits; None where this layer does the same without."""
+        layer = self.attention
+        if attn_mask is None:
+            if is_causal and not layer.causal:
+                raise ValueError("is_causal: build this layer with causal=True")
+            return None
+        bias = _additive(attn_mask, "attn_mask")
+        if bias.dim() > 3 or bias.shape[-2:] != shape:
+            raise ValueError(f"attn_mask has shape {tuple(bias.shape)}, expected {shape}")
+        causal = (bias == torch.full_like(bias, -torch.inf).triu(1)).all()
+        fits = causal if layer.causal else (bias == 0).all()
+        if layer.mode == "exact":
+            return bias if torch.compiler.is_compiling() or not bool(fits) else None
+        if not layer.causal:
+            require(fits | ~causal, "attn_mask is causal: build this layer with causal=True")
+        what = "not the causal mask" if layer.causal else "for single pairs"
+        require(fits, f"attn_mask is {what}: only mode='exact' has that (or use key_padding_mask)")
+        return None
+
+    def _biased(
+        self, x: Tensor, at: Tensor | None, given: AttentionInputs, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs (B, L, C); with additive logits, in exact mode, also weights (B, H, L, S)."""
+        layer, context = self.attention, given.get("context")
+        if bias is None:
+            return layer(x, at, **given), None
+        layout, rows = layer.rows(x, at, given)
+        keys = layout if context is None else layout_of(context, mask=given.get("context_mask"))
+        query, key = logit_factors(rows)
+        q, k, v = (
+            of.unpack(y).transpose(1, 2)
+            for of, y in ((layout, query), (keys, key), (keys, rows.value.to(key.dtype)))
+        )
+        bias = bias.to(q.dtype)
+        bias = bias.unflatten(0, (-1, self.num_heads)) if bias.dim() == 3 else bias
+        shown = (bias > -torch.inf).tril() if layer.causal else bias > -torch.inf
+        if keys.mask is not None:
+            shown = shown & keys.mask[:, None, None]
+        # Rows that see nothing have weights of 0, without a NaN on the way.
+        logits = torch.where(shown, q @ k.mT + bias, _LOWEST)
+        weights = logits.softmax(-1) * shown
+        out = (weights @ v).transpose(1, 2).flatten(2).to(rows.value.dtype)
+        out = layer.out(layer.dropout(out))
+        return out if layout.mask is None else out * layout.mask[..., None], weights
 
     def _weights(self, x: Tensor, at: Tensor | None, given: AttentionInputs) -> Tensor:
         """(B, H, L, S), zeros in rows and columns of padding."""
@@ -238,13 +266,16 @@ def _real(key_padding_mask: Tensor | None) -> Tensor | None:
     """(B, S) bool, True for real keys, from torch's mask of those to ignore."""
     if key_padding_mask is None:
         return None
-    mask = key_padding_mask
-    if mask.is_floating_point():
-        allowed = ((mask == 0) | (mask == -torch.inf)).all()
-        require(allowed, "a key_padding_mask of floats must hold 0 or −inf, no weights")
-        mask = mask != 0
-    elif mask.dtype != torch.bool:
-        raise ValueError(
-            f"key_padding_mask is {mask.dtype}, expected bool, True = ignore, or float with 0, −inf"
-        )
-    return ~(mask if mask.dim() == 2 else mask[None])
+    bias = _additive(key_padding_mask, "key_padding_mask")
+    real = bias == 0
+    require((real | (bias == -torch.inf)).all(), "key_padding_mask must hold 0 or −inf")
+    return real if real.dim() == 2 else real[None]
+
+
+def _additive(mask: Tensor, name: str) -> Tensor:
+    """−∞ where a mask is True, or a number that stands for −∞."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, -torch.inf, 0.0)
+    if not mask.is_floating_point():
+        raise ValueError(f"{name} is {mask.dtype}, expected bool, True = ignore, or float")
+    return mask.masked_fill(mask <= _HIDDEN, -torch.inf)

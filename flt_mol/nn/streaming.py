@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flt_mol.functional import streaming
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
-from flt_mol.functional.streaming import CausalState
-from flt_mol.nn.layout import layout_of
+from flt_mol.functional.streaming import CausalState, state_of, step
+from flt_mol.nn.layout import Layout, check_rows, layout_of
+from flt_mol.nn.rpe import FourierRPE
 
 
 class Streaming:
@@ -27,34 +27,35 @@ class Streaming:
         Raises:
             ValueError: a layer that is not causal, or not in linear mode.
         """
+        self._check_streaming()
         weight = self.query.weight
         keys = weight.new_zeros(0, self.num_heads, self.num_features)
         value = weight.new_zeros(0, self.num_heads, self.embed_dim // self.num_heads)
         ptr = torch.zeros(num_streams + 1, dtype=torch.int64, device=weight.device)
-        return self._state(keys, value, ptr, None)
+        return state_of(keys, value, ptr, log=self.feature_map.exponential)
 
-    def state_after(self, x: Tensor, positions: Tensor | None = None, **given: Any) -> CausalState:
+    def state_after(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        state: CausalState | None = None,
+        **given: Any,
+    ) -> CausalState:
         """The state after whole sequences, one per system, for `step`; arguments as of `forward`.
+
+        With a `state` they continue its streams, and positions default to the places after it.
 
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        layout, rows = self.rows(x, positions, given)
-        keys = self.feature_map(rows.key, rows.key_at, key=True)
-        first = None
-        if self.rpe is not None and positions is not None:
-            first = first_per_system(at_least_float32(layout.pack(positions)), rows.ptr)
-        return self._state(keys, rows.value, rows.ptr, first)
-
-    def _state(
-        self, keys: Tensor, value: Tensor, ptr: Tensor, origin: Tensor | None
-    ) -> CausalState:
-        self._check_streaming()
-        state = streaming.state_of(keys, value, ptr, log=self.feature_map.exponential)
-        if self.rpe is not None and origin is None:
-            # Without positions tokens count from 0.
-            origin = state.sums.new_zeros(len(ptr) - 1, self.rpe.dim)
-        return state._replace(origin=origin)
+        names = {"ptr", "system", "num_systems", "mask"} & given.keys()
+        layout = layout_of(x, **{name: given[name] for name in names})
+        state = self.initial_state(len(layout.ptr) - 1) if state is None else state
+        state, origin = placed_state(self.rpe, layout, positions, state)
+        _, rows = self.rows(x, positions, given, origin)
+        phi = self.feature_map
+        keys = phi(rows.key, rows.key_at, key=True)
+        return state.joined(state_of(keys, rows.value, rows.ptr, log=phi.exponential))
 
     def step(
         self,
@@ -62,6 +63,7 @@ class Streaming:
         state: CausalState,
         positions: Tensor | None = None,
         position_features: PositionFeatures | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, CausalState]:
         """Process one more token of every sequence, at a cost independent of the tokens before.
 
@@ -72,6 +74,7 @@ class Streaming:
             state: from `initial_state`, `state_after` or the step before; it stays as it is.
             positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before.
             position_features: of these tokens, used instead of `positions`.
+            mask: (B,) bool; streams with False have no token now: 0 comes out.
 
         Returns:
             (B, C), and the state after these tokens.
@@ -80,28 +83,22 @@ class Streaming:
             ValueError: as `initial_state`, or shapes that do not fit.
         """
         self._check_streaming()
-        length, origin = state.length, state.origin
-        shape = len(length), self.num_heads, -1
-        if x.shape != (len(length), self.embed_dim):
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected {(len(length), self.embed_dim)}: one "
-                "token of each sequence of the state"
-            )
-        if self.rpe is not None and position_features is None and origin is not None:
-            if positions is None and self.rpe.dim == 1:
-                positions = length[:, None].to(origin.dtype)
-            if positions is not None and positions.shape == origin.shape:
-                positions = at_least_float32(positions)
-                first = (length == 0)[:, None]
-                origin = torch.where(first, positions, origin.to(positions.dtype))
-        layout = layout_of(x, ptr=torch.arange(len(length) + 1, device=length.device))
+        check_rows(x, self.embed_dim, "x")
+        x = present(mask, x)
+        layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
+        before, origin = placed_state(self.rpe, layout, positions, state)
         at = self.features_at(layout, positions, position_features, origin)
-        query, key, value = (f(x).view(shape) for f in (self.query, self.key, self.value))
+        maps, heads = (self.query, self.key, self.value), (self.num_heads, -1)
+        query, key, value = (linear(x).unflatten(1, heads) for linear in maps)
         phi = self.feature_map
         queries, keys = phi(query, at, key=False), phi(key, at, key=True)
-        out, state = streaming.step(queries, keys, value, state._replace(origin=origin))
+        if mask is not None:
+            keys = keys.masked_fill(~mask[:, None, None], -torch.inf if phi.exponential else 0)
+        out, after = step(queries, keys, value, before)
         out = self.out(self.dropout(out.flatten(1).to(value.dtype)))
-        return out, state
+        if mask is not None:
+            after = after._replace(length=state.length + mask)
+        return present(mask, out), after
 
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
@@ -109,3 +106,26 @@ class Streaming:
                 "only a causal layer in linear mode streams tokens: build it with causal=True and "
                 f"mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
             )
+
+
+def present(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Rows (B, C) with 0 where a mask (B,) is False."""
+    return x if mask is None else torch.where(mask[:, None], x, 0.0)
+
+
+def placed_state(
+    rpe: FourierRPE | None, layout: Layout, positions: Tensor | None, state: CausalState
+) -> tuple[CausalState, Tensor | None]:
+    """The state with its origin, and the origin (B, ℓ) of the positions of the next tokens."""
+    if len(layout.ptr) - 1 != len(state.length):
+        raise ValueError(f"x has {len(layout.ptr) - 1} systems, the state {len(state.length)}")
+    if rpe is None:
+        return state, None
+    zero = state.sums.new_zeros(len(state.length), rpe.dim)
+    origin = zero if state.origin is None else state.origin
+    if positions is None:  # which count from 0
+        return state._replace(origin=origin), origin - state.length[:, None]
+    packed = at_least_float32(layout.positions(positions, rpe.dim))
+    first = first_per_system(packed, layout.ptr)
+    origin = torch.where((state.length == 0)[:, None], first, origin.to(packed.dtype))
+    return state._replace(origin=origin), origin

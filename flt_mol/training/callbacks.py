@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,16 +128,29 @@ class History(Callback):
             writer.writerows(rows)
 
 
-def make_loggers(names: Sequence[str], folder: Path, step: int | None) -> list[Logger]:
-    """Lightning's loggers "tensorboard" and "wandb", which write to `folder`/logs.
+def make_loggers(names: Sequence[str], history: History, step: int | None) -> list[Logger]:
+    """Lightning's loggers "tensorboard" and "wandb", with the settings, which write to logs/.
 
     What was logged after `step`, where a run is resumed, is dropped; it comes again.
     """
-    made: list[Logger] = []
+    folder, made = history.folder, list[Logger]()
     if "tensorboard" in names:
         made.append(TensorBoardLogger(folder, name="logs", version="tensorboard", purge_step=step))
     if "wandb" in names:
         if importlib.util.find_spec("wandb") is None:
             raise ValueError("training.loggers has wandb, which is not installed: pip install it")
-        made.append(WandbLogger(name=folder.name, save_dir=str(folder / "logs"), project="flt_mol"))
+        netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        told = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
+        online = told or (netrc.is_file() and "wandb" in netrc.read_text())
+        logger = WandbLogger(
+            folder.name,
+            str(folder / "logs"),
+            id=f"{(folder / 'config.yaml').stat().st_mtime_ns:x}",  # stays where it is resumed
+            resume="allow",
+            project="flt_mol",
+            mode=None if online else "offline",
+        )
+        made.append(logger)
+    for each in made:
+        each.log_hyperparams(dict(history.config))
     return made

@@ -15,14 +15,13 @@ from filelock import FileLock, Timeout
 
 from flt_mol.files import temporary_path
 from flt_mol.training.callbacks import BEST, LAST
-from flt_mol.training.processes import World
+from flt_mol.training.processes import FOLDER, World
 from flt_mol.training.resume import RESUME
 
 _CONFIG = "config.yaml"
 _LOCK = ".training.lock"
 _WAIT = 6.0  # s; workers of a killed run end within 5
 _FREE = {"training.num_workers", "training.save_minutes"}  # weights do not depend on these
-_FOLLOWED = "FLT_MOL_RUN_FOLDER"
 
 
 @contextmanager
@@ -41,7 +40,7 @@ def run_folder(
             training into it.
     """
     if not world.is_first:
-        given = os.environ.get(_FOLLOWED) or output
+        given = os.environ.get(FOLDER) or output
         if given is None:
             raise ValueError("torchrun needs output=FOLDER, the same for all processes")
         yield Path(given)
@@ -57,7 +56,7 @@ def run_folder(
                 with temporary_path(folder / _CONFIG) as temporary:
                     text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
                     temporary.write_text(text, encoding="utf-8")
-            stack.enter_context(_shown(folder))
+            stack.enter_context(_shown(folder, world))
             yield folder
         except BaseException as error:
             best, resume = folder / BEST, folder / RESUME
@@ -118,10 +117,13 @@ def _lock(folder: Path, stack: ExitStack) -> bool:
 
 
 @contextmanager
-def _shown(folder: Path) -> Iterator[None]:
+def _shown(folder: Path, world: World) -> Iterator[None]:
     """Processes that Lightning starts meanwhile find the folder of the run in their environment."""
     before = dict(os.environ)
-    os.environ[_FOLLOWED] = str(folder.absolute())
+    if not world.torchrun:  # whatever was left behind
+        for name in ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
+    os.environ[FOLDER] = str(folder.absolute())
     try:
         yield
     finally:  # of what Lightning added, too

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
+from socket import create_connection
 from typing import Any, NamedTuple, TypeVar
 
+from lightning.pytorch.strategies import DDPStrategy
 from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
+FOLDER = "FLT_MOL_RUN_FOLDER"  # of the run, in processes that its first one started
+LIMIT = 50.0  # s, for a process that torchrun should have started
 
 
 class World(NamedTuple):
@@ -32,25 +39,61 @@ class World(NamedTuple):
 def world_of(devices: int, nodes: int) -> World:
     """The processes of a run: those that torchrun started, or else `devices` on this machine.
 
+    What SLURM allots to a job does not count.
+
     Raises:
-        ValueError: torchrun started others than asked for, or several machines without it.
+        ValueError: others were started than asked for, or several by srun.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        on_this = int(os.environ["LOCAL_WORLD_SIZE"])
-        machines = int(os.environ["WORLD_SIZE"]) // on_this
+    env = os.environ
+    if FOLDER in env:  # Lightning starts the same command for every further device
+        return World(devices, 1, int(env["LOCAL_RANK"]))
+    if env.keys() >= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
+        on_this = int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
+        machines = int(env["WORLD_SIZE"]) // on_this
         for name, asked, there in (("devices", devices, on_this), ("nodes", nodes, machines)):
             if asked not in (1, there):
                 raise ValueError(f"training.{name} is {asked}, and torchrun started {there}")
-        return World(on_this, machines, int(os.environ["RANK"]), torchrun=True)
-    if nodes > 1:
-        raise ValueError(f"training.nodes is {nodes}: start the run with torchrun (docs/train.md)")
-    # Lightning starts the same command for every further device, with this variable.
-    return World(devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if devices > 1 else 0)
+        return World(on_this, machines, int(env["RANK"]), torchrun=True)
+    if nodes > 1 or (devices > 1 and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1):
+        hint = "start with torchrun, or sbatch without srun on one node (docs/train.md)"
+        raise ValueError(f"training.devices is {devices}, training.nodes is {nodes}: {hint}")
+    return World(devices)
+
+
+class Strategy(DDPStrategy):
+    """DDP in which a signal ends the wait for processes that load data."""
+
+    def setup_environment(self) -> None:
+        """Here the processes have been started."""
+        self.store = meet(self.global_rank, self.world_size, "fit", 1800.0)
+        super().setup_environment()
+
+
+def meet(rank: int, size: int, place: str, limit: float = LIMIT) -> TCPStore:
+    """Wait until all processes come to a `place`; torch's own waits do not end by signals.
+
+    The store is to be kept while others may wait. A ValueError if one does not come in `limit` s.
+    """
+    env, end, store = os.environ, time.monotonic() + limit, None
+    host = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    server = rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    while store is None or not store.check([f"{place}{k}" for k in range(size)]):
+        if time.monotonic() > end:
+            raise ValueError(f"not all of {size} processes came within {limit:g} s")
+        time.sleep(0.1)
+        with suppress(OSError):
+            if store is None and not server:
+                create_connection(host, 1).close()
+            store = store or TCPStore(
+                *host, None, server, wait_for_workers=False, multi_tenant=True
+            )
+            store.set(f"{place}{rank}", "")
+    return store
 
 
 def gathered(value: T) -> list[T]:
     """The value of each process, in order of rank; all have to call it."""
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not distributed.is_initialized():
         return [value]
     values: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value)

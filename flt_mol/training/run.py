@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 from ase.data import chemical_symbols
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
@@ -46,7 +49,7 @@ from flt_mol.training.data import (
 )
 from flt_mol.training.finetune import start_from
 from flt_mol.training.folder import run_folder, written_files
-from flt_mol.training.processes import World, world_of
+from flt_mol.training.processes import Strategy, World, meet, world_of
 from flt_mol.training.resume import RESUME, ResumePoint, resume_step
 from flt_mol.training.task import EnergyTask
 
@@ -111,6 +114,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
             for line in (done, *closing_lines(config, best)):
                 say(console, line)
             return TrainingResult(folder, folder / BEST, best, written_files(folder), True)
+        _store = meet(world.rank, world.size, "start") if world.torchrun else None
         splits = load_splits(config)
         say(console, files_line(config))
         if idle:
@@ -294,6 +298,7 @@ def _trainer(
     if (patience := settings.early_stop) is not None:
         stop = EarlyStopping("val/mae", patience=patience, check_on_train_epoch_end=False)
         callbacks.append(stop)
+    rank_zero_only.rank = world.rank  # type: ignore[attr-defined]
     try:
         return Trainer(
             **limits,
@@ -301,7 +306,8 @@ def _trainer(
             accelerator=settings.accelerator,
             devices=world.devices,
             num_nodes=world.nodes,
-            strategy="ddp" if world.size > 1 else "auto",
+            strategy=Strategy() if world.size > 1 else "auto",
+            plugins=[TorchElasticEnvironment() if world.torchrun else LightningEnvironment()],
             use_distributed_sampler=False,
             precision=settings.precision,
             gradient_clip_val=settings.gradient_clip,
@@ -310,7 +316,7 @@ def _trainer(
             enable_checkpointing=False,
             enable_progress_bar=bar,
             enable_model_summary=False,
-            logger=make_loggers(settings.loggers, history.folder, done),
+            logger=make_loggers(settings.loggers, history, done),
             callbacks=[*callbacks, point],  # whose file has the states of the others
         )
     except MisconfigurationException as error:

@@ -93,16 +93,76 @@ def test_the_causal_mask(boolean):
 def test_masks_without_a_linear_form_are_refused():
     x = draw(B, L, C)
     causal = torch.ones(L, L, dtype=torch.bool).triu(1)
+    ours, own = pair(mode="linear")[1], pair(mode="linear", causal=True)[1]
     with pytest.raises(ValueError, match="build this layer with causal=True"):
-        pair()[1](x, x, x, attn_mask=causal)
-    with pytest.raises(ValueError, match="not the causal mask"):
-        pair(causal=True)[1](x, x, x, attn_mask=causal.T)
-    with pytest.raises(ValueError, match="not the causal mask"):
-        pair(causal=True)[1](x, x, x, attn_mask=draw(L, L))
+        ours(x, x, x, attn_mask=causal)
+    for mask in (draw(L, L), draw(L, L) > 0, causal.T):
+        with pytest.raises(ValueError, match="mode='exact'") as error:
+            ours(x, x, x, attn_mask=mask)
+        assert "causal" not in str(error.value)
+        with pytest.raises(ValueError, match="not the causal mask"):
+            own(x, x, x, attn_mask=mask)
+    with pytest.raises(ValueError, match="is_causal"):
+        ours(x, x, x, is_causal=True)
+    with pytest.raises(ValueError, match=r"attn_mask has shape \(2, 7\)"):
+        pair()[1](x, x, x, attn_mask=causal[:2])
     with pytest.raises(ValueError, match="0 or −inf"):
         pair()[1](x, x, x, key_padding_mask=draw(B, L))
     with pytest.raises(ValueError, match="add_bias_kv"):
         FLTMultiheadAttention.from_torch(nn.MultiheadAttention(C, H, add_bias_kv=True))
+
+
+MASKS = {
+    "bias": lambda shape: 5 * draw(*shape, seed=3),
+    "bool": lambda shape: draw(*shape, seed=3) > 0.3,
+    "large": lambda shape: torch.where(draw(*shape, seed=3) > 0.3, -1e9, 0.5),
+    "causal": lambda shape: torch.ones(shape, dtype=torch.bool).triu(1),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("heads", [False, True])
+@pytest.mark.parametrize("keys", [S, L])
+def test_any_mask_in_exact_mode(name, heads, keys):
+    theirs, ours = pair()
+    x = draw(B, L, C).requires_grad_()
+    key = x if keys == L else draw(B, S, C, seed=1)
+    mask = MASKS[name]((B * H, L, keys) if heads else (L, keys))
+    mask[..., 0] = 0  # torch has NaN where a row sees nothing
+    padding = torch.zeros(B, keys, dtype=torch.bool)
+    padding[0, 3:] = True
+    given = {"key_padding_mask": padding, "need_weights": True, "average_attn_weights": False}
+    float_padding = torch.zeros(B, keys).masked_fill(padding, -torch.inf)
+    torchs = {**given, "key_padding_mask": padding if mask.dtype == torch.bool else float_padding}
+    expected, weights = theirs(x, key, key, attn_mask=mask, **torchs)
+    out, found = ours(x, key, key, attn_mask=mask, **given)
+    real = ~padding if keys == L else torch.ones(B, L, dtype=torch.bool)
+    torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.transpose(1, 2)[real], weights.transpose(1, 2)[real])
+    assert not out[~real].any()
+    both = [torch.autograd.grad(y[real].square().sum(), x)[0] for y in (out, expected)]
+    torch.testing.assert_close(*both, rtol=0, atol=1e-5)
+
+
+def test_rows_that_see_nothing_and_masks_of_large_negative_numbers():
+    _, ours = pair()
+    x = draw(B, L, C).requires_grad_()
+    hidden = torch.zeros(L, L, dtype=torch.bool)
+    hidden[2] = True
+    out = ours(x, attn_mask=hidden)[0]
+    torch.testing.assert_close(out[:, 2], ours.out_proj(torch.zeros(B, C)))
+    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+    causal = torch.zeros(L, L).masked_fill(torch.ones(L, L).triu(1) > 0, -1e9)
+    linear = pair(mode="linear", causal=True)[1]
+    assert torch.equal(linear(x, attn_mask=causal)[0], linear(x)[0])
+    bias = draw(L, L)
+    both = pair(causal=True)[1](x, attn_mask=bias)[0]
+    torch.testing.assert_close(both, pair()[1](x, attn_mask=bias + causal)[0])
+    padding = torch.zeros(B, L)
+    padding[0, 4:] = -1e9
+    assert torch.equal(
+        ours(x, key_padding_mask=padding)[0], ours(x, key_padding_mask=padding < 0)[0]
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])

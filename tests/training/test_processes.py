@@ -6,33 +6,52 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
+from socket import socket
 
 import pytest
 import torch
 
 from flt_mol.training.config import run_yaml
 from flt_mol.training.folder import run_folder
-from flt_mol.training.processes import World, gathered, world_of
+from flt_mol.training.processes import World, gathered, meet, world_of
 from helpers.kill_training import steps_done
 from helpers.training import RANDOM, tiny_run
 
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+BATCH = {"SLURM_JOB_ID": "1", "SLURM_NNODES": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+STEP = {**BATCH, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "3", "SLURM_PROCID": "2"}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_started(monkeypatch):
+    for name in (*TORCHRUN, *STEP, "FLT_MOL_RUN_FOLDER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def setenv(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
 
 def test_alone(tmp_path, monkeypatch):
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setenv("LOCAL_RANK", "3")
+    """Variables of a batch script, or left behind, start nothing."""
+    setenv(monkeypatch, {**BATCH, "SLURM_NTASKS_PER_NODE": "4", "LOCAL_RANK": "3", "RANK": "3"})
     assert world_of(1, 1) == World(1, 1, 0)
-    assert world_of(4, 1) == World(4, 1, 3)
+    assert world_of(4, 1) == World(4, 1, 0)
     assert gathered("a") == ["a"]
     with pytest.raises(ValueError, match=r"training\.nodes is 2"):
         world_of(1, 2)
 
 
-def test_processes_follow_the_first(tmp_path):
+def test_processes_follow_the_first(tmp_path, monkeypatch):
     settings, later = {"a": 1}, World(2, 1, 1)
+    monkeypatch.setenv("NODE_RANK", "5")
     before = dict(os.environ)
     with run_folder(str(tmp_path / "run"), "run", settings, World(2)) as first:
-        os.environ["MASTER_PORT"] = "1"
+        assert "NODE_RANK" not in os.environ  # left behind by something else
+        os.environ["LOCAL_RANK"] = "1"
+        assert world_of(2, 1) == later
         with run_folder(None, "run", settings, later) as followed:
             assert followed == first
     assert dict(os.environ) == before
@@ -44,12 +63,32 @@ def test_processes_follow_the_first(tmp_path):
 
 
 def test_under_torchrun(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    for name, value in (("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "6"), ("RANK", "5")):
-        monkeypatch.setenv(name, value)
-    assert world_of(1, 1) == world_of(2, 3) == World(2, 3, 5, torchrun=True)
-    with pytest.raises(ValueError, match=r"training\.devices is 4"):
+    setenv(monkeypatch, dict(zip(TORCHRUN, ("5", "1", "6", "2", "host", "1234"), strict=True)))
+    found = World(2, 3, 5, torchrun=True)
+    assert world_of(1, 1) == world_of(2, 3) == found
+    with pytest.raises(ValueError, match=r"training\.devices is 4.*torchrun"):
         world_of(4, 1)
+
+
+def test_under_srun(monkeypatch):
+    """Each task has its own run; several as one are torchrun's."""
+    setenv(monkeypatch, STEP)
+    assert world_of(1, 1) == World(1, 1, 0)
+    with pytest.raises(ValueError, match=r"training\.devices is 4.*torchrun, or sbatch"):
+        world_of(4, 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_does_not_come_is_not_waited_for(monkeypatch, rank):
+    setenv(monkeypatch, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    with pytest.raises(ValueError, match="not all of 2 processes"):
+        meet(rank, 2, "start", 0.5)
+
+
+def free_port():
+    with closing(socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def command(config, folder, *overrides, module="flt_mol"):
@@ -59,7 +98,7 @@ def command(config, folder, *overrides, module="flt_mol"):
 
 
 def environment():
-    return {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
+    return dict(os.environ)
 
 
 @pytest.mark.slow
@@ -135,3 +174,58 @@ def test_a_signal_stops_all_after_the_same_step(tmp_path):
         before = steps_done(folder / "resume.ckpt")
         out = until(lambda: steps_done(folder / "resume.ckpt") > before, os.killpg, number)  # noqa: B023
         assert f"resuming the run in {folder}" in out
+
+
+@pytest.mark.slow
+def test_processes_that_others_started(tmp_path):
+    """They train as one run, with the same weights."""
+    config, folder = tiny_run(tmp_path, 22, 5, model=RANDOM), tmp_path / "two"
+    each = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    tasks = [
+        subprocess.Popen(
+            [*command(config, folder, "training.devices=2", module="helpers.dumped_training")],
+            env={
+                **environment(),
+                **BATCH,
+                **each,
+                "LOCAL_RANK": rank,
+                "RANK": rank,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    for task in tasks:
+        _, err = task.communicate(timeout=240)
+        assert task.returncode == 0, err
+    first, second = (torch.load(tmp_path / f"weights-{rank}.pt") for rank in (0, 1))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    with (folder / "logs/csv/metrics.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_signal_ends_the_wait_for_a_process_that_never_comes(tmp_path):
+    config, folder = tiny_run(tmp_path), tmp_path / "two"
+    there = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    there["MASTER_PORT"] = str(free_port())
+    with subprocess.Popen(
+        command(config, folder, "training.devices=2"),
+        env={**environment(), **there},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        end = time.monotonic() + 120
+        while not folder.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(2)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    assert not folder.exists()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.models.checkpoint import load_model, read_checkpoint
-from flt_mol.training import losses
+from flt_mol.training import callbacks, losses
 from flt_mol.training.config import load_run_config
 from flt_mol.training.data import load_splits
 from flt_mol.training.run import build_model, closing_lines
@@ -286,3 +286,32 @@ def test_an_accelerator_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"training.accelerator=cuda"):
         go(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_reach_loggers_and_a_wandb_run_keeps_its_id(tmp_path, monkeypatch):
+    made = []
+
+    class Stub:
+        def __init__(self, name, save_dir, **given):
+            made.append(given)
+
+        def log_hyperparams(self, settings):
+            made[-1]["settings"] = settings
+
+    monkeypatch.setattr(callbacks, "WandbLogger", Stub)
+    monkeypatch.setattr(callbacks.importlib.util, "find_spec", lambda name: name)
+    (tmp_path / "config.yaml").touch()
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    config = {"training": {"epochs": 2}}
+    history = callbacks.History(tmp_path, config, {}, None, False, Console())
+    callbacks.make_loggers(["wandb"], history, None)
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key")
+    callbacks.make_loggers(["wandb"], history, None)
+    first, second = made
+    assert first["id"] == second["id"]
+    assert (first["mode"], second["mode"]) == ("offline", None)
+    assert first["settings"] == config
+    callbacks.make_loggers(["tensorboard"], history, None)[0].save()
+    assert "epochs: 2" in (tmp_path / "logs/tensorboard/hparams.yaml").read_text()
