@@ -31,6 +31,7 @@ def image_attention(
     log_weight: Tensor,
     *,
     scale: float | None = None,
+    others: bool = False,
 ) -> Tensor:
     """out_i = Σ_p A_p v_j / Σ_p A_p, A_p = exp(s q_i·k_j + log w_p), over the pairs p of i.
 
@@ -49,6 +50,7 @@ def image_attention(
             (i, j) is there once at most, as with `NeighborPairs.groups`.
         log_weight: log w (P, H).
         scale: s; None is 1/√D.
+        others: whether the other (i, j) of a system are there too, with w = 1.
 
     Returns:
         (N, H, V), at least float32 for any autocast dtype; 0 for rows without any weight.
@@ -72,7 +74,7 @@ def image_attention(
         shape = tuple(log_weight.shape)
         raise ValueError(f"log_weight has shape {shape}, expected (P, H) = {pairs_heads}")
     check_ptr(ptr, rows)
-    if index_i.shape[0] == 0 and rows:
+    if index_i.shape[0] == 0 and rows and not others:
         raise ValueError(
             f"no pairs for {rows} queries: build them with neighbor_pairs(..., self_pairs=True)"
         )
@@ -81,7 +83,7 @@ def image_attention(
         return v
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.transpose(0, 1) for x in (q if scale == 1.0 else q * scale, k, v))
-    return _attention(q, k, v, w, index_i, index_j, ptr).transpose(0, 1)
+    return _attention(q, k, v, w, index_i, index_j, ptr, others).transpose(0, 1)
 
 
 def log_sum_over_images(log_weight: Tensor, group: Tensor, num_groups: int) -> Tensor:
@@ -120,15 +122,26 @@ def _groups(q: Tensor, i: Tensor, j: Tensor, ptr: Tensor) -> tuple[Groups, Tenso
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, log_weight: Tensor, i: Tensor, j: Tensor, ptr: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_weight: Tensor,
+    i: Tensor,
+    j: Tensor,
+    ptr: Tensor,
+    others: bool,
 ) -> Tensor:
     heads, parts = len(q), []
     with without_autocast(q):
         groups, slot = _groups(q, i, j, ptr)
         sizes = [block.number * block.length**2 for block in groups.rows]
-        bias = log_weight.new_full((sum(sizes), heads), -torch.inf).index_copy(0, slot, log_weight)
+        bias = log_weight.new_full((sum(sizes), heads), 0.0 if others else -torch.inf)
+        bias = bias.index_copy(0, slot, log_weight)
         for block, own in zip(groups.rows, bias.split(sizes), strict=True):
-            matrices = own.T.reshape(-1, block.length, block.length)
+            matrices = own.T.reshape(heads, -1, block.length, block.length)
+            if block.real is not None:
+                matrices = matrices.masked_fill(~block.real[:, None], -torch.inf)
+            matrices = matrices.flatten(0, 1)
             weights = _weights(block.by_head(q), block.by_head(k), matrices)
             parts.append(weights.bmm(block.by_head(v)).reshape(heads, -1, v.shape[-1]))
         return groups.put_back(parts, 1)
@@ -136,7 +149,10 @@ def _forward(
 
 _attention = single_step(
     "image_attention",
-    ("Tensor q, Tensor k, Tensor v, Tensor log_weight", "Tensor i, Tensor j, Tensor ptr"),
+    (
+        "Tensor q, Tensor k, Tensor v, Tensor log_weight",
+        "Tensor i, Tensor j, Tensor ptr, bool others",
+    ),
     _forward,
     lambda q, k, v, *_: (*q.shape[:2], v.shape[-1]),
 )

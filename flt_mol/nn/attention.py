@@ -586,17 +586,9 @@ def _exact(rows: AttentionRows, causal: bool) -> Tensor:
     value, ptr = rows.value, rows.ptr
     if rows.pairs is None:
         return exact_attention(query, key, value, ptr, rows.key_ptr, scale=1.0, causal=causal)
-    # All pairs (i, j) written out, by i then j: for small systems.
     i, j, weight = rows.pairs
-    system = system_index(ptr, query.shape[0])
-    partners, start = ptr.diff()[system], ptr[system]
-    first = partners.cumsum(0) - partners  # of each i among all pairs
-    index_i = torch.repeat_interleave(partners)
-    index_j = torch.arange(len(index_i), device=ptr.device) - (first - start)[index_i]
-    correction = weight.to(query.dtype).log1p()
-    log_weight = correction.new_zeros(len(index_i), correction.shape[1])
-    log_weight = log_weight.index_add(0, first[i] + j - start[i], correction)
-    return image_attention(query, key, value, ptr, index_i, index_j, log_weight, scale=1.0)
+    log_weight = weight.to(query.dtype).log1p()
+    return image_attention(query, key, value, ptr, i, j, log_weight, scale=1.0, others=True)
 
 
 def _part(rows: AttentionRows, chosen: Tensor) -> tuple[Tensor, AttentionRows]:
