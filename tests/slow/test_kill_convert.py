@@ -17,6 +17,7 @@ def work(source, output):
     convert(open_dataset(source), output)
 
 
+@pytest.mark.filterwarnings("ignore:atoms less than")  # random positions
 @pytest.mark.parametrize("suffix", KILLS)
 def test_no_half_file(suffix, tmp_path):
     count = 600 if suffix == ".safetensors" else 150
