@@ -628,7 +628,7 @@ def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_he
 
 
 def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
-    """Refuse pairs of other heads, of rows that there are not, or of two systems."""
+    """Refuse pairs of other heads, of rows that there are not or of two systems, or twice."""
     index_i, index_j, weight = pairs
     ptr, num_heads = rows.ptr, rows.query.shape[1]
     if index_i.shape != index_j.shape or weight.shape != (*index_i.shape, num_heads):
@@ -644,9 +644,14 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
     both = torch.stack([index_i, index_j]).to(torch.int64)
     inside = ((both >= 0) & (both < ptr[-1])).all()
     system = torch.searchsorted(ptr[1:].to(torch.int64), both, right=True)
+    fit = inside & (system[0] == system[1]).all()
+    if not compiling:
+        number = (both[0] * len(rows.query) + both[1]).sort().values
+        fit = fit & (number.diff() != 0).all()
     require(
-        inside & (system[0] == system[1]).all(),
-        f"{name} join rows that are not of one system: were they made with the ptr of this batch?",
+        fit,
+        f"{name} join rows that are not of one system: were they made with the ptr of this batch? "
+        "Or a pair is there twice",
     )
     if not compiling:
         index_i._flt_mol_pairs = index_j, ptr  # type: ignore[attr-defined]

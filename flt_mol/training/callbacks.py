@@ -140,8 +140,8 @@ def make_loggers(names: Sequence[str], history: History, step: int | None) -> li
         if importlib.util.find_spec("wandb") is None:
             raise ValueError("training.loggers has wandb, which is not installed: pip install it")
         netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-        told = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
-        online = told or (netrc.is_file() and "wandb" in netrc.read_text())
+        named = os.environ.keys() & {"WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE"}
+        online = named or (netrc.is_file() and "wandb" in netrc.read_text())
         number = f"{(folder / 'config.yaml').stat().st_mtime_ns:x}"  # the same when resumed
         given: Any = {"id": number, "resume": "allow", "mode": None if online else "offline"}
         made.append(WandbLogger(folder.name, str(folder / "logs"), project="flt_mol", **given))

@@ -120,7 +120,7 @@ def _lock(folder: Path, stack: ExitStack) -> bool:
 def _shown(folder: Path, world: World) -> Iterator[None]:
     """Processes that Lightning starts meanwhile find the folder of the run in their environment."""
     before = dict(os.environ)
-    if not world.torchrun:  # whatever was left behind
+    if not world.torchrun:  # of an earlier launcher
         for name in ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
             os.environ.pop(name, None)
     os.environ[FOLDER] = str(folder.absolute())

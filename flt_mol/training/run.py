@@ -147,7 +147,7 @@ def finetune(
 
     Args:
         checkpoint: file, folder of a run, or name of a shipped model.
-        structures: whatever :func:`flt_mol.open_dataset` takes, with targets.
+        structures: as :func:`flt_mol.open_dataset` takes them, with targets.
         output: folder of the run.
         settings: further ones, as ``["training.epochs=5"]``.
         energy: name of the target, eV.

@@ -168,7 +168,7 @@ def test_all_atoms_moved_alike_or_not_at_all_are_the_same_system(name, structure
 
 
 def test_the_image_keys_and_waves_follow_the_atoms(structures):
-    """A system that lands where another begins goes on as that one would from the same features."""
+    """A system that lands where another begins continues as that one from the same features."""
     for name in ("centred images, pair types", "exact", "correction, pair types"):
         model = build(KINDS[name], 2, "positions")
         model.displacement_head = head = Along([0.2, -0.1, 0.3])

@@ -208,5 +208,7 @@ def test_pairs_of_another_batch_are_refused(name):
         call([0, -1], [3, 4])
     with pytest.raises(ValueError, match=f"{name} join rows that are not of one system"):
         call([0], [4])
+    with pytest.raises(ValueError, match=f"{name} join rows .* twice"):
+        call([0, 8, 0], [3, 4, 3])
     with pytest.raises(ValueError, match=f"{name} have indices"):
         call([0], [3], heads=1)

@@ -1,4 +1,4 @@
-"""Property checks to run on your own modules: each raises AssertionError with the numbers.
+"""Property checks of layers and models: each raises AssertionError with the numbers.
 
 What is checked is a layer, one callable of :class:`Rows` (N rows of B systems) → (N, C'), tried on
 :func:`random_rows`; `PackedLayer` fits other signatures. Or it is a model of
