@@ -2,7 +2,8 @@
 """Makes the data set emt_relaxations: relaxations of emt_adsorption → frames → LMDB files.
 
 One system of each slab of emt_adsorption is relaxed again, as it was there, and some frames are
-kept with their energies and forces: the S2EF task. One more has its atoms displaced at random.
+kept with their energies and forces: the S2EF task. The slab's other systems give one frame each
+whose atoms are displaced: at random, and the adsorbate stretched or moved as a whole.
 
 The records depend on emt_adsorption and the seed alone, given the versions of ASE and NumPy in
 `dataset.yaml` and one kind of processor. It takes some five minutes on two cores.
@@ -33,29 +34,33 @@ from flt_mol.data.recipes import recipe
 Array = NDArray[Any]
 
 SOURCE = "emt_adsorption"
-SYSTEMS = {"train": 780, "val_id": 80, "val_ood_cat": 80}  # one of each slab
+SLABS = {  # split → its slabs in a split of emt_adsorption
+    "train": ("train", 0, 900),
+    "tuning": ("val_id", 0, 40),
+    "val_id": ("val_id", 40, 100),
+    "val_ood_cat": ("val_ood_cat", 0, 80),
+}
 ALONG_PATH = 1  # frames between the first and the last
-RATTLED = 2  # frames with displaced atoms
-NOISE = (0.05, 0.2)  # Å, range of the standard deviation of displacements along each axis
-LARGEST_FORCE = 15.0  # eV/Å, of frames with displaced atoms; beyond, displacements shrink
+NOISE = (0.05, 0.25)  # Å, range of the standard deviation of displacements along each axis
+STRETCH = (0.8, 2.0)  # range of factors of a bond of the adsorbate
+LIFT = (-0.4, 1.5)  # Å, range of an adsorbate's move along z
+SLIDE = 0.5  # Å, standard deviation of its move along x and y
+LARGEST_FORCE = 15.0  # eV/Å, of displaced frames; beyond, displacements shrink
 ATTEMPTS = 20
 
 FIELDS = {
     "pos": "float32 (N, 3), Å, positions of this frame, not wrapped, multiples of 2^-12",
-    "force": "float16 (N, 3), eV/Å, of all atoms, fixed ones too, as EMT gives them",
+    "force": "float16 (N, 3), eV/Å, 0 on fixed atoms",
     "cell": "float32 (3, 3), Å, rows are the lattice vectors",
     "pbc": "bool (3,), all True as in OC20",
     "atomic_numbers": "uint8 (N,), metal atoms first, adsorbate last",
     "tags": "uint8 (N,), 0 below the surface and fixed, 1 surface and free, 2 adsorbate",
     "fixed": "uint8 (N,), 1 exactly where the tag is 0",
     "natoms": "int, N",
-    "sid": "int, name of the system in emt_adsorption",
+    "sid": "int, name of the system in emt_adsorption, which has its adsorbate, facet and slab",
     "fid": "int, number of the frame in its system, in the order of the relaxation",
-    "step": "int, of the relaxation; -1 where atoms were displaced from such a frame",
+    "step": "int, of the relaxation; -1 where atoms were displaced",
     "y": "float, eV, adsorption energy of pos: the target",
-    "adsorbate": "str, its name",
-    "facet": "str, 111, 100 or 110",
-    "slab": "int, of emt_adsorption",
 }
 
 
@@ -74,19 +79,34 @@ def _of_source() -> Any:
 source = _of_source()
 
 
-def chosen_records(split: str) -> list[dict[str, Any]]:
-    """One system of each slab, another adsorbate from slab to slab, in order of sid."""
-    dataset = recipe(SOURCE).open(split)
+def chosen_slabs(split: str) -> list[list[dict[str, Any]]]:
+    """The records of each slab, in order of sid."""
+    name, first, last = SLABS[split]
+    dataset = recipe(SOURCE).open(name)
     slabs: dict[int, list[dict[str, Any]]] = {}
     for i in range(len(dataset)):
         record = dataset.record(i)
         slabs.setdefault(record["slab"], []).append(record)
-    picked = [records[slab % len(records)] for slab, records in slabs.items()]
-    return picked[: SYSTEMS[split]]
+    return list(slabs.values())[first:last]
 
 
-def frames_of(seed: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The frames of one system, with their fields; a pure function."""
+def frames_of(seed: int, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The frames of one slab, with their fields; a pure function.
+
+    Another adsorbate is relaxed from slab to slab.
+    """
+    relaxed = records[0]["slab"] % len(records)
+    found = []
+    for number, record in enumerate(records):
+        rng = source.generator(seed, int(record["sid"]))
+        frames = _relaxation(record, rng) if number == relaxed else [_displaced(record, rng)]
+        kept = {name: record[name] for name in FIELDS if name in record and name != "pos"}
+        found += [{**kept, **frame, "fid": fid} for fid, frame in enumerate(frames)]
+    return [frame for frame in found if abs(frame["y"]) <= source.MAX_ENERGY]
+
+
+def _atoms(record: Mapping[str, Any]) -> tuple[Atoms, float]:
+    """The initial structure, and the energy of clean slab and gas, eV."""
     atoms = Atoms(
         numbers=record["atomic_numbers"],
         positions=record["pos"].astype(np.float64),
@@ -94,8 +114,12 @@ def frames_of(seed: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         pbc=True,
         constraint=FixAtoms(mask=record["fixed"].astype(bool)),
     )
-    rng = source.generator(seed, int(record["sid"]))
-    reference = source.energy(atoms) - record["y_init"]
+    return atoms, source.energy(atoms) - record["y_init"]
+
+
+def _relaxation(record: Mapping[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
+    """The first frame of a relaxation, the last, and random ones between."""
+    atoms, reference = _atoms(record)
     path = [atoms.positions.copy()]
 
     def keep(positions: Array) -> None:
@@ -104,30 +128,47 @@ def frames_of(seed: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     source.relax(atoms, fmax=source.FMAX, steps=source.STEPS, stop=keep)
     between = rng.permutation(np.arange(1, len(path) - 1))[:ALONG_PATH]
     steps = [0, *sorted(int(step) for step in between), len(path) - 1]
-    found = [(step, _frame(atoms, path[step], reference)) for step in steps]
-    free = record["fixed"] == 0
-    for _ in range(RATTLED):
-        start = path[int(rng.integers(len(path)))]
-        found.append((-1, _rattled(atoms, start, free, reference, rng)))
-    kept = {name: record[name] for name in FIELDS if name in record and name != "pos"}
-    return [
-        {**kept, **frame, "fid": fid, "step": step}
-        for fid, (step, frame) in enumerate(found)
-        if abs(frame["y"]) <= source.MAX_ENERGY
-    ]
+    return [{**_frame(atoms, path[step], reference), "step": step} for step in steps]
 
 
-def _rattled(
-    atoms: Atoms, start: Array, free: Array, reference: float, rng: np.random.Generator
-) -> dict[str, Any]:
-    """Free atoms displaced from `start`, by less where atoms came too close."""
-    noise = rng.uniform(*NOISE)
+def _displaced(record: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A frame off the path, by less where atoms came too close.
+
+    It starts between the initial and the relaxed structure; free atoms are displaced at random,
+    and by `_adsorbate_shift`.
+    """
+    atoms, reference = _atoms(record)
+    path = record["pos_relaxed"].astype(np.float64) - atoms.positions
+    start = atoms.positions + rng.random() * path
+    free = record["fixed"][:, None] == 0
+    shift = rng.normal(0.0, rng.uniform(*NOISE), start.shape) * free
+    shift[record["tags"] == 2] += _adsorbate_shift(record, start[record["tags"] == 2], rng)
     for attempt in range(ATTEMPTS):
-        shift = rng.normal(0.0, noise * 0.9**attempt, start.shape) * free[:, None]
-        frame = _frame(atoms, start + shift, reference)
+        frame = _frame(atoms, start + shift * 0.9**attempt, reference)
         if np.abs(frame["force"]).max() <= LARGEST_FORCE:
             break
-    return frame
+    return {**frame, "step": -1}
+
+
+def _adsorbate_shift(
+    record: Mapping[str, Any], positions: Array, rng: np.random.Generator
+) -> Array:
+    """One of three at random: none, a move as a whole, a bond stretched or compressed."""
+    bonds = source.adsorbate_bonds(record["adsorbate"])
+    kind = int(rng.integers(3 if bonds else 2))
+    if kind == 0:
+        return np.zeros_like(positions)
+    if kind == 1:
+        return np.array([*rng.normal(0.0, SLIDE, 2), rng.uniform(*LIFT)])
+    stay, go = rng.permutation(bonds[int(rng.integers(len(bonds)))])
+    moving = {int(go)}
+    for _ in positions:  # the atoms that hang on it, other than by this bond
+        near = {b for bond in bonds for b in bond if moving & {*bond} and {*bond} != {stay, go}}
+        moving |= near
+    stretch = rng.uniform(*STRETCH) - 1.0
+    shift = np.zeros_like(positions)
+    shift[sorted(moving)] = stretch * (positions[go] - positions[stay])
+    return shift
 
 
 def _frame(atoms: Atoms, positions: Array, reference: float) -> dict[str, Any]:
@@ -137,7 +178,7 @@ def _frame(atoms: Atoms, positions: Array, reference: float) -> dict[str, Any]:
     there.calc = EMT()
     return {
         "pos": np.asfortranarray(there.positions.astype(np.float32)),
-        "force": np.asfortranarray(there.get_forces(apply_constraint=False).astype(np.float16)),
+        "force": np.asfortranarray(there.get_forces().astype(np.float16)),
         "y": float(there.get_potential_energy()) - reference,
     }
 
@@ -146,7 +187,7 @@ def describe(output: Path, splits: Mapping[str, Sequence[Mapping[str, Any]]]) ->
     """All of `dataset.yaml` as plain values."""
     return {
         "name": "emt_relaxations",
-        "version": "1.0",
+        "version": "1.1",
         "title": "Frames of relaxations on fcc alloy surfaces with forces, by effective medium "
         "theory",
         "task": "S2EF: structure to energy and forces",
@@ -189,18 +230,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("output", type=Path, metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0, help="of frames and displacements")
-    parser.add_argument("--systems", type=int, help="at most so many of each split")
+    parser.add_argument("--slabs", type=int, help="at most so many of each split")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     splits = {}
     # spawn: a forked child would share the parent's thread pools
     with get_context("spawn").Pool(given.workers) as pool:
-        for split in SYSTEMS:
-            records = chosen_records(split)[: given.systems]
-            parts = pool.imap(partial(frames_of, given.seed), records, chunksize=4)
+        for split in SLABS:
+            slabs = chosen_slabs(split)[: given.slabs]
+            parts = pool.imap(partial(frames_of, given.seed), slabs, chunksize=4)
             splits[split] = [frame for part in parts for frame in part]
-            print(f"{split}: {len(splits[split])} frames of {len(records)} systems", flush=True)
+            print(f"{split}: {len(splits[split])} frames of {len(slabs)} slabs", flush=True)
             source.write_lmdb(given.output / f"{split}.lmdb", splits[split])
     text = yaml.safe_dump(
         describe(given.output, splits), sort_keys=False, allow_unicode=True, width=100

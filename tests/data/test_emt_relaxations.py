@@ -12,7 +12,7 @@ from ase.calculators.emt import EMT
 from flt_mol.data.recipes import recipe as find
 from flt_mol.files import shipped_folder
 
-SPLITS = ("train", "val_id", "val_ood_cat")
+SPLITS = ("train", "tuning", "val_id", "val_ood_cat")
 FOLDER = shipped_folder("datasets") / "emt_relaxations"
 
 
@@ -33,7 +33,7 @@ def test_size_and_counts(splits):
 
 def test_energies_and_forces_are_those_of_ase(splits):
     source = {}
-    for split in SPLITS:
+    for split in ("train", "val_id", "val_ood_cat"):
         batch = find("emt_adsorption").open(split)
         whole = batch.batch(range(len(batch)))
         source |= dict(zip(whole.sid, whole, strict=True))
@@ -56,7 +56,9 @@ def test_energies_and_forces_are_those_of_ase(splits):
                     forces = atoms.get_forces()
             change = frame.energy.item() - begin.energy_initial.item()
             assert change == pytest.approx(energies[0] - energies[1], abs=1e-8)
-            np.testing.assert_allclose(frame.forces, forces, rtol=1e-3, atol=1e-4)
+            free = ~frame.fixed.numpy()
+            np.testing.assert_allclose(frame.forces[free], forces[free], rtol=1e-3, atol=1e-4)
+            assert not frame.forces[~free].any()
 
 
 def test_fixed_atoms_stay_and_others_move(splits):
@@ -70,6 +72,14 @@ def test_fixed_atoms_stay_and_others_move(splits):
             moved = (other.positions - first.positions).norm(dim=1)
             assert not moved[first.fixed].any()
             assert moved.max() > 1e-3
+
+
+def test_what_chooses_is_not_what_is_reported(splits):
+    slabs = {
+        split: {int(sid.partition("#")[0]) // 10 for sid in splits[split].sid} for split in SPLITS
+    }
+    for split in SPLITS[1:]:
+        assert all(slabs[split].isdisjoint(slabs[other]) for other in SPLITS if other != split)
 
 
 def test_unseen_alloys_and_forces_that_are_not_small(splits):
@@ -88,11 +98,11 @@ def test_the_script_makes_the_same_records(tmp_path):
     script = FOLDER / "make.py"
     if not script.is_file():
         pytest.skip("the script is in the checkout only")
-    command = [sys.executable, str(script), str(tmp_path), "--systems", "3", "--workers", "1"]
+    command = [sys.executable, str(script), str(tmp_path), "--slabs", "3", "--workers", "1"]
     subprocess.run(command, check=True, capture_output=True)
     for split in SPLITS:
         shipped, again = find(FOLDER).open(split), find(tmp_path).open(split)
-        assert 12 <= len(again) <= 15
+        assert 9 <= len(again) <= 18
         for i in range(len(again)):
             one, other = shipped.record(i), again.record(i)
             assert one.keys() == other.keys()
