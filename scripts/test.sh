@@ -22,4 +22,6 @@ lint-imports
 echo "== mypy"
 mypy flt_mol
 echo "== doctests and tests"
-python -m pytest -q -n 2 --dist worksteal "${MARKS[@]}" --doctest-modules flt_mol tests "${ARGUMENTS[@]}"
+# The environment has no fairchem-core (docs/ocp.md): it asks for another torch.
+python -m pytest -q -n 2 --dist worksteal "${MARKS[@]}" --doctest-modules \
+    --ignore=flt_mol/integrations/ocp.py flt_mol tests "${ARGUMENTS[@]}"
