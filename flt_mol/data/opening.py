@@ -177,7 +177,8 @@ class FolderDataset(StructuresDataset):
         super().__init__(path, options, notes=notes)
 
     def _open(self) -> int:
-        opened, files = (_open_path, self._given) if self._given else (_open_file, self._files())
+        opened: Callable[..., StructuresDataset] = _open_path if self._given else _open_file
+        files = self._given or self._files()
         self.parts: list[StructuresDataset] = []
         for file in files:
             try:
