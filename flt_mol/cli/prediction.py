@@ -255,7 +255,6 @@ def _tags_of(structures: Structures) -> str:
 
 
 def _lines(predictions: list[Prediction], notes: list[str]) -> str:
-    """A line for each structure."""
     width = max((len(p.name) for p in predictions), default=0)
     lines = []
     for p, note in zip(predictions, notes or repeat(""), strict=False):

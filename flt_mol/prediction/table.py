@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import warnings
 from collections import Counter
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from flt_mol.data import StructuresDataset, to_ase
-from flt_mol.files import some, temporary_path
+from flt_mol.files import some, temporary_path, write_rows
 from flt_mol.prediction.energies import open_quietly, predict_structures
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
@@ -162,20 +161,17 @@ def write_predictions(
     is_ensemble = any(p.spread is not None for p in predictions)
     columns = ["sid", "energy", *(["spread"] if is_ensemble else []), "file"]
     rows = [{name: {**vars(p), "sid": p.name}[name] for name in columns} for p in predictions]
+    if suffix == ".csv":
+        return write_rows(path, [columns, *(list(row.values()) for row in rows)])
     with (
         temporary_path(path) as temporary,
-        # A file's name may hold bytes that are not UTF-8.
-        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as f,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace") as f,
     ):
         if suffix == ".extxyz":
             paths = list(dict.fromkeys(p.file for p in predictions))
             _write_extxyz(predictions, f, files or open_quietly(paths, "all"))
-        elif suffix == ".json":
-            json.dump(rows, f, indent=1, allow_nan=False)
         else:
-            writer = csv.DictWriter(f, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+            json.dump(rows, f, indent=1, allow_nan=False)
     return path
 
 
