@@ -45,9 +45,7 @@ def saved(model, tmp_path):
         "model": model.config.model_dump(),
         "data": {"name": "/a/b", "paths": {}},
     }
-    return save_checkpoint(
-        tmp_path / "run" / "best.ckpt", model, config, {"val/mae": 0.1}, None, systems
-    )
+    return save_checkpoint(tmp_path / "run" / "best.ckpt", model, config, {"val/mae": 0.1}, systems)
 
 
 def weights_of(model):
