@@ -22,6 +22,4 @@ lint-imports
 echo "== mypy"
 mypy flt_mol
 echo "== doctests and tests"
-# The environment has no fairchem-core (docs/ocp.md): it asks for another torch.
-python -m pytest -q -n 2 --dist worksteal "${MARKS[@]}" --doctest-modules \
-    --ignore=flt_mol/integrations/ocp.py flt_mol tests "${ARGUMENTS[@]}"
+python -m pytest -q -n 2 --dist worksteal "${MARKS[@]}" --doctest-modules flt_mol tests "${ARGUMENTS[@]}"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from fairchem.core.common.registry import registry
-from fairchem.core.models.base import GraphModelMixin
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -19,8 +18,7 @@ from flt_mol.structures import Structures
 _OUTPUTS = ("energy", "forces")
 
 
-@registry.register_model("flt")  # type: ignore[untyped-decorator, unused-ignore]
-class FLT(nn.Module, GraphModelMixin):  # type: ignore[misc, unused-ignore]
+class FLT(nn.Module):
     r"""An `EnergyModel` as a model of fairchem-core: ``model: {name: flt, config: flt-small}``.
 
     Without an import of this module the name is ``flt_mol.integrations.ocp.FLT``. For the trainers
@@ -134,3 +132,9 @@ def _scale(name: str, given: Mapping[str, float]) -> tuple[float, float]:
         wanted = "numbers of energy or forces, {mean: m, stdev: s}"
         raise ValueError(f"model.normalizer.{name} is {dict(given)}, expected {wanted}")
     return float(mean), float(std)
+
+
+if find_spec("fairchem") and find_spec("fairchem.core"):
+    from fairchem.core.common.registry import registry
+
+    registry.register_model("flt")(FLT)
