@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import time
 import warnings
 import zlib
@@ -34,7 +33,6 @@ Progress = Callable[[int, int | None], None]
 SUFFIXES = (".safetensors", ".aselmdb", ".extxyz")
 _AT_ONCE = 256  # systems read together
 _DIGITS = 1e-8  # Å, of positions in .extxyz
-_SCHEMA = ("sid", "natoms", "atomic_numbers", "pos", "cell", "pbc", "tags", "fixed", "calculator")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class ConvertResult:
         systems: how many it holds.
         bytes: its size.
         skipped: those of the source.
-        left_out: names of stored fields of the first record that the file does not hold.
         seconds: duration.
     """
 
@@ -54,7 +51,6 @@ class ConvertResult:
     systems: int
     bytes: int
     skipped: tuple[str, ...]
-    left_out: tuple[str, ...]
     seconds: float
 
     @property
@@ -98,7 +94,10 @@ def convert(
         UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
     """
     begun, output = time.perf_counter(), Path(output)
-    _check_output(output, overwrite=overwrite)
+    if output.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
+    if output.is_dir() or (os.path.lexists(output) and not overwrite):
+        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
     chosen = range(len(source)) if indices is None else indices
     if not len(chosen):
         raise ValueError(f"{source.path}: no records to convert")
@@ -117,16 +116,14 @@ def convert(
             yield batch
             count(len(batch))
 
-    remove_leftovers(output)
     with temporary_path(output, durable=True) as temporary:
         _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
         _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
     if unusual is None:
         found.warn()
-    left_out = _left_out(source, chosen[0])
     seconds = time.perf_counter() - begun
-    return ConvertResult(output, len(chosen), size, tuple(source.skipped), left_out, seconds)
+    return ConvertResult(output, len(chosen), size, tuple(source.skipped), seconds)
 
 
 def leave_out(
@@ -176,28 +173,6 @@ def readable_batches(
                 on_invalid(str(error))
             else:
                 yield [row], system
-
-
-def _check_output(output: Path, *, overwrite: bool) -> None:
-    if output.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
-    if output.is_dir() or (os.path.lexists(output) and not overwrite):
-        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
-
-
-def remove_leftovers(output: Path) -> None:
-    """Remove temporary files and folders that killed processes left beside `output`."""
-    beside = f".{output.name}."
-    for path in output.parent.glob(f"{beside}*.tmp{output.suffix}"):
-        process = path.name.removeprefix(beside).partition(".")[0]
-        if os.name != "posix" or not process.isdigit():
-            continue
-        try:
-            os.kill(int(process), 0)  # sends nothing
-        except ProcessLookupError:
-            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # of somebody else
-            continue
 
 
 def _write_flat(batches: Iterator[Structures], path: Path, source: str) -> None:
@@ -293,12 +268,3 @@ def _same(a: Any, b: Any, near: float) -> bool:
         return repr(a) == repr(b)
     alike = a.dtype == b.dtype and a.shape == b.shape
     return alike and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-
-
-def _left_out(source: StructuresDataset, index: int) -> tuple[str, ...]:
-    record, options = source.record(index), source.options
-    kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if options.forces else ())}
-    if not options.ignore_energy:
-        kept |= {options.energy_of(record), options.energy_initial, options.positions_relaxed}
-    further = {n for n, value in record.items() if value is not None and not n.startswith("_")}
-    return tuple(sorted(further - kept))

@@ -159,7 +159,6 @@ class LmdbDataset(StructuresDataset):
         return records
 
     def _begin(self) -> Any:
-        """A transaction."""
         if _stamp(self.file) != self._stamp:
             raise ValueError(f"{self.path} has changed since it was opened; open it again")
         self._environment = _opened(self.file, self._stamp)

@@ -62,9 +62,8 @@ def is_collated(value: Any) -> bool:
     """Whether it is what an `InMemoryDataset` stores: fields of all graphs, and their slices."""
     if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or isinstance(value[0], tuple):
         return False
-    if not isinstance(value[1], Mapping) or "pos" not in value[1] or fields_of(value[0]) is None:
-        return False
-    return to_numpy(value[1]["pos"]).ndim == 1  # else it is a pair of mappings
+    slices = value[1] if isinstance(value[1], Mapping) and fields_of(value[0]) is not None else {}
+    return "pos" in slices and to_numpy(slices["pos"]).ndim == 1  # else two mappings
 
 
 def pyg_records(

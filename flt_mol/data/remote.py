@@ -18,7 +18,6 @@ from urllib.error import HTTPError
 
 from filelock import FileLock, Timeout
 
-from flt_mol.data.conversion import remove_leftovers
 from flt_mol.data.opening import open_dataset
 from flt_mol.data.recipes import Recipe, data_folders, recipe
 from flt_mol.files import VERSION, temporary_path
@@ -221,7 +220,6 @@ def _extract(archive: Path, members: Sequence[_Expected], report: Progress) -> N
 
 
 def _write(source: IO[bytes] | None, to: _Expected, report: Progress) -> None:
-    remove_leftovers(to.target)
     with temporary_path(to.target, durable=True) as temporary:
         with temporary.open("wb") as file:
             while source is not None and (chunk := source.read(_CHUNK)):

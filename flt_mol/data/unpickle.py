@@ -289,7 +289,6 @@ class _Storage(Stored):
     kind: str | None = None
 
     def numpy(self) -> NDArray[Any]:
-        """All numbers (n,)."""
         data, kind, start, count = self.data, self.kind, 0, -1
         if kind is None:
             head = _LEGACY_HEAD(data)
@@ -313,7 +312,6 @@ class _Tensor(Stored):
         self.args = args
 
     def numpy(self) -> NDArray[Any]:
-        """The tensor's numbers; sizes are checked against those stored."""
         storage, offset, shape, stride, *others = self.args
         if not isinstance(storage, _Storage) or any(others[2:]):  # requires_grad, hooks, flags
             raise ValueError("is a tensor without storage, or with flags")
@@ -357,7 +355,6 @@ class _Array(Stored):
             self.array = flat.reshape(shape, order="F" if fortran else "C")
 
     def numpy(self) -> NDArray[Any]:
-        """The array."""
         if self.array is None:
             raise ValueError("is a numpy array of Python objects; store numbers")
         return self.array

@@ -212,7 +212,7 @@ class Needs(NamedTuple):
         # Vectors made before say nothing about derivatives by the cell.
         lattice, constant = structures.reciprocal, not structures.cell.requires_grad
         found = structures.reciprocal_settings == self.reciprocal
-        return lattice is not None and found and (constant or lattice.inverse.requires_grad)
+        return lattice is not None and found and (constant or lattice.cell.requires_grad)
 
 
 def needs_of(config: EnergyConfig) -> Needs:

@@ -75,7 +75,13 @@ class FLTBlock(nn.Module):
         local_norm: bool = True,
     ) -> None:
         super().__init__()
-        embed_dim = _width(attention, spectral, local)
+        widths = {part.embed_dim for part in (attention, spectral) if part is not None}
+        widths |= {local.channels} if local is not None else set()
+        if len(widths) != 1:
+            raise ValueError(
+                f"a block with parts of widths {sorted(widths)}: give some, of one width"
+            )
+        (embed_dim,) = widths
         normed = local_norm or attention is not None or spectral is not None
         self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
@@ -269,15 +275,3 @@ class FLTEncoder(nn.Module):
         for block in self.blocks:
             x = block(x, ptr, **geometry._asdict())
         return x
-
-
-def _width(
-    attention: FLTAttention | None, spectral: SpectralFilter | None, local: LocalFilter | None
-) -> int:
-    widths = {part.embed_dim for part in (attention, spectral) if part is not None}
-    if local is not None:
-        widths.add(local.channels)
-    if len(widths) != 1:
-        have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
-        raise ValueError(f"a block with {have}: give parts of one width")
-    return widths.pop()

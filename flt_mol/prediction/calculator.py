@@ -12,10 +12,7 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from flt_mol.data import from_ase
-from flt_mol.prediction.energies import (
-    open_quietly,
-    predict_structures,
-)
+from flt_mol.prediction.energies import open_quietly, predict_structures
 from flt_mol.prediction.members import load_members
 
 
