@@ -45,6 +45,9 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
         temporary.replace(path)
         if durable and os.name == "posix":  # elsewhere folders cannot be opened
             _flush(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -94,6 +94,8 @@ def predict(
     several = [checkpoint, *(ensemble or ())]
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)
+    if compiled and (giving := _giving(members, "forces")):
+        raise ValueError(f"--compile: {giving[0]} gives forces, which no compiled graph does")
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
     options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
@@ -188,13 +190,17 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
             raise ValueError(f"{output} is one of the files to read, and would be overwritten")
 
 
+def _giving(members: Members, name: str) -> list[str]:
+    """The models that have an output."""
+    pairs = zip(members.labels, members.models, strict=True)
+    return [x for x, m in pairs if name in getattr(getattr(m, "config", None), "outputs", ())]
+
+
 def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
     """What is to be written beside energies; a ValueError if a model does not give it."""
     name = "displacement" if relaxed else "forces"
-    configs = {
-        x: getattr(m, "config", None) for x, m in zip(members.labels, members.models, strict=True)
-    }
-    lacking = [x for x, config in configs.items() if name not in getattr(config, "outputs", ())]
+    giving = _giving(members, name)
+    lacking = [x for x in members.labels if x not in giving]
     if relaxed and lacking:
         raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
     return [name] if to_structures and not lacking else []
