@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sysconfig
@@ -46,8 +47,9 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
         if durable and os.name == "posix":  # elsewhere folders cannot be opened
             _flush(path.parent)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say where
-        raise
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # it did not say where
     finally:
         temporary.unlink(missing_ok=True)
 
