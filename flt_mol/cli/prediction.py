@@ -188,10 +188,7 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
 def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
     """What is to be written beside energies; a ValueError if a model does not give it."""
     name = "displacement" if relaxed else "forces"
-    configs = {
-        x: getattr(m, "config", None) for x, m in zip(members.labels, members.models, strict=True)
-    }
-    lacking = [x for x, config in configs.items() if name not in getattr(config, "outputs", ())]
+    lacking = members.lacking(name)
     if relaxed and lacking:
         raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
     return [name] if to_structures and not lacking else []

@@ -102,37 +102,33 @@ class FLTBlock(nn.Module):
         x: Tensor,
         ptr: Tensor,
         position_features: PositionFeatures | None = None,
-        *,
-        positions: Tensor | None = None,
-        pairs: PairWeights | None = None,
-        images: PairWeights | None = None,
-        waves: SpectralGeometry | None = None,
-        local: LocalGeometry | None = None,
+        **geometry: Any,
     ) -> Tensor:
         """Features (N, C) and ptr (B + 1,) to features (N, C); the rest as in `BlockGeometry`.
 
         Raises:
             ValueError: a part without its geometry.
         """
+        at = BlockGeometry(position_features, **geometry)
         h = self.attention_norm(x)
         out = x
         if self.attention is not None:
             out = out + self.attention(
                 h,
-                positions,
+                at.positions,
                 ptr=ptr,
-                position_features=position_features,
-                pairs=pairs,
-                images=images,
+                position_features=at.position_features,
+                pairs=at.pairs,
+                images=at.images,
             )
         if self.spectral is not None:
-            if waves is None:
+            if at.waves is None:
                 raise ValueError("this block needs waves: the result of SpectralFilter.geometry")
-            out = out + self.spectral(h, waves)
+            out = out + self.spectral(h, at.waves)
         if self.local is not None:
-            if local is None:
+            if at.local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
-            out = out + self.local(h if self.local_norm else x, local)
+            out = out + self.local(h if self.local_norm else x, at.local)
         parts: Sequence[Tensor] = [out]
         if x.is_cpu and not torch.compiler.is_compiling():
             parts = out.split(max(1, _HIDDEN // self._ffn_dim))

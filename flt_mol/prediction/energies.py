@@ -186,7 +186,8 @@ def prepared(model: Any, batch: Structures) -> Structures:
     """The batch on the device of a module, with what its `prepare_batch` attaches, if any."""
     if callable(prepare := getattr(model, "prepare_batch", None)):
         batch = prepare(batch)
-    return batch.to(model_device(model))
+    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    return batch.to(tensors[0].device if tensors else "cpu")
 
 
 def batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Structures]:
@@ -259,12 +260,6 @@ def evaluating(model: Any) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def model_device(model: Any) -> torch.device:
-    """The device of a module's first tensor; the CPU for functions and modules without tensors."""
-    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
-    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
