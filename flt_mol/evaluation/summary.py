@@ -113,7 +113,7 @@ def breakdowns(result: SplitResult) -> dict[str, list[dict[str, Any]]]:
             for name in names:
                 groups.setdefault(name, []).append(i)
         if groups:
-            rows = []
+            rows = list[dict[str, Any]]()
             for name, members in sorted(groups.items()):
                 metrics = metrics_of(result.prediction[members], result.target[members])
                 interval = bootstrap_intervals(result.error[members], ["mae"])["mae"]
