@@ -331,6 +331,16 @@ def named_config(name: str) -> EnergyConfig:
         raise ValueError(f"{file}: {explain(error, EnergyConfig, 'model.')}") from error
 
 
+def merged(base: Any, over: Any) -> Any:
+    """`over` on `base`, key by key; of two families (``{name: …}``) the later one replaces."""
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return over
+    family = "name" in over and "name" in base and "paths" not in {*base, *over}
+    if family and over["name"] != base["name"]:
+        return over
+    return {**base, **{key: merged(base.get(key), value) for key, value in over.items()}}
+
+
 def explain(error: ValidationError, schema: type[Settings], prefix: str = "") -> str:
     """The first problem in one line: the key, its value, what is expected.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -24,6 +24,7 @@ from flt_mol.models.config import (
     Seed,
     Settings,
     explain,
+    merged,
     named_config,
     shipped_name,
 )
@@ -333,7 +334,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
         chosen = typed["model"].get("name") if isinstance(typed.get("model"), dict) else None
         if chosen is not None:
             content.pop("model", None)
-        content = _merged(content, typed)
+        content = merged(content, typed)
         # A validation file takes the place of the share that a shipped run holds out.
         shipped = file.parent == shipped_folder("configs")
         asked = any(text.startswith("data.validation_fraction") for text in overrides)
@@ -420,17 +421,7 @@ def _override(typed: dict[str, Any], text: str) -> None:
         parsed = {part: parsed}
     if isinstance(parsed.get("model"), str):
         typed.pop("model", None)
-    typed.update(_merged(typed, absolute_paths(parsed, Path.cwd(), of_file=False)))
-
-
-def _merged(base: Any, over: Any) -> Any:
-    """`over` on `base`, key by key; of two families (``{name: …}``) the later one replaces."""
-    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
-        return over
-    family = "name" in over and "name" in base and "paths" not in {*base, *over}
-    if family and over["name"] != base["name"]:
-        return over
-    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+    typed.update(merged(typed, absolute_paths(parsed, Path.cwd(), of_file=False)))
 
 
 def absolute_paths(content: dict[str, Any], base: Path, of_file: bool = True) -> dict[str, Any]:
@@ -467,4 +458,4 @@ def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:
         config = checkpoint_config(find_checkpoint(str(start)))
     else:
         config = EnergyConfig() if name is None else named_config(str(name))
-    content["model"] = _merged(config.model_dump(), model)
+    content["model"] = merged(config.model_dump(), model)
