@@ -116,10 +116,7 @@ def read_saved(path: Path) -> Any:
     try:
         return saved(data)
     except ValueError as error:
-        kind = "a pickle"
-        if data.startswith((b"PK", _LEGACY)):
-            kind = "a zip archive as of torch.save" if data[:2] == b"PK" else "a torch.save file"
-        raise ValueError(f"{path}, {kind}: {error}") from error
+        raise ValueError(f"{path}, as of torch.save or pickle: {error}") from error
 
 
 def saved(data: bytes) -> Any:
@@ -289,7 +286,6 @@ class _Storage(Stored):
     kind: str | None = None
 
     def numpy(self) -> NDArray[Any]:
-        """All numbers (n,)."""
         data, kind, start, count = self.data, self.kind, 0, -1
         if kind is None:
             head = _LEGACY_HEAD(data)
@@ -313,7 +309,6 @@ class _Tensor(Stored):
         self.args = args
 
     def numpy(self) -> NDArray[Any]:
-        """The tensor's numbers; sizes are checked against those stored."""
         storage, offset, shape, stride, *others = self.args
         if not isinstance(storage, _Storage) or any(others[2:]):  # requires_grad, hooks, flags
             raise ValueError("is a tensor without storage, or with flags")
@@ -357,7 +352,6 @@ class _Array(Stored):
             self.array = flat.reshape(shape, order="F" if fortran else "C")
 
     def numpy(self) -> NDArray[Any]:
-        """The array."""
         if self.array is None:
             raise ValueError("is a numpy array of Python objects; store numbers")
         return self.array

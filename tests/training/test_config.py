@@ -172,9 +172,9 @@ def test_training_data_of_ones_own_are_not_validated_on_another_data_set():
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["training.epoch=2"], ["'training.epoch'", "'training.epochs'"]),
-        (["trainin.epochs=2"], ["'trainin'", "'training'"]),
-        (["model.pairs.cutof=2"], ["'model.pairs.cutof'", "'model.pairs.cutoff'"]),
+        (["training.epoch=2"], ["'training.epoch'", "training.epochs?"]),
+        (["trainin.epochs=2"], ["'trainin'", "training?"]),
+        (["model.pairs.cutof=2"], ["'model.pairs.cutof'", "model.pairs.cutoff?"]),
         (["training.epochs=0"], ["training.epochs is 0", "equal to 1"]),
         (["training.epochs=1,2"], ["training.epochs is '1,2'", "integer"]),
         (["training.batch_size=true"], ["training.batch_size is True"]),
