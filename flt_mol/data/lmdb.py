@@ -149,8 +149,8 @@ class LmdbDataset(StructuresDataset):
             for row in rows:
                 try:
                     data = inflated(transaction.get(bytes(self._keys[row])) or b"")
-                    value = _value(data)
-                    fields = row_record(value) if _is_json(data) else fields_of(value)
+                    is_row = _is_json(data)
+                    fields = row_record(_value(data)) if is_row else fields_of(saved(data))
                     if fields is None:
                         raise ValueError("the record is neither PyG Data nor a dict")
                     records.append(fields)

@@ -184,10 +184,7 @@ class FLTEncoder(nn.Module):
         system: Tensor | None = None,
         num_systems: int | None = None,
         mask: Tensor | None = None,
-        pairs: PairWeights | None = None,
-        images: PairWeights | None = None,
-        waves: SpectralGeometry | None = None,
-        local: LocalGeometry | None = None,
+        **geometry: Any,
     ) -> Tensor:
         """Features of packed or padded rows to features of the same rows.
 
@@ -198,16 +195,13 @@ class FLTEncoder(nn.Module):
             system: likewise.
             num_systems: likewise.
             mask: likewise.
-            pairs: as of `BlockGeometry`, of packed rows.
-            images: likewise.
-            waves: likewise.
-            local: likewise.
+            **geometry: pairs, images, waves and local of `BlockGeometry`, of packed rows.
 
         Raises:
             ValueError: arguments that do not belong together or do not fit `x`.
         """
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
-        layout.refuse_unsorted(pairs, images, waves, local)
+        layout.refuse_unsorted(*geometry.values())
         rows = layout.pack(x)
         features = places = None
         if self.rpe is not None:
@@ -217,9 +211,9 @@ class FLTEncoder(nn.Module):
             features = self.rpe(packed, layout.ptr, origin=origin)
         elif positions is not None and self._blocks_have_rpes:
             places = layout.pack(positions)
-        geometry = BlockGeometry(features, places, pairs, images, waves, local)
+        shared = BlockGeometry(features, places, **geometry)
         for _ in range(self.recycles):
-            rows = self.once(rows, layout.ptr, geometry)
+            rows = self.once(rows, layout.ptr, shared)
         return layout.unpack(rows)
 
     def initial_state(self, num_streams: int) -> EncoderState:

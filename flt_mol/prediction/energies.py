@@ -291,19 +291,15 @@ def unfit_for(models: Sequence[Any], batch: Structures) -> dict[str, Tensor]:
 
 
 _FREE = (
-    "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them as in "
-    "training, with FixAtoms or tag_slab(atoms, fix=True)"
+    "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them with "
+    "FixAtoms or tag_slab(atoms, fix=True)"
 )
 _NARROW = (
-    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the "
-    "cells, as in the training data"
+    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the cells"
 )
 _LARGE = (
     "more than twice as many atoms as the largest training system in {which}: errors grow with "
     "size there"
 )
-UNSEEN = (
-    "elements never trained on: {which}. Energies of structures with them are extrapolated and may "
-    "be wrong"
-)
+UNSEEN = "elements never trained on: {which}: energies of structures with them are extrapolated"
 """A warning, of symbols of elements."""
