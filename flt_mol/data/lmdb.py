@@ -153,8 +153,8 @@ class LmdbDataset(StructuresDataset):
             for row in rows:
                 try:
                     data = inflated(transaction.get(self._keys[row]) or b"")
-                    json_row = row_record(_value(data)) if _is_json(data) else None
-                    fields = json_row or fields_of(saved(data))
+                    is_row = _is_json(data)
+                    fields = row_record(_value(data)) if is_row else fields_of(saved(data))
                     if fields is None:
                         raise ValueError("the record is neither PyG Data nor a dict")
                     records.append(fields)
