@@ -94,6 +94,8 @@ def predict(
             raise ValueError("--embeddings is for one model: those of members have no mean")
     several = [checkpoint, *(ensemble or ())]
     members = load_members(several if ensemble else checkpoint, device)
+    if compiled and len(members.lacking("forces")) < len(members.labels):
+        raise ValueError("--compile: a model gives forces, which compiled graphs do not")
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
@@ -188,10 +190,7 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
 def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
     """What is to be written beside energies; a ValueError if a model does not give it."""
     name = "displacement" if relaxed else "forces"
-    configs = {
-        x: getattr(m, "config", None) for x, m in zip(members.labels, members.models, strict=True)
-    }
-    lacking = [x for x, config in configs.items() if name not in getattr(config, "outputs", ())]
+    lacking = members.lacking(name)
     if relaxed and lacking:
         raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
     return [name] if to_structures and not lacking else []

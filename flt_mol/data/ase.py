@@ -176,7 +176,7 @@ class AseDataset(StructuresDataset):
     def _finish(self, count: int) -> None:
         super()._finish(count)
         self.read_through()
-        for row in () if self.options.layer_numbers else self._rows:
+        for row in self._rows if self.options.tag_slab is None else ():
             self.notes.add(layer_note(self._items[row]))
 
     def _where(self, row: int) -> str:

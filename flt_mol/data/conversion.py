@@ -117,7 +117,8 @@ def convert(
             count(len(batch))
 
     with temporary_path(output, durable=True) as temporary:
-        _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
+        about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
+        _WRITERS[output.suffix.lower()](batches(), temporary, about)
         _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
     if unusual is None:
@@ -175,10 +176,6 @@ def readable_batches(
                 yield [row], system
 
 
-def _write_flat(batches: Iterator[Structures], path: Path, source: str) -> None:
-    write_flat(batches, path, {"source": source, "written_by": f"flt_mol {VERSION}"})
-
-
 def _atoms(system: Structures) -> Any:
     """One system as ASE atoms, with all that a file is to hold in `info` and `arrays`."""
     atoms: Any = to_ase(system)
@@ -188,7 +185,7 @@ def _atoms(system: Structures) -> Any:
     return atoms
 
 
-def _write_frames(batches: Iterator[Structures], path: Path, source: str) -> None:
+def _write_frames(batches: Iterator[Structures], path: Path, about: Any) -> None:
     """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
@@ -211,7 +208,7 @@ def _kept_text(text: str) -> str:
     return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
-def _write_rows(batches: Iterator[Structures], path: Path, source: str) -> None:
+def _write_rows(batches: Iterator[Structures], path: Path, about: Any) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
     from ase.io.jsonio import encode
 
@@ -235,7 +232,11 @@ def _row(system: Structures) -> dict[str, Any]:
     return {**row, "ctime": 0.0, "mtime": 0.0, "user": ""}
 
 
-_WRITERS = dict(zip(SUFFIXES, (_write_flat, _write_rows, _write_frames), strict=True))
+_WRITERS: dict[str, Callable[..., object]] = {
+    ".safetensors": write_flat,
+    ".aselmdb": _write_rows,
+    ".extxyz": _write_frames,
+}
 
 
 def _compare(

@@ -134,9 +134,8 @@ def _decode(
             notes["y_init"] = f"energy before relaxation not read: {error}"
     if np.abs(positions).max() > _FAR:
         positions, relaxed = _near_origin(positions, relaxed, ptr)
-    tagged = [
-        {} if options.layer_numbers and tags_are_layers(record) else record for record in records
-    ]
+    retagged = options.tag_slab is not None
+    tagged = [{} if retagged and tags_are_layers(record) else record for record in records]
     cell, pbc = _cells(records)
     if any(record.get("fixed") is None for record in records):
         notes["fixed"] = "no field fixed (taken as False)"

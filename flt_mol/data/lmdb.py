@@ -18,7 +18,7 @@ from flt_mol.data.ase import row_record
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.pyg import fields_of
 from flt_mol.data.schema import Record, decoded
-from flt_mol.data.unpickle import inflated, saved, unpickle
+from flt_mol.data.unpickle import inflated, saved
 from flt_mol.files import readable, temporary_path
 
 _MAGIC = b"\xde\xc0\xef\xbe"  # at byte 16 of a file
@@ -149,8 +149,8 @@ class LmdbDataset(StructuresDataset):
             for row in rows:
                 try:
                     data = inflated(transaction.get(bytes(self._keys[row])) or b"")
-                    json_row = row_record(_value(data)) if _is_json(data) else None
-                    fields = json_row or fields_of((saved if data[:2] == b"PK" else unpickle)(data))
+                    is_row = _is_json(data)
+                    fields = row_record(_value(data)) if is_row else fields_of(saved(data))
                     if fields is None:
                         raise ValueError("the record is neither PyG Data nor a dict")
                     records.append(fields)

@@ -41,7 +41,6 @@ def open_dataset(
     energy_initial: str = "y_init",
     positions_relaxed: str = "pos_relaxed",
     check: Callable[[Structures], None] | None = None,
-    layer_numbers: bool = False,
     frames: str | None = "all",
     forces: bool = False,
     tag_slab: Tagger | None = None,
@@ -68,8 +67,6 @@ def open_dataset(
         positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
         check: called with the systems that are read, one or many; what it raises ValueError for is
             an invalid record. Picklable, where other processes read.
-        layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
-            :func:`flt_mol.data.tag_slab` to set them, instead of an error or a warning.
         frames: of a file that ASE reads, "all", "first" or "last"; ASE's ``relax.traj@-1`` and
             ``@2:9`` do, too. None takes the first of a relaxation and all of others; a relaxation
             has frames with an energy of a calculator each, of the same atoms, cell and pbc.
@@ -77,7 +74,7 @@ def open_dataset(
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
         tag_slab: of :func:`flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
-            layer numbers; frames of a relaxation get those of the first.
+            layer numbers of `ase.build`; frames of a relaxation get those of the first.
 
     Raises:
         ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
@@ -94,7 +91,6 @@ def open_dataset(
         energy_initial,
         positions_relaxed,
         check,
-        layer_numbers or tag_slab is not None,
         frames,
         forces,
         tag_slab,
@@ -323,7 +319,7 @@ class MemoryDataset(StructuresDataset):
                 return [_of_structures(system) for system in obj]
             if _is_atoms(obj):
                 records = [atoms_record(obj)]
-                kinds = {} if self.options.layer_numbers else layer_note(records[0])
+                kinds = {} if self.options.tag_slab is not None else layer_note(records[0])
             else:
                 found = [obj] if isinstance(obj, Mapping) else pyg_records(obj, kinds)
                 # As arrays: values out of a saved file cannot be pickled as they are.

@@ -16,7 +16,7 @@ from flt_mol.structures import Structures
 _KNOWN_BY = ("pos", "atomic_numbers", "z", "edge_index")
 
 
-def from_pyg(data: Any, *, options: ReadOptions | None = None) -> Structures:
+def from_pyg(data: Any) -> Structures:
     """A `Data`, or all graphs of a `Batch`, with OC20's names for their fields.
 
     Objects of torch_geometric 1.x that were unpickled under 2.x are read too. Fields whose name
@@ -25,16 +25,12 @@ def from_pyg(data: Any, *, options: ReadOptions | None = None) -> Structures:
 
     Args:
         data: `Data` or `Batch`, on any device.
-        options: which targets are read, under which names, and whether one is required.
 
     Raises:
         ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses.
     """
-    return decode(
-        pyg_records(data),
-        ReadOptions() if options is None else options,
-        where=lambda place: f"graph {place} of {type(data).__name__}",
-    )
+    kind = type(data).__name__
+    return decode(pyg_records(data), ReadOptions(), where=lambda b: f"graph {b} of {kind}")
 
 
 def is_pyg(value: Any) -> bool:

@@ -21,7 +21,7 @@ from flt_mol.files import nearest, shipped_folder
 
 _FILE = "dataset.yaml"
 _VARIABLE = "FLT_MOL_DATA"
-_FLAT = "flat"  # folder of a data set's own folder, with converted splits
+FLAT = "flat"  # folder of a data set's own folder, with converted splits
 _DISTINCT = 3  # parts at the end of a path that identify a split: all/val_id/data.lmdb
 _SHOWN = 5
 
@@ -71,7 +71,7 @@ class Recipe:
         for place, own in (self._places() if folder is None else {folder: True}).items():
             # A short name in a common folder may be of another data set.
             files = ends if own or len(parts) >= _DISTINCT else []
-            for file in [Path(_FLAT, f"{split}.safetensors"), *files] if own else files:
+            for file in [Path(FLAT, f"{split}.safetensors"), *files] if own else files:
                 if os.path.exists(place / file):
                     return place / file
         return None
@@ -95,10 +95,6 @@ class Recipe:
             hint = nearest(split, self.splits)
             raise ValueError(f"data set {self.name} has no split '{split}': {hint}")
         return self.splits[split]
-
-    def is_converted(self, path: Path) -> bool:
-        """Whether a path of :meth:`path` is a converted split, not the file that was published."""
-        return path.parent.name == _FLAT
 
     def open(self, split: str, **options: Any) -> StructuresDataset:
         """The systems of a split; options as of :func:`flt_mol.data.open_dataset`.

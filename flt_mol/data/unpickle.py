@@ -116,10 +116,7 @@ def read_saved(path: Path) -> Any:
     try:
         return saved(data)
     except ValueError as error:
-        kind = "a pickle"
-        if data.startswith((b"PK", _LEGACY)):
-            kind = "a zip archive as of torch.save" if data[:2] == b"PK" else "a torch.save file"
-        raise ValueError(f"{path}, {kind}: {error}") from error
+        raise ValueError(f"{path}, as of torch.save or pickle: {error}") from error
 
 
 def saved(data: bytes) -> Any:

@@ -169,7 +169,10 @@ class Geometry(nn.Module):
         if first is not None:
             found["waves"] = first.geometry(*where, structures.reciprocal)
         if encoder.rpe is not None:
-            _check_finite(structures)
+            finite = structures.positions.isfinite().all(1)
+            if not torch.compiler.is_compiling() and not bool(finite.all()):
+                system = int(structures.system[(~finite).nonzero()[0]])
+                raise UnfitSystemError(system, "positions hold a number that is not finite")
             found["position_features"] = encoder.rpe(structures.positions, ptr)
         if self.cutoff is None:
             return x, BlockGeometry(**found)
@@ -235,13 +238,6 @@ def prepare_batch(needs: Needs, structures: Structures) -> Structures:
     if needs.reciprocal is not None and not needs.met_by(structures):
         structures = structures.with_reciprocal(**needs.reciprocal)
     return structures
-
-
-def _check_finite(structures: Structures) -> None:
-    finite = structures.positions.isfinite().all(1)
-    if not torch.compiler.is_compiling() and not bool(finite.all()):
-        system = int(structures.system[(~finite).nonzero()[0]])
-        raise UnfitSystemError(system, "positions hold a number that is not finite")
 
 
 def naming_sid(structures: Structures) -> AbstractContextManager[None]:

@@ -55,8 +55,7 @@ class FLTCalculator(Calculator):
 
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
         self._members = load_members(checkpoint, device)
-        configs = [getattr(model, "config", None) for model in self._members.models]
-        if all("forces" in getattr(config, "outputs", ()) for config in configs):
+        if not self._members.lacking("forces"):
             self.implemented_properties = ["energy", "free_energy", "forces", "stress"]
         # ASE's databases store parameters beside the results.
         super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]

@@ -186,7 +186,8 @@ def prepared(model: Any, batch: Structures) -> Structures:
     """The batch on the device of a module, with what its `prepare_batch` attaches, if any."""
     if callable(prepare := getattr(model, "prepare_batch", None)):
         batch = prepare(batch)
-    return batch.to(model_device(model))
+    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    return batch.to(tensors[0].device if tensors else "cpu")
 
 
 def batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Structures]:
@@ -261,12 +262,6 @@ def evaluating(model: Any) -> Iterator[None]:
             module.training = True
 
 
-def model_device(model: Any) -> torch.device:
-    """The device of a module's first tensor; the CPU for functions and modules without tensors."""
-    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
-    return tensors[0].device if tensors else torch.device("cpu")
-
-
 def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
     """Symbols of the `elements` (atomic numbers) that `model` was never trained on, by number.
 
@@ -296,19 +291,15 @@ def unfit_for(models: Sequence[Any], batch: Structures) -> dict[str, Tensor]:
 
 
 _FREE = (
-    "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them as in "
-    "training, with FixAtoms or tag_slab(atoms, fix=True)"
+    "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them with "
+    "FixAtoms or tag_slab(atoms, fix=True)"
 )
 _NARROW = (
-    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the "
-    "cells, as in the training data"
+    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the cells"
 )
 _LARGE = (
     "more than twice as many atoms as the largest training system in {which}: errors grow with "
     "size there"
 )
-UNSEEN = (
-    "elements never trained on: {which}. Energies of structures with them are extrapolated and may "
-    "be wrong"
-)
+UNSEEN = "elements never trained on: {which}: energies of structures with them are extrapolated"
 """A warning, of symbols of elements."""
