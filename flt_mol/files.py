@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
 import re
 import shutil
@@ -51,6 +52,10 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
         temporary.replace(path)
         if durable and os.name == "posix":  # elsewhere folders cannot be opened
             _flush(path.parent)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # it did not say where
     finally:
         temporary.unlink(missing_ok=True)
 

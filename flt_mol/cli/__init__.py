@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if "_FLT_MOL_COMPLETE" in os.environ:  # asked by the shell
         app(prog_name="flt-mol")
-    os.environ.pop("MPLBACKEND", None)  # figures are files
     given = list(sys.argv[1:] if arguments is None else arguments)
     with warnings.catch_warnings():
         if not sys.warnoptions:

@@ -93,6 +93,8 @@ def predict(
             raise ValueError("--embeddings is for one model: those of members have no mean")
     several = [checkpoint, *(ensemble or ())]
     members = load_members(several if ensemble else checkpoint, device)
+    if compiled and len(members.lacking("forces")) < len(members.labels):
+        raise ValueError("--compile: a model gives forces, which compiled graphs do not")
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None

@@ -56,6 +56,7 @@ from flt_mol.training.task import EnergyTask
 _UNIMPORTANT = (
     ".*does not have many workers.*",
     ".*isinstance.treespec, LeafSpec.*",
+    "Grad strides do not match",  # DDP, of second derivatives
     "It is recommended to use `self.log",  # what is logged is of all processes by then
 )
 
