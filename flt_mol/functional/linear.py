@@ -130,9 +130,11 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor]:
     q, k = _features(q, k, mode)
-    if _by_pairs(q, v, keys, mode):
-        return (_weights(q, real_only(k, keys))[0].bmm(v),)
-    read = q.bmm(k.mT.bmm(real_only(with_ones(v), keys)))
+    if mode != "sums" and keys.length <= _few(q.shape[-1], v.shape[-1]):
+        weights = q.bmm(real_only(k, keys).mT)
+        return (weights.bmm(v) / _positive(weights.sum(-1, keepdim=True)),)
+    v = torch.cat([v, v.new_ones(1).expand(*v.shape[:2], 1)], 2)
+    read = q.bmm(k.mT.bmm(real_only(v, keys)))
     return (read if mode == "sums" else normalised(read),)
 
 
@@ -140,9 +142,11 @@ def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     (q, k), grad = _features(q, k, mode), real_only(grad, rows)
-    if _by_pairs(q, v, keys, mode):
+    if mode != "sums" and keys.length <= _few(q.shape[-1], v.shape[-1]):
         k = real_only(k, keys)
-        weights, total = _weights(q, k)
+        weights = q.bmm(k.mT)
+        total = _positive(weights.sum(-1, keepdim=True))
+        weights = weights / total
         slopes = grad.bmm(v.mT)
         slopes = (slopes - (slopes * weights).sum(-1, keepdim=True)) / total
         to_q, to_k, to_v = slopes.bmm(k), slopes.mT.bmm(q), weights.mT.bmm(grad)
@@ -159,17 +163,9 @@ def _gradients(
     return (to_q.mul_(q), to_k.mul_(k), to_v) if mode == "log" else (to_q, to_k, to_v)
 
 
-def _by_pairs(q: Tensor, v: Tensor, keys: PaddedRows, mode: str) -> bool:
-    """Whether (φ(q) φ(k)ᵀ) v takes fewer products than φ(q) (φ(k)ᵀ v): in small molecules."""
-    features, channels = q.shape[-1], v.shape[-1]
-    return mode != "sums" and keys.length * (features + channels) <= 2 * features * channels
-
-
-def _weights(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of φ(q) φ(k)ᵀ over their sums, and these sums."""
-    weights = q.bmm(k.mT)
-    total = _positive(weights.sum(-1, keepdim=True))
-    return weights / total, total
+def _few(features: int, channels: int) -> float:
+    """Up to how many keys (φ(q) φ(k)ᵀ) v takes fewer products than φ(q) (φ(k)ᵀ v)."""
+    return 2 * features * channels / (features + channels)
 
 
 _linear = operator(
