@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def show(message: Warning | str, *_: Any) -> None:
             if str(message) not in shown:
                 shown.add(str(message))
-                say(f"flt-mol: warning: {message}", sys.stderr)
+                say(f"flt-mol: warning: {message}", error=True)
 
         warnings.showwarning = show  # type: ignore[assignment]
         try:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             text, status = found
             for line in (text, *getattr(error, "__notes__", ())) if text else ():
-                say(f"flt-mol: {line}", sys.stderr)
+                say(f"flt-mol: {line}", error=True)
             return status
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import Counter
 from functools import partial
@@ -234,7 +233,7 @@ class _Tagger:
         if not self.is_used:
             return
         if self.known == {rule}:
-            say(f"flt-mol: {used}, that of the model's training data", sys.stderr)
+            say(f"flt-mol: {used}, that of the model's training data", error=True)
         elif self.known:
             text = f", and the model was trained by {', '.join(map(repr, self.known))}"
             text += ": energies may be far off"

@@ -18,6 +18,7 @@ from flt_mol.data.schema import (
     ReadOptions,
     Record,
     Stored,
+    decoded,
     heights,
     may_be_energy,
     to_numpy,
@@ -159,13 +160,13 @@ def _decode(
 def _sid(
     record: Record, i: int, default: Callable[[int], int | str], notes: dict[str, str]
 ) -> int | str:
-    value = record.get("sid")
+    value = decoded(record.get("sid"))
     if value is None:
         notes["sid"] = "no sid (the key is used)"
         return default(i)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
-    while isinstance(value, list) and len(value) == 1:
+    while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, str | bytes):
         return value if isinstance(value, str) else value.decode(errors="replace")

@@ -203,7 +203,7 @@ class FolderDataset(StructuresDataset):
         for kind, found in {
             "*.lmdb": [entry for entry in entries if _is_shard(entry)],
             "files of structures": [entry for entry in plain if holds_structures(entry)],
-            "files of torch.save": [entry for entry in plain if entry.suffix in _SAVED],
+            "files of torch.save": [entry for entry in plain if entry.suffix.lower() in _SAVED],
         }.items():
             others = some([entry.name for entry in entries if entry not in found])
             if found and others:

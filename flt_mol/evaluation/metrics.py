@@ -48,7 +48,7 @@ class EnergyMetrics:
     - `mae` = (1/S) Σ |e_s|, `rmse` = √((1/S) Σ e_s²), `me` = (1/S) Σ e_s (the bias), `median_ae`,
       the median of |e_s|, in eV;
     - `ewt` = (1/S) #{s : |e_s| < 0.02 eV}, a fraction, strictly below (Chanussot et al. 2021,
-      ACS Catal. 11, 6059), compared in float32 where energies are.
+      ACS Catal. 11, 6059), compared in float32 where one is.
 
     Errors, not means of batches, are kept, so batches may have any sizes and order.
 
@@ -112,15 +112,12 @@ def errors_of(
     for kind, values in (("prediction", predicted), ("target", wanted)):
         for row in np.flatnonzero(~np.isfinite(values))[:1]:
             raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
-    if not (_is_float32(prediction) and _is_float32(target)):
+    dtypes = [str(getattr(x, "dtype", "")) for x in (prediction, target)]
+    if not any(x.endswith("float32") for x in dtypes):
         return predicted - wanted
     single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
     edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
     return np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
-
-
-def _is_float32(values: Any) -> bool:
-    return str(getattr(values, "dtype", "")).endswith("float32")
 
 
 def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> dict[str, float]:

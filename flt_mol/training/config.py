@@ -63,8 +63,8 @@ class DataConfig(Settings):
     """Splits reported at the end and by `flt-mol evaluate`."""
     paths: dict[str, Text] = Field(default={})
     """Split → path of a file, which overrides the data set's own. Relative paths start at the run
-    file's folder, on the command line at the working directory. A training file alone takes the
-    place of `name`: a tenth of it, or `validation_fraction`, is held out."""
+    file's folder, on the command line at the working directory. A training file takes the place of
+    `name`; without one for validation a tenth of it, or `validation_fraction`, is held out."""
     validation_fraction: Inside | None = None
     """Fraction of the training split held out at random and used instead of `validation`, also by
     `flt-mol evaluate`; null trains on the whole split."""
@@ -102,17 +102,18 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _own_training_data(self) -> Self:
-        """Models of one's own data are not ranked by another data set's systems."""
-        if self.name and self.train in self.paths and self.validation not in self.paths:
+        """Models of one's own data are not ranked by another data set's systems, nor evaluated."""
+        if self.name and self.train in self.paths:
             self.name = None
-            self.validation_fraction = self.validation_fraction or 0.1
+            if self.validation not in self.paths:
+                self.validation_fraction = self.validation_fraction or 0.1
         return self
 
     @model_validator(mode="after")
     def _warn_of_unread(self) -> Self:
-        read = {self.train} if self.validation_fraction else {self.train, self.validation}
+        read = {self.train, self.validation}
         unread = self.paths.keys() - {*read, *self.evaluation}
-        for split in sorted(read - self.paths.keys()) if self.name else []:
+        for split in sorted(read - self.paths.keys()):
             for near in difflib.get_close_matches(split, unread, n=1):
                 hint = f"did you mean data.paths.{split}?"
                 warnings.warn(f"data.paths.{near} is not read: {hint}", stacklevel=1)

@@ -78,7 +78,7 @@ def training_loss(
         difference, known = force_errors(outputs["forces"], structures)
         errors = torch.linalg.vector_norm(difference, dim=-1)[None]
         terms.append(("forces", weight / normalizers["energy"].std, errors, known))
-    total, systems = torch.zeros(()), float(len(structures))
+    total, of_systems = torch.zeros(()), 1.0
     found: dict[str, tuple[Tensor, float]] = {}
     for name, scale, errors, valid in terms:
         count = int(valid.sum())
@@ -89,8 +89,9 @@ def training_loss(
         total = total.to(loss) + loss
         found[name] = means[-1].detach(), float(count)
         if name == "mae":
-            systems = count / factor
-    return Loss(total, {**found, "loss": (total.detach(), systems)})
+            of_systems = factor
+    found["loss"] = total.detach() / of_systems, float(len(structures))
+    return Loss(total, found)
 
 
 def displacement_weight(progress: float, config: LossConfig) -> float:
@@ -100,11 +101,9 @@ def displacement_weight(progress: float, config: LossConfig) -> float:
     """
     first = 1.0 if config.displacement_weight is None else config.displacement_weight
     last = config.displacement_final_weight
-    if config.displacement_decay == "none":
-        return first
-    linear = config.displacement_decay == "linear"
-    rest = 1.0 - progress if linear else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return last + (first - last) * rest
+    cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+    rest = {"none": 1.0, "linear": 1.0 - progress, "cosine": cosine}
+    return last + (first - last) * rest[config.displacement_decay]
 
 
 def recycle_weights(count: int, config: LossConfig) -> list[float]:

@@ -165,8 +165,13 @@ def test_training_data_of_ones_own_are_not_validated_on_another_data_set():
     data = load_run_config("quickstart", ["data.paths.train=a.xyz"]).data
     assert (data.name, data.validation_fraction) == (None, 0.1)
     data = load_run_config("quickstart", ["data.paths.train=a.xyz", "data.paths.val_id=b.xyz"]).data
-    assert (data.name, data.validation_fraction) == ("emt_adsorption", None)
+    assert (data.name, data.validation_fraction) == (None, None)
     assert load_run_config("quickstart").data.name == "emt_adsorption"
+
+
+def test_a_file_for_a_split_that_is_not_read_is_warned_of():
+    with pytest.warns(UserWarning, match=r"data\.paths\.val is not read.*data\.paths\.val_id"):
+        load_run_config("quickstart", ["data.paths.train=a.xyz", "data.paths.val=b.xyz"])
 
 
 @pytest.mark.parametrize(
