@@ -334,6 +334,10 @@ def _lightning(world: World) -> Iterator[None]:
             for message in _UNIMPORTANT:
                 warnings.filterwarnings("ignore", message=message)
             yield
+    except RuntimeError as error:
+        if world.size == 1 or "by peer" not in str(error):
+            raise
+        raise ConnectionError("another process of this run has ended") from error
     except SystemExit as stop:
         if not (world.is_first or world.torchrun):
             raise SystemExit(0) from None  # else the first process, which started it, is killed

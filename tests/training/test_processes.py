@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
+from pathlib import Path
 from socket import socket
 
 import pytest
@@ -193,6 +194,35 @@ def test_a_signal_stops_all_after_the_same_step(tmp_path):
         before = steps_done(folder / "resume.ckpt")
         out = until(lambda: steps_done(folder / "resume.ckpt") > before, os.killpg, number)  # noqa: B023
         assert f"resuming the run in {folder}" in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+@pytest.mark.parametrize("lost", ["first", "second"])
+def test_a_lost_process_ends_the_others(tmp_path, lost):
+    config, folder = tiny_run(tmp_path, 22, model=RANDOM, epochs=100_000), tmp_path / "two"
+    with (tmp_path / "err").open("w") as err:
+        first = subprocess.Popen(command(config, folder, "training.devices=2"), stderr=err)
+    second, end = 0, time.monotonic() + 120
+    try:
+        while not (folder / "resume.ckpt").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+        named = [x for x in children if b"train" in Path(f"/proc/{x}/cmdline").read_bytes()]
+        second = int(named[-1])
+        os.kill(first.pid if lost == "first" else second, signal.SIGKILL)
+        status, state = first.wait(60), Path(f"/proc/{second}/stat")
+        while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not state.exists() or state.read_text().split()[2] == "Z"
+    finally:
+        for number in (first.pid, second) if second else (first.pid,):
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+    text = (tmp_path / "err").read_text()
+    assert status == (2 if lost == "second" else -signal.SIGKILL), text
+    assert text.count("another process of this run has ended") == 1
+    assert "Traceback" not in text
 
 
 @pytest.mark.slow
