@@ -129,15 +129,11 @@ def png(figure: Figure) -> bytes:
 
 def import_matplotlib() -> None:
     """Import it also where MPLBACKEND, of a notebook, names a package that is not installed."""
-    backend = os.environ.pop("MPLBACKEND", None)
-    try:
-        new = "matplotlib" not in sys.modules
+    if "matplotlib" not in sys.modules and (backend := os.environ.pop("MPLBACKEND", None)):
         import matplotlib
-    finally:
-        if backend is not None:
-            os.environ["MPLBACKEND"] = backend
-    if new and backend:  # as matplotlib itself does, which fails
-        with suppress(ValueError):
+
+        os.environ["MPLBACKEND"] = backend
+        with suppress(ValueError):  # as matplotlib itself does, which fails
             matplotlib.rcParams["backend"] = backend
 
 

@@ -123,6 +123,11 @@ def rows_times(x: Tensor, matrix: Tensor, ptr: Tensor) -> Tensor:
     return x[:, :1] * rows[:, 0] + x[:, 1:2] * rows[:, 1] + x[:, 2:] * rows[:, 2]
 
 
+def matrices_times(left: Tensor, right: Tensor) -> Tensor:
+    """Products (B, 3, 3) as sums: a matmul may be rounded to TF32, to bfloat16 under autocast."""
+    return (left[..., None] * right[:, None]).sum(2)
+
+
 def host_array(x: Tensor) -> Floats:
     """The numbers on CPU in float64."""
     return x.detach().to("cpu", torch.float64).numpy()

@@ -27,6 +27,7 @@ from flt_mol.functional.lattice import (
     Floats,
     Integers,
     checked_cells,
+    matrices_times,
     rows_times,
     virtual_cells,
 )
@@ -127,8 +128,7 @@ def reciprocal_vectors(
     def tensor(x: Any) -> Tensor:
         return torch.as_tensor(x, dtype=dtype, device=device)
 
-    # Sums of products: a matmul may be rounded to TF32, or to bfloat16 under autocast.
-    basis = (tensor(virtual.change)[..., None] * tensor(cell)[:, None]).sum(2)
+    basis = matrices_times(tensor(virtual.change), tensor(cell))
     kept = torch.from_numpy(virtual.kept).to(device)[..., None]
     used = torch.where(kept, basis, tensor(virtual.cell))
     integers = torch.cat([torch.zeros(0, 3, dtype=torch.int64), *map(torch.from_numpy, parts)])
@@ -159,9 +159,9 @@ def following(lattice: ReciprocalVectors, positions: Tensor, ptr: Tensor) -> Rec
     The numbers stay. First derivatives are exact, but that axes do not turn where moments of
     inertia differ by less than a thousandth: there they are no smooth functions.
     """
-    open_ = lattice.virtual[..., None]
-    length = lattice.cell.detach().norm(dim=-1, keepdim=True)
-    axes = torch.where(open_, lattice.cell.detach() / length, 0.0)
+    virtual, before = lattice.virtual[..., None], lattice.cell.detach()
+    length = before.norm(dim=-1, keepdim=True)
+    axes = torch.where(virtual, before / length, 0.0)
     local = _local(positions, ptr, lattice)
     along = rows_times(local, axes.mT, ptr)
     along = along - spread(mean_per_system(along, ptr), ptr, len(along))
@@ -169,14 +169,13 @@ def following(lattice: ReciprocalVectors, positions: Tensor, ptr: Tensor) -> Rec
     moments = sum_per_system(along[:, :, None] * along[:, None], ptr)
     main = moments.detach().diagonal(dim1=1, dim2=2)
     gap = main[:, :, None] - main[:, None]
-    distinct = gap.abs() > 1e-3 * main.sum(-1)[:, None, None]
-    distinct = distinct & open_ & open_.mT
-    turn = (moments - moments.detach()) / gap.masked_fill(~distinct, torch.inf)
-    turned = axes + (turn[..., None] * axes[:, None]).sum(2)
+    equal = gap.abs() <= 1e-3 * main.sum(-1)[:, None, None]
+    turn = (moments - moments.detach()) / gap.masked_fill(equal, torch.inf)
+    turned = axes + matrices_times(turn, axes)
     along = rows_times(local, turned.mT, ptr)
     extent = _end(along, ptr) + _end(-along, ptr)
     grown = turned * (length + (extent - extent.detach())[..., None])
-    cell = torch.where(open_, grown, lattice.cell)
+    cell = torch.where(virtual, grown, lattice.cell)
     return _vectors(lattice.integers, lattice.ptr, cell, *lattice[6:])
 
 

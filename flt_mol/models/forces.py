@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.functional.lattice import rows_times
+from flt_mol.functional.lattice import matrices_times, rows_times
 from flt_mol.structures import Structures
 
 Outputs = dict[str, Tensor]
@@ -64,17 +64,14 @@ def strained(structures: Structures, strain: Tensor) -> Structures:
     stretch = torch.eye(3, dtype=strain.dtype, device=strain.device) + (strain + strain.mT) / 2
     lattice = structures.reciprocal
     if lattice is not None:  # the rest follows from positions and these, in the filter
-        cell = torch.where(lattice.virtual[..., None], lattice.cell, _times(lattice.cell, stretch))
+        cell = torch.where(
+            lattice.virtual[..., None], lattice.cell, matrices_times(lattice.cell, stretch)
+        )
         offset = rows_times(lattice.offset, stretch, structures.ptr)
         lattice = lattice._replace(cell=cell, offset=offset)
     return replace(
         structures,
         positions=rows_times(structures.positions, stretch, structures.ptr),
-        cell=_times(structures.cell, stretch),
+        cell=matrices_times(structures.cell, stretch),
         reciprocal=lattice,
     )
-
-
-def _times(left: Tensor, right: Tensor) -> Tensor:
-    """Products of matrices (B, 3, 3), without TF32."""
-    return (left[..., None] * right[:, None]).sum(2)
