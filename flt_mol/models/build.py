@@ -76,6 +76,7 @@ def _block(
     config: EnergyConfig, index: int, position_dim: int, generator: torch.Generator
 ) -> FLTBlock:
     attention = spectral = local = None
+    dropout = config.attention_dropout
     pairs, left = config.pairs, config.num_layers - index
     if config.far_blocks is None or left <= config.far_blocks:
         if config.attention != "none":
@@ -86,7 +87,7 @@ def _block(
                 num_features=None if config.feature_map == "elu" else config.num_features,
                 position_dim=position_dim,
                 redraw_every=config.redraw_every,
-                dropout=config.dropout,
+                dropout=config.dropout if dropout is None else dropout,
                 mode=config.attention,
                 generator=generator,
             )

@@ -196,6 +196,8 @@ class EnergyConfig(Settings):
     the faster of both by size."""
     dropout: Share = 0.0
     """Dropout probability of the outputs of attention and feed-forward networks."""
+    attention_dropout: Share | None = None
+    """The same of attention alone, on attended values; null is `dropout`."""
     rpe: RPEConfig | None = Field(default_factory=RPEConfig)
     """The sampled relative positional encoding; null for a Performer without positions."""
     seed: Seed = 0
