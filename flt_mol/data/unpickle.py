@@ -322,6 +322,9 @@ class _Tensor(Stored):
         return np.ndarray(size, flat.dtype, flat, int(offset) * flat.itemsize, strides)
 
 
+_is_code = re.compile("[biufcSU][0-9]{1,6}").fullmatch
+
+
 class _Dtype(Stored):
     """`numpy.dtype` of numbers, booleans or text; objects and records are refused when used."""
 
@@ -332,7 +335,7 @@ class _Dtype(Stored):
 
     def __setstate__(self, state: Any) -> None:
         order = state[1]
-        if order in ("<", ">", "=", "|") and re.fullmatch("[biufcSU][0-9]{1,6}", str(self.code)):
+        if order in ("<", ">", "=", "|") and _is_code(str(self.code)):
             self.dtype = np.dtype(f"{order}{self.code}")
 
 
@@ -348,7 +351,8 @@ class _Array(Stored):
         shape, dtype, fortran, data = state[-4:]
         if dtype.dtype is not None:
             flat = np.frombuffer(data, dtype.dtype) if len(data) else np.empty(0, dtype.dtype)
-            flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
+            if not flat.dtype.isnative:
+                flat = flat.astype(flat.dtype.newbyteorder("="))
             self.array = flat.reshape(shape, order="F" if fortran else "C")
 
     def numpy(self) -> NDArray[Any]:
