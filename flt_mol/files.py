@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import errno
 import os
 import re
+import shutil
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +37,13 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
 
     Args:
         path: the final name.
-        durable: flush to the disk before renaming, so that this holds after a power cut, too.
+        durable: flush to the disk before renaming, so that this holds after a power cut, too, and
+            first remove what killed processes left of the same file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if durable and os.name == "posix":
+        _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
     try:
         yield temporary
@@ -45,8 +52,23 @@ def temporary_path(path: str | Path, durable: bool = False) -> Iterator[Path]:
         temporary.replace(path)
         if durable and os.name == "posix":  # elsewhere folders cannot be opened
             _flush(path.parent)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # it did not say where
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    for leftover in path.parent.glob(f".{path.name}.*.tmp{path.suffix}"):
+        process = leftover.name.removeprefix(f".{path.name}.").partition(".")[0]
+        try:
+            os.kill(int(process), 0)  # sends nothing
+        except ProcessLookupError:
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        except (OSError, ValueError):  # of somebody else, or no number
+            continue
 
 
 def _flush(path: Path) -> None:
@@ -55,6 +77,30 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_rows(path: str | Path, rows: Iterable[Sequence[Any]]) -> Path:
+    """Write rows as CSV; names of files in them may hold bytes that are not UTF-8."""
+    with (
+        temporary_path(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    return Path(path)
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The known name nearest to a wrong one, or all that there are, for messages.
+
+    Example:
+        >>> nearest("trian", ["train", "test"]), nearest("x", ["train", "test"])
+        ('did you mean train?', 'there are: train, test')
+    """
+    known = list(known)
+    near = get_close_matches(name, known, n=1)
+    return (
+        f"did you mean {prefix}{near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
+    )
 
 
 def some(items: Sequence[Any], shown: int = 5) -> str:

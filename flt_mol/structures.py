@@ -188,7 +188,7 @@ class Structures:
         if (lattice := self.reciprocal) is not None:
             found, ends = _ranges(lattice.ptr, systems)
             vectors = (x[found] for x in lattice[:3])
-            cells = (x[systems] for x in (lattice.cell, lattice.inverse))
+            cells = (x[systems] for x in (lattice.cell, lattice.inverse, lattice.virtual))
             large = tuple(place for place, b in enumerate(chosen) if b in lattice.large)
             made = [*vectors, ends, *cells, lattice.offset[atoms], large]
             lattice = type(lattice)._make(made)
@@ -337,12 +337,12 @@ def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
 
 def _joined(lattices: Sequence[ReciprocalVectors]) -> ReciprocalVectors:
     """Reciprocal vectors of several batches, one after the other."""
-    *each, ptrs, cell, inverse, offset, large = zip(*lattices, strict=True)
+    *each, ptrs, cell, inverse, virtual, offset, large = zip(*lattices, strict=True)
     starts = accumulate((int(ptr[-1]) for ptr in ptrs), initial=0)
     systems = accumulate((len(x) for x in cell), initial=0)
     ends = [ptr[1:] + start for ptr, start in zip(ptrs, starts, strict=False)]
     moved = tuple(b + first for some, first in zip(large, systems, strict=False) for b in some)
-    parts = (*each, [ptrs[0][:1], *ends], cell, inverse, offset)
+    parts = (*each, [ptrs[0][:1], *ends], cell, inverse, virtual, offset)
     return type(lattices[0])._make([*(torch.cat(list(x)) for x in parts), moved])
 
 

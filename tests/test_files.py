@@ -1,3 +1,4 @@
+import errno
 import os
 import sysconfig
 
@@ -29,6 +30,23 @@ def test_an_error_leaves_the_file_before(tmp_path):
         fail()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("names", [(), ("/tmp/a", None, "/tmp/b")])
+def test_a_full_disk_is_named_by_the_file(tmp_path, names):
+    path = tmp_path / "best.ckpt"
+    path.write_text("old")
+
+    def fill():
+        with temporary_path(path, durable=True) as temporary:
+            temporary.write_text("ha")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *names)
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*best.ckpt'$") as found:
+        fill()
+    assert found.value.errno == errno.ENOSPC
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["best.ckpt"]
 
 
 def test_durable_files_are_on_the_disk_before_their_name(tmp_path, monkeypatch):

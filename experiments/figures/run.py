@@ -24,7 +24,6 @@ from flt_mol.nn import (
     GaussianMixtureSpectrum,
     GaussianSpectrum,
     MaternSpectrum,
-    ShellSpectrum,
     SpectralFilter,
     Spectrum,
 )
@@ -52,7 +51,6 @@ def draw_spectra(path: Path, steps: int = 2000) -> Path:
         "Matérn, ν = 5/2": MaternSpectrum(1, 8, nu=2.5, generator=_seed(3)),
         "B-splines, k = 4": BSplineSpectrum(1, 8, radius_min=1.5, generator=_seed(3)),
         "Gaussian mixture": GaussianMixtureSpectrum(1, 8, generator=_seed(3)),
-        "shells, n = 0 … 7": ShellSpectrum(1, 8, sigma_min=1.0, sigma_max=1.0, generator=_seed(3)),
     }
     r = torch.linspace(0, 8, 161)
     target, points = neighbour_shells(r), _along_x(r)

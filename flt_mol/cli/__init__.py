@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if "_FLT_MOL_COMPLETE" in os.environ:  # asked by the shell
         app(prog_name="flt-mol")
-    os.environ.pop("MPLBACKEND", None)  # figures are files
     given = list(sys.argv[1:] if arguments is None else arguments)
     with warnings.catch_warnings():
         if not sys.warnoptions:
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def show(message: Warning | str, *_: Any) -> None:
             if str(message) not in shown:
                 shown.add(str(message))
-                say(f"flt-mol: warning: {message}", sys.stderr)
+                say(f"flt-mol: warning: {message}", error=True)
 
         warnings.showwarning = show  # type: ignore[assignment]
         try:
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             text, status = found
             for line in (text, *getattr(error, "__notes__", ())) if text else ():
-                say(f"flt-mol: {line}", sys.stderr)
+                say(f"flt-mol: {line}", error=True)
             return status
 
 

@@ -35,7 +35,6 @@ Surface = Annotated[
         help="oc20, half, or a number of layers (default: the model's, or oc20).",
     ),
 ]
-_STDOUT: Any = object()
 
 
 class Variadic(typer.core.TyperCommand):
@@ -60,14 +59,13 @@ def check_tagging(tag_slab: bool, adsorbate: str | None, surface: str | None) ->
         raise ValueError("--adsorbate and --surface need --tag-slab")
 
 
-def say(text: str, stream: TextIO | None = _STDOUT) -> None:
-    """Print, with escapes for what a terminal must not be sent or `stream` cannot encode."""
-    if stream is _STDOUT:
-        stream = sys.stdout
-        if stream is None:
-            raise OSError("standard output is closed, nothing can be printed")
-    if stream is None:  # standard error was closed from the start
+def say(text: str, error: bool = False) -> None:
+    """Print, with escapes for what a terminal must not be sent or the stream cannot encode."""
+    stream: TextIO | None = sys.stderr if error else sys.stdout
+    if stream is None and error:
         return
+    if stream is None:
+        raise OSError("standard output is closed, nothing can be printed")
     shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     encoding = stream.encoding or "utf-8"
     print(shown.encode(encoding, "backslashreplace").decode(encoding), file=stream)
@@ -128,7 +126,7 @@ def progress_bars(lines: bool = False) -> Iterator[Callable[[str, int, int | Non
             if label not in tasks:
                 tasks[label] = bar.add_task(label, total=total)
                 if lines and not console.is_terminal:
-                    say(label, sys.stderr)
+                    say(label, error=True)
             bar.update(tasks[label], completed=done, total=total)
 
         yield show

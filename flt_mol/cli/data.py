@@ -125,8 +125,6 @@ def convert(
         f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
         f"system, {result.seconds:.1f} s"
     )
-    if result.left_out:
-        say(f"fields not kept: {', '.join(result.left_out)}")
     _say_list("invalid records skipped", result.skipped)
     say_files([result.output])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,7 +101,7 @@ def _show_and_write(
         if folder is None:
             return
         if (folder / "results.json").exists() and not as_json:
-            console.say(f"flt-mol: results in {folder} are replaced", sys.stderr)
+            console.say(f"flt-mol: results in {folder} are replaced", error=True)
         files = [
             report.write_json(summary, folder / "results.json"),
             report.write_csv(results, folder / "predictions.csv"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import Counter
 from functools import partial
 from itertools import repeat
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +16,7 @@ from flt_mol.cli import console
 from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
+    from flt_mol.data import StructuresDataset
     from flt_mol.prediction.members import Members
     from flt_mol.prediction.table import Prediction
     from flt_mol.structures import Structures
@@ -92,23 +92,23 @@ def predict(
         if ensemble:
             raise ValueError("--embeddings is for one model: those of members have no mean")
     several = [checkpoint, *(ensemble or ())]
-    tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
     members = load_members(several if ensemble else checkpoint, device)
+    if compiled and len(members.lacking("forces")) < len(members.labels):
+        raise ValueError("--compile: a model gives forces, which compiled graphs do not")
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
-    options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
-    opened = table.StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
+    tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
+    opened = _open(files, members, frames, tagger, skip_bad)
+    outputs = _outputs(members, to_structures, relaxed)
+    outputs += [] if embeddings is None else ["system_embeddings"]
     with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
-        outputs = _outputs(members, to_structures, relaxed) + ["system_embeddings"] * bool(
-            embeddings
-        )
         predictions = table.predict_files(
             members, opened, batch_size, outputs=outputs, progress=progress
         )
-    if tagger is not None and tagger.untagged:
+    if tagger is not None:
         tagger.explain()
-    shown = [] if tagger is None else tagger.shown
+    shown = [] if tagger is None else [_tags_of(one) for one in opened]
     energies = _lines(predictions, shown)
 
     def write() -> None:
@@ -147,18 +147,16 @@ def relax(
     """Relax all structures in files by the forces of a model that was trained on forces."""
     from flt_mol.prediction import relaxation
     from flt_mol.prediction.members import load_members
-    from flt_mol.prediction.table import StructureFiles
 
     _check_written(output, relaxation.SUFFIXES, files)
     console.check_tagging(tag_slab, adsorbate, surface)
-    tagger = _Tagger([checkpoint], adsorbate, surface) if tag_slab else None
     members = load_members(checkpoint, device)
-    options: dict[str, Any] = {"check": members.check, "layer_numbers": tag_slab, "frames": frames}
-    opened = StructureFiles(files, skip_bad=skip_bad, prepare=tagger, **options)
+    tagger = _Tagger([checkpoint], adsorbate, surface) if tag_slab else None
+    opened = _open(files, members, frames, tagger, skip_bad)
     with console.progress_bars() as bars:
         found = relaxation.relax_structures(
             members,
-            (structure for structure, *_ in opened),
+            opened,
             output,
             optimizer=optimizer,
             fmax=fmax,
@@ -167,7 +165,7 @@ def relax(
             last=last,
             progress=lambda done: bars("relaxing", done, len(opened)),
         )
-    if tagger is not None and tagger.untagged:
+    if tagger is not None:
         tagger.explain()
     names = [str(path[0].info["sid"]) for path in found]
     for name, path in zip(names, found, strict=True):
@@ -191,13 +189,23 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
 def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
     """What is to be written beside energies; a ValueError if a model does not give it."""
     name = "displacement" if relaxed else "forces"
-    configs = {
-        x: getattr(m, "config", None) for x, m in zip(members.labels, members.models, strict=True)
-    }
-    lacking = [x for x, config in configs.items() if name not in getattr(config, "outputs", ())]
+    lacking = members.lacking(name)
     if relaxed and lacking:
         raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
     return [name] if to_structures and not lacking else []
+
+
+def _open(
+    files: list[Path],
+    members: Members,
+    frames: str | None,
+    tagger: _Tagger | None,
+    skip_bad: bool,
+) -> StructuresDataset:
+    from flt_mol.prediction.energies import open_quietly
+
+    on_error = "skip" if skip_bad else "raise"
+    return open_quietly(files, frames, check=members.check, tag_slab=tagger, on_error=on_error)
 
 
 class _Tagger:
@@ -210,39 +218,41 @@ class _Tagger:
         self.is_given = surface is not None
         rule = surface if self.is_given else surface_rule(checkpoints)
         self.tag = slab_tagger(adsorbate, rule or "oc20", "--surface")
-        self.surface = self.tag.keywords["surface"]
         self.known = set(tag_rules(checkpoints).values())
-        self.untagged, self.shown = 0, list[str]()
-        self._given: Structures | None = None
+        self.is_used = False
 
     def __call__(self, structures: Structures) -> Structures:
-        from ase.symbols import Symbols
-
-        if structures is not self._given:  # the same for all frames of a relaxation
-            self._tagged = self.tag(structures)
-            self._given = structures
-        tagged = self._tagged
-        self.untagged += not structures.tags.any()
-        below, surface, adsorbate = (tagged.atomic_numbers[tagged.tags == i] for i in range(3))
-        formula = Symbols(adsorbate.numpy()).formula.format("hill") if len(adsorbate) else "none"
-        self.shown.append(f"below {len(below)}, surface {len(surface)}, adsorbate {formula}")
+        tagged = self.tag(structures)
+        self.is_used |= not tagged.tags.equal(structures.tags)
         return tagged
 
     def explain(self) -> None:
         """Print which rule was taken, or warn that it is not that of the model."""
-        used = f"tagged by the rule '{self.surface}'"
-        if self.known == {self.surface}:
-            say(f"flt-mol: {used}, that of the model's training data", sys.stderr)
+        rule, text = self.tag.keywords["surface"], ""
+        used = f"tagged by the rule '{rule}'"
+        if not self.is_used:
+            return
+        if self.known == {rule}:
+            say(f"flt-mol: {used}, that of the model's training data", error=True)
         elif self.known:
-            text = f"{used}, and the model was trained by {', '.join(map(repr, self.known))}"
-            warnings.warn(f"{text}: energies may be far off", UserWarning, stacklevel=2)
+            text = f", and the model was trained by {', '.join(map(repr, self.known))}"
+            text += ": energies may be far off"
         elif not self.is_given:
-            text = f"{used}: the model's own is not known; give it with --surface"
-            warnings.warn(text, UserWarning, stacklevel=2)
+            text = ": the model's own is not known; give it with --surface"
+        if text:
+            warnings.warn(f"{used}{text}", UserWarning, stacklevel=2)
+
+
+def _tags_of(structures: Structures) -> str:
+    """How many atoms of one system are below the surface and in it, and its adsorbate."""
+    from ase.symbols import Symbols
+
+    below, surface, adsorbate = (structures.atomic_numbers[structures.tags == i] for i in range(3))
+    formula = Symbols(adsorbate.numpy()).formula.format("hill") if len(adsorbate) else "none"
+    return f"below {len(below)}, surface {len(surface)}, adsorbate {formula}"
 
 
 def _lines(predictions: list[Prediction], notes: list[str]) -> str:
-    """A line for each structure."""
     width = max((len(p.name) for p in predictions), default=0)
     lines = []
     for p, note in zip(predictions, notes or repeat(""), strict=False):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.decoding import decode
-from flt_mol.data.schema import ReadOptions, Record, Tagger
+from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.data.tags import layer_note
 from flt_mol.structures import Structures
 
@@ -178,23 +176,11 @@ class AseDataset(StructuresDataset):
     def _finish(self, count: int) -> None:
         super()._finish(count)
         self.read_through()
-        for row in () if self.options.layer_numbers else self._rows:
+        for row in self._rows if self.options.tag_slab is None else ():
             self.notes.add(layer_note(self._items[row]))
 
     def _where(self, row: int) -> str:
         return f"{self.path}#{row}" if len(self._items) > 1 else str(self.path)
-
-    def _tagged(self, structures: Structures, rows: list[int], tag: Tagger) -> Structures:
-        """Of a relaxation with the tags of its first frame."""
-        if not self.is_relaxation or rows == [0]:
-            return tag(structures)
-        tags, fixed = (x.repeat(len(rows)) for x in (self.first_frame.tags, self.first_frame.fixed))
-        return replace(structures, tags=tags, fixed=fixed)
-
-    @cached_property
-    def first_frame(self) -> Structures:
-        """Of the file, also where others were chosen."""
-        return self._batch([0])
 
 
 def _is_relaxation(frames: Sequence[Record]) -> bool:

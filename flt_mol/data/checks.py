@@ -20,9 +20,8 @@ _CLOSEST = 0.5  # Å; the shortest bond, that of H2, is 0.74 Å
 _SEARCHED = 2.0  # Å; the search divides space into cells of that size: smaller ones take longer
 
 _TAGS = (
-    "all tags are {tags} in {which}: no slab and adsorbate to tell apart, which changes energies. "
-    "Set tags (0 below the surface, 1 surface, 2 adsorbate) with --tag-slab (data.tag_slab=true "
-    "in a run) or flt_mol.data.tag_slab(atoms)"
+    "all tags are {tags} in {which}: no slab and adsorbate to tell apart, which changes energies; "
+    "set tags with --tag-slab, data.tag_slab=true in a run, or flt_mol.data.tag_slab"
 )
 _CELL = "no cell in {which}: taken as not periodic. .traj and .extxyz keep the cell and pbc"
 _CLOSE = (
@@ -30,10 +29,9 @@ _CLOSE = (
     "duplicated, or lengths not in Å; energies are meaningless"
 )
 _ENERGIES = (
-    "energies beyond ±10 eV{beside} in {which}: no adsorption energies. Total energies, a wrong "
-    "reference or another unit? Subtract references (data convert --references), skip these "
-    "(data convert --max-abs-energy 10 or --drop SID,…), or train on total energies with "
-    "data.reference=composition"
+    "energies beyond ±10 eV{beside} in {which}: no adsorption energies; subtract references (data "
+    "convert --references), drop these (--max-abs-energy 10, --drop SID,…), or train on total "
+    "energies with data.reference=composition"
 )
 
 

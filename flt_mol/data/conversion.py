@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import time
 import warnings
 import zlib
@@ -34,7 +33,6 @@ Progress = Callable[[int, int | None], None]
 SUFFIXES = (".safetensors", ".aselmdb", ".extxyz")
 _AT_ONCE = 256  # systems read together
 _DIGITS = 1e-8  # Å, of positions in .extxyz
-_SCHEMA = ("sid", "natoms", "atomic_numbers", "pos", "cell", "pbc", "tags", "fixed", "calculator")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class ConvertResult:
         systems: how many it holds.
         bytes: its size.
         skipped: those of the source.
-        left_out: names of stored fields of the first record that the file does not hold.
         seconds: duration.
     """
 
@@ -54,7 +51,6 @@ class ConvertResult:
     systems: int
     bytes: int
     skipped: tuple[str, ...]
-    left_out: tuple[str, ...]
     seconds: float
 
     @property
@@ -98,7 +94,10 @@ def convert(
         UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
     """
     begun, output = time.perf_counter(), Path(output)
-    _check_output(output, overwrite=overwrite)
+    if output.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
+    if output.is_dir() or (os.path.lexists(output) and not overwrite):
+        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
     chosen = range(len(source)) if indices is None else indices
     if not len(chosen):
         raise ValueError(f"{source.path}: no records to convert")
@@ -117,16 +116,15 @@ def convert(
             yield batch
             count(len(batch))
 
-    remove_leftovers(output)
     with temporary_path(output, durable=True) as temporary:
-        _WRITERS[output.suffix.lower()](batches(), temporary, source.path.name)
+        about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
+        _WRITERS[output.suffix.lower()](batches(), temporary, about)
         _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
     if unusual is None:
         found.warn()
-    left_out = _left_out(source, chosen[0])
     seconds = time.perf_counter() - begun
-    return ConvertResult(output, len(chosen), size, tuple(source.skipped), left_out, seconds)
+    return ConvertResult(output, len(chosen), size, tuple(source.skipped), seconds)
 
 
 def leave_out(
@@ -178,32 +176,6 @@ def readable_batches(
                 yield [row], system
 
 
-def _check_output(output: Path, *, overwrite: bool) -> None:
-    if output.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
-    if output.is_dir() or (os.path.lexists(output) and not overwrite):
-        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
-
-
-def remove_leftovers(output: Path) -> None:
-    """Remove temporary files and folders that killed processes left beside `output`."""
-    beside = f".{output.name}."
-    for path in output.parent.glob(f"{beside}*.tmp{output.suffix}"):
-        process = path.name.removeprefix(beside).partition(".")[0]
-        if os.name != "posix" or not process.isdigit():
-            continue
-        try:
-            os.kill(int(process), 0)  # sends nothing
-        except ProcessLookupError:
-            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # of somebody else
-            continue
-
-
-def _write_flat(batches: Iterator[Structures], path: Path, source: str) -> None:
-    write_flat(batches, path, {"source": source, "written_by": f"flt_mol {VERSION}"})
-
-
 def _atoms(system: Structures) -> Any:
     """One system as ASE atoms, with all that a file is to hold in `info` and `arrays`."""
     atoms: Any = to_ase(system)
@@ -213,7 +185,7 @@ def _atoms(system: Structures) -> Any:
     return atoms
 
 
-def _write_frames(batches: Iterator[Structures], path: Path, source: str) -> None:
+def _write_frames(batches: Iterator[Structures], path: Path, about: Any) -> None:
     """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
@@ -236,7 +208,7 @@ def _kept_text(text: str) -> str:
     return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
-def _write_rows(batches: Iterator[Structures], path: Path, source: str) -> None:
+def _write_rows(batches: Iterator[Structures], path: Path, about: Any) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
     from ase.io.jsonio import encode
 
@@ -260,7 +232,11 @@ def _row(system: Structures) -> dict[str, Any]:
     return {**row, "ctime": 0.0, "mtime": 0.0, "user": ""}
 
 
-_WRITERS = dict(zip(SUFFIXES, (_write_flat, _write_rows, _write_frames), strict=True))
+_WRITERS: dict[str, Callable[..., object]] = {
+    ".safetensors": write_flat,
+    ".aselmdb": _write_rows,
+    ".extxyz": _write_frames,
+}
 
 
 def _compare(
@@ -293,12 +269,3 @@ def _same(a: Any, b: Any, near: float) -> bool:
         return repr(a) == repr(b)
     alike = a.dtype == b.dtype and a.shape == b.shape
     return alike and torch.allclose(a, b, rtol=0.0, atol=near, equal_nan=True)
-
-
-def _left_out(source: StructuresDataset, index: int) -> tuple[str, ...]:
-    record, options = source.record(index), source.options
-    kept = {*_SCHEMA, *source[index].info, *(("force", "forces") if options.forces else ())}
-    if not options.ignore_energy:
-        kept |= {options.energy_of(record), options.energy_initial, options.positions_relaxed}
-    further = {n for n, value in record.items() if value is not None and not n.startswith("_")}
-    return tuple(sorted(further - kept))

@@ -6,11 +6,14 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
@@ -63,6 +66,7 @@ class StructuresDataset(Dataset[Structures]):
         self._items: list[Record] = []
         self._index = self.options.frames or ""
         self._rows: NDArray[np.int64] = np.empty(0, np.int64)
+        self._tags: dict[int, tuple[Tensor, Tensor]] = {}  # and fixed atoms, by row
         self._finish(self._open())
 
     @abstractmethod
@@ -135,9 +139,13 @@ class StructuresDataset(Dataset[Structures]):
         """Hold only these systems, in this order."""
         self._rows = self._rows[list(indices)]
 
-    def frame(self, index: int) -> int:
-        """Which record of the file system `index` is, from 0."""
-        return self._rows_of([index])[0]
+    def files(self) -> list[StructuresDataset]:
+        """The data set of each file."""
+        return [self]
+
+    def place(self, index: int) -> tuple[Path, int]:
+        """The file of system `index`, and which of its records it is, from 0."""
+        return self.path, self._rows_of([index])[0]
 
     def where(self, index: int) -> str:
         """How errors name system `index`, e.g. ``data.lmdb, key 3``."""
@@ -208,7 +216,14 @@ class StructuresDataset(Dataset[Structures]):
         return structures
 
     def _tagged(self, structures: Structures, rows: list[int], tag: Tagger) -> Structures:
-        return tag(structures)
+        """Frames of a relaxation get the tags of the first; a system is tagged once: it is slow."""
+        sources = [0 if self.is_relaxation else row for row in rows]
+        for row in dict.fromkeys(sources):
+            if row not in self._tags:
+                tagged = tag(self._systems([row], {}))
+                self._tags[row] = tagged.tags, tagged.fixed
+        tags, fixed = zip(*(self._tags[row] for row in sources), strict=True)
+        return replace(structures, tags=torch.cat(tags), fixed=torch.cat(fixed))
 
     def _finish(self, count: int) -> None:
         """Look at the records now, those of `_index` (ASE's, as text)."""

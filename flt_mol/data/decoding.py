@@ -18,6 +18,7 @@ from flt_mol.data.schema import (
     ReadOptions,
     Record,
     Stored,
+    decoded,
     heights,
     may_be_energy,
     to_numpy,
@@ -122,7 +123,8 @@ def _decode(
     energy = initial = relaxed = forces = None
     if names:
         if options.forces:
-            forces = _vectors(records, _forces_name(records), natoms, unknown=True)
+            oc20 = any(record.get("force") is not None for record in records)
+            forces = _vectors(records, "force" if oc20 else "forces", natoms, unknown=True)
         relaxed = _vectors(records, options.positions_relaxed, natoms)
         energy = _energies(records, names[0])
         try:
@@ -133,9 +135,8 @@ def _decode(
             notes["y_init"] = f"energy before relaxation not read: {error}"
     if np.abs(positions).max() > _FAR:
         positions, relaxed = _near_origin(positions, relaxed, ptr)
-    tagged = [
-        {} if options.layer_numbers and tags_are_layers(record) else record for record in records
-    ]
+    retagged = options.tag_slab is not None
+    tagged = [{} if retagged and tags_are_layers(record) else record for record in records]
     cell, pbc = _cells(records)
     if any(record.get("fixed") is None for record in records):
         notes["fixed"] = "no field fixed (taken as False)"
@@ -159,13 +160,13 @@ def _decode(
 def _sid(
     record: Record, i: int, default: Callable[[int], int | str], notes: dict[str, str]
 ) -> int | str:
-    value = record.get("sid")
+    value = decoded(record.get("sid"))
     if value is None:
         notes["sid"] = "no sid (the key is used)"
         return default(i)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
-    while isinstance(value, list) and len(value) == 1:
+    while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, str | bytes):
         return value if isinstance(value, str) else value.decode(errors="replace")
@@ -195,7 +196,6 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         fields = ", ".join(record) or "none"
         raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
     n = _array(numbers, "atomic_numbers").size
-    several = False
     if n == 0:
         raise ValueError("atomic_numbers is empty: the system has no atoms")
     if natoms is None:
@@ -204,11 +204,10 @@ def _count(record: Record, notes: dict[str, str]) -> int:
         stored = _array(natoms, "natoms")
         if stored.size != 1 or stored.item() != n:
             raise ValueError(f"natoms is {stored.tolist()}, but there are {n} atomic numbers")
-    if "batch" in record:
-        with suppress(ValueError):  # another field of that name
-            batch = to_numpy(record["batch"])
-            several = batch.size == n and batch.dtype.kind in "iu" and np.ptp(batch) > 0
-    if several:
+    batch = np.empty(0)
+    with suppress(KeyError, ValueError):  # or another field of that name
+        batch = to_numpy(record["batch"])
+    if batch.size == n and batch.dtype.kind in "iu" and np.ptp(batch) > 0:
         raise ValueError("batch is of several graphs: store one system per record")
     return n
 
@@ -248,16 +247,14 @@ def _vectors(
     """
     if records[0].get(field) is None and not unknown:
         return None
-    arrays = [
-        np.full((n, 3), np.nan)
-        if unknown and record.get(field) is None
-        else _array(record.get(field), field)
-        for record, n in zip(records, natoms.tolist(), strict=True)
-    ]
-    for array, n in zip(arrays, natoms.tolist(), strict=True):
+    parts = []
+    for record, n in zip(records, natoms.tolist(), strict=True):
+        value = record.get(field)
+        array = np.full((n, 3), np.nan) if unknown and value is None else _array(value, field)
         if array.shape not in ((n, 3), (1, n, 3)):
             raise ValueError(f"{field} has shape {array.shape}, expected ({n}, 3)")
-    joined = np.concatenate([array.reshape(-1, 3) for array in arrays])
+        parts.append(array.reshape(-1, 3))
+    joined = np.concatenate(parts)
     if joined.dtype != np.float32:
         with np.errstate(invalid="ignore"):  # a signalling NaN, refused below
             joined = joined.astype(np.float64)
@@ -269,15 +266,9 @@ def _vectors(
     return joined
 
 
-def _forces_name(records: Sequence[Record]) -> str:
-    """OC20's name, or ASE's."""
-    return "force" if any(record.get("force") is not None for record in records) else "forces"
-
-
 def _near_origin(
     positions: NDArray[Any], relaxed: NDArray[Any] | None, ptr: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Systems far from the origin moved there."""
     natoms = ptr[1:] - ptr[:-1]
     centre = np.add.reduceat(positions.astype(np.float64), ptr[:-1]) / natoms[:, None]
     far = np.abs(centre).max(1, keepdims=True) > _FAR
@@ -285,9 +276,7 @@ def _near_origin(
     return positions - moved, None if relaxed is None else relaxed - moved
 
 
-def _cells(
-    records: Sequence[Record],
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _cells(records: Sequence[Record]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Cells (B, 3, 3), Å, and pbc (B, 3), of which no periodic direction is singular."""
     cells = np.zeros((len(records), 3, 3))
     pbc = np.zeros((len(records), 3), dtype=np.bool_)

@@ -181,7 +181,7 @@ class FlatDataset(StructuresDataset):
         options = self.options
         names = (options.energy, options.energy_initial, options.positions_relaxed)
         as_stored = options.ignore_energy or names == tuple(_OC20.values())
-        if as_stored and not options.layer_numbers:
+        if as_stored and options.tag_slab is None:
             with suppress(ValueError):  # the decoder finds the record that is invalid
                 structures = self._decoded(rows)
                 if structures is not None:

@@ -118,8 +118,7 @@ def _count(counts: dict[str, Counter[Any]], records: Iterable[Record], batch: St
 
 def _disk_bytes(dataset: StructuresDataset) -> int | None:
     """Bytes of the files of a data set, None where it is in memory or they are gone."""
-    parts = getattr(dataset, "parts", [dataset])
-    files = [Path(getattr(part, "file", part.path)) for part in parts]
+    files = [Path(getattr(part, "file", part.path)) for part in dataset.files()]
     present = all(file.is_file() for file in files)
     return sum(file.stat().st_size for file in files) if present else None
 

@@ -18,12 +18,14 @@ from flt_mol.data.ase import row_record
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.pyg import fields_of
 from flt_mol.data.schema import Record, decoded
-from flt_mol.data.unpickle import inflated, saved, unpickle
-from flt_mol.files import readable, temporary_path
+from flt_mol.data.unpickle import inflated, saved
+from flt_mol.files import readable, some, temporary_path
 
 _MAGIC = b"\xde\xc0\xef\xbe"  # at byte 16 of a file
 _DIGITS = 18  # of a key that still is an int64
-_ABOUT = (b"length", b"metadata", b"nextid", b"deleted_ids", b"schema", b"format", b"index")
+_is_about = re.compile(  # no record
+    rb"__.*__|len(gth)?|num_samples|keys|meta(data)?|nextid|deleted_ids|schema|format|index|version"
+).fullmatch
 _CHUNK = 1000  # records in one commit
 _LARGEST_FILE = 1 << 40  # bytes, of which only those written count
 _OTHER_KINDS = {
@@ -108,8 +110,7 @@ class LmdbDataset(StructuresDataset):
 
     Values are pickles of OC20, or JSON as in ASE's `.aselmdb`, of which the fields are those of
     :func:`flt_mol.data.ase.atoms_record`. Where no key is a number, all keys but `length` and the
-    like are records. The file is opened by each process that reads, and not written to; the data
-    set can be pickled and forked.
+    like are records. Each process that reads opens the file.
 
     Args:
         path: the file, or the folder with `data.mdb` in it.
@@ -121,7 +122,7 @@ class LmdbDataset(StructuresDataset):
             records; where targets are required, a file without them.
 
     Warns:
-        UserWarning: `length` disagrees with the records found; defaults taken for missing fields.
+        UserWarning: another `length` than that of the records; keys ignored; defaults taken.
     """
 
     kind = "LMDB"
@@ -130,17 +131,20 @@ class LmdbDataset(StructuresDataset):
         self.file = data_file(self.path)
         self._environment: _Environment | None = None
         self._stamp = _stamp(self.file)
-        self._keys = np.array(self._read_keys(), dtype=np.bytes_)
+        self._keys = np.array(self._read_keys(), dtype=np.object_)  # bytes_ would cut zeros off
         return len(self._keys)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_environment": None}
 
     def _where(self, row: int) -> str:
-        return f"{self.path}, key {self._keys[row].decode(errors='replace')}"
+        return f"{self.path}, key {self._key(row)}"
+
+    def _key(self, row: int) -> str:
+        return str(self._keys[row].decode(errors="backslashreplace"))
 
     def _default_sid(self, row: int) -> int | str:
-        key = self._keys[row].decode(errors="replace")
+        key = self._key(row)
         return f"{self.prefix}{key}" if self.prefix or not key.isdigit() else int(key)
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
@@ -148,9 +152,9 @@ class LmdbDataset(StructuresDataset):
         with self._begin() as transaction:
             for row in rows:
                 try:
-                    data = inflated(transaction.get(bytes(self._keys[row])) or b"")
-                    json_row = row_record(_value(data)) if _is_json(data) else None
-                    fields = json_row or fields_of((saved if data[:2] == b"PK" else unpickle)(data))
+                    data = inflated(transaction.get(self._keys[row]) or b"")
+                    is_row = _is_json(data)
+                    fields = row_record(_value(data)) if is_row else fields_of(saved(data))
                     if fields is None:
                         raise ValueError("the record is neither PyG Data nor a dict")
                     records.append(fields)
@@ -159,7 +163,6 @@ class LmdbDataset(StructuresDataset):
         return records
 
     def _begin(self) -> Any:
-        """A transaction."""
         if _stamp(self.file) != self._stamp:
             raise ValueError(f"{self.path} has changed since it was opened; open it again")
         self._environment = _opened(self.file, self._stamp)
@@ -170,8 +173,9 @@ class LmdbDataset(StructuresDataset):
         try:
             with self._begin() as transaction:
                 every = list(transaction.cursor().iternext(keys=True, values=False))
-                keys = sorted((k for k in every if k.isdigit() and len(k) <= _DIGITS), key=int)
-                keys = keys or [k for k in every if k not in _ABOUT]
+                found = [k for k in every if not _is_about(k)]
+                numbers = (k for k in found if k.isdigit() and len(k) <= _DIGITS)
+                keys = sorted(numbers, key=int) or found
                 first = transaction.get(keys[0]) if keys else b""
                 length = transaction.get(b"length")
         except lmdb.Error as error:
@@ -184,6 +188,8 @@ class LmdbDataset(StructuresDataset):
             announced: Any = len(keys) if length is None else int(decoded(_value(length)))
         except (ValueError, TypeError, OverflowError):
             announced = "not a number"
+        if others := sorted(set(found).difference(keys)):
+            self.notes.add({"keys": f"keys ignored, not numbers: {some(others)}"})
         if announced != len(keys):
             text = f"its length is {announced}, but {len(keys)} records are stored and read"
             self.notes.add({f"length {self.file}": f"{self.file.name}: {text}"})

@@ -397,7 +397,7 @@ def target_statistics(
         for field, values in targets.items():
             energy = getattr(batch, field)
             if energy is None or not energy.isfinite().all():
-                _refuse((dataset[i] for i in range(seen, seen + len(batch))), field)
+                _refuse(dataset, range(seen, seen + len(batch)), field)
             values += energy.tolist()
         most_atoms = max(most_atoms, int(batch.natoms.max()))
         elements.update(batch.atomic_numbers.unique().tolist())
@@ -458,8 +458,8 @@ def _moments(values: NDArray[np.float64]) -> Moments:
     return Moments(len(values), float(mean), float(std))
 
 
-def _refuse(systems: Iterable[Structures], field: str) -> None:
-    for system in systems:
+def _refuse(systems: Systems, rows: Iterable[int], field: str) -> None:
+    for system in (systems[i] for i in rows):
         energy = getattr(system, field)
         if energy is None or not energy.isfinite().all():
             text = f"{field} is missing or not finite: give it or skip the system"

@@ -41,7 +41,6 @@ def open_dataset(
     energy_initial: str = "y_init",
     positions_relaxed: str = "pos_relaxed",
     check: Callable[[Structures], None] | None = None,
-    layer_numbers: bool = False,
     frames: str | None = "all",
     forces: bool = False,
     tag_slab: Tagger | None = None,
@@ -56,7 +55,8 @@ def open_dataset(
     `Data`, `Batch` and data sets, :class:`Structures`, mappings with OC20's names, each or several.
 
     Args:
-        source: path of a file or folder (text or any `os.PathLike`), or objects in memory.
+        source: path of a file or folder (text or any `os.PathLike`), a list of them, or objects in
+            memory.
         require_energy: systems without the target are errors.
         ignore_energy: targets and relaxed positions are not read, so invalid ones do not matter.
         on_error: "raise": an invalid record raises ValueError when it is read. "skip": all records
@@ -67,8 +67,6 @@ def open_dataset(
         positions_relaxed: name of the relaxed positions, Å; a field, or a name in ASE's `arrays`.
         check: called with the systems that are read, one or many; what it raises ValueError for is
             an invalid record. Picklable, where other processes read.
-        layer_numbers: tags that are the layers' numbers of `ase.build` are read as 0, for
-            :func:`flt_mol.data.tag_slab` to set them, instead of an error or a warning.
         frames: of a file that ASE reads, "all", "first" or "last"; ASE's ``relax.traj@-1`` and
             ``@2:9`` do, too. None takes the first of a relaxation and all of others; a relaxation
             has frames with an energy of a calculator each, of the same atoms, cell and pbc.
@@ -76,7 +74,7 @@ def open_dataset(
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
         tag_slab: of :func:`flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
-            layer numbers; frames of a relaxation get those of the first.
+            layer numbers of `ase.build`; frames of a relaxation get those of the first.
 
     Raises:
         ValueError: a path that cannot be read, naming it and the reason; the folder or name of a
@@ -93,13 +91,22 @@ def open_dataset(
         energy_initial,
         positions_relaxed,
         check,
-        layer_numbers or tag_slab is not None,
         frames,
         forces,
         tag_slab,
     )
-    if not isinstance(source, str | os.PathLike):
-        return MemoryDataset(source, options)
+    if isinstance(source, str | os.PathLike):
+        return _open_path(source, options)
+    if isinstance(source, list | tuple) and source and isinstance(source[0], str | os.PathLike):
+        if len(source) == 1:
+            return _open_path(source[0], options)
+        return FolderDataset(f"{len(source)} files", options, files=source)
+    return MemoryDataset(source, options)
+
+
+def _open_path(
+    source: str | os.PathLike[str], options: ReadOptions, notes: Notes | None = None
+) -> StructuresDataset:
     if not os.fspath(source):
         raise ValueError("the path is empty; give that of a file or folder (. for this one)")
     path, index = split_index(Path(os.fsdecode(source)))
@@ -109,8 +116,8 @@ def open_dataset(
         if not path.exists():
             raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
         if index is None and path.is_dir() and data_file(path).name != "data.mdb":
-            return FolderDataset(path, options)
-        return _open_file(path, options, Notes(str(path)))
+            return FolderDataset(path, options, notes=notes)
+        return _open_file(path, options, notes or Notes(str(path)))
 
 
 def split_index(path: Path) -> tuple[Path, str | None]:
@@ -152,14 +159,26 @@ def _open_file(path: Path, options: ReadOptions, notes: Notes) -> StructuresData
 
 
 class FolderDataset(StructuresDataset):
-    """All LMDB and flat files of a folder, in order; without any, all that ASE reads."""
+    """`files`; else all LMDB and flat files of a folder, in order, or all that ASE reads."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        options: ReadOptions,
+        *,
+        notes: Notes | None = None,
+        files: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
+        self._given = files
+        super().__init__(path, options, notes=notes)
 
     def _open(self) -> int:
-        files = self._files()
+        opened: Callable[..., StructuresDataset] = _open_path if self._given else _open_file
+        files = self._given or self._files()
         self.parts: list[StructuresDataset] = []
         for file in files:
             try:
-                self.parts.append(_open_file(file, self.options, self.notes))
+                self.parts.append(opened(file, self.options, self.notes))
             except ValueError as error:
                 if self.options.on_error == "raise":
                     raise
@@ -170,6 +189,7 @@ class FolderDataset(StructuresDataset):
             raise ValueError(f"{self.path}: every file is invalid; the first: {self.skipped[0]}")
         for part in self.parts if len(self.parts) > 1 else ():
             part.prefix = f"{part.path.stem}:"
+        self.options = replace(self.options, check=None, tag_slab=None)  # the parts do both
         self._starts = list(accumulate((len(part) for part in self.parts), initial=0))
         return self._starts[-1]
 
@@ -183,7 +203,7 @@ class FolderDataset(StructuresDataset):
         for kind, found in {
             "*.lmdb": [entry for entry in entries if _is_shard(entry)],
             "files of structures": [entry for entry in plain if holds_structures(entry)],
-            "files of torch.save": [entry for entry in plain if entry.suffix in _SAVED],
+            "files of torch.save": [entry for entry in plain if entry.suffix.lower() in _SAVED],
         }.items():
             others = some([entry.name for entry in entries if entry not in found])
             if found and others:
@@ -200,6 +220,15 @@ class FolderDataset(StructuresDataset):
     def _locate(self, row: int) -> tuple[int, int]:
         part = bisect_right(self._starts, row) - 1
         return part, row - self._starts[part]
+
+    def files(self) -> list[StructuresDataset]:
+        """The data set of each file."""
+        return [file for part in self.parts for file in part.files()]
+
+    def place(self, index: int) -> tuple[Path, int]:
+        """The file of system `index`, and which of its records it is, from 0."""
+        part, inside = self._locate(self._rows_of([index])[0])
+        return self.parts[part].place(inside)
 
     def _where(self, row: int) -> str:
         part, inside = self._locate(row)
@@ -290,7 +319,7 @@ class MemoryDataset(StructuresDataset):
                 return [_of_structures(system) for system in obj]
             if _is_atoms(obj):
                 records = [atoms_record(obj)]
-                kinds = {} if self.options.layer_numbers else layer_note(records[0])
+                kinds = {} if self.options.tag_slab is not None else layer_note(records[0])
             else:
                 found = [obj] if isinstance(obj, Mapping) else pyg_records(obj, kinds)
                 # As arrays: values out of a saved file cannot be pickled as they are.

@@ -16,7 +16,7 @@ from flt_mol.structures import Structures
 _KNOWN_BY = ("pos", "atomic_numbers", "z", "edge_index")
 
 
-def from_pyg(data: Any, *, options: ReadOptions | None = None) -> Structures:
+def from_pyg(data: Any) -> Structures:
     """A `Data`, or all graphs of a `Batch`, with OC20's names for their fields.
 
     Objects of torch_geometric 1.x that were unpickled under 2.x are read too. Fields whose name
@@ -25,16 +25,12 @@ def from_pyg(data: Any, *, options: ReadOptions | None = None) -> Structures:
 
     Args:
         data: `Data` or `Batch`, on any device.
-        options: which targets are read, under which names, and whether one is required.
 
     Raises:
         ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses.
     """
-    return decode(
-        pyg_records(data),
-        ReadOptions() if options is None else options,
-        where=lambda place: f"graph {place} of {type(data).__name__}",
-    )
+    kind = type(data).__name__
+    return decode(pyg_records(data), ReadOptions(), where=lambda b: f"graph {b} of {kind}")
 
 
 def is_pyg(value: Any) -> bool:
@@ -62,9 +58,8 @@ def is_collated(value: Any) -> bool:
     """Whether it is what an `InMemoryDataset` stores: fields of all graphs, and their slices."""
     if not isinstance(value, tuple) or not 2 <= len(value) <= 4 or isinstance(value[0], tuple):
         return False
-    if not isinstance(value[1], Mapping) or "pos" not in value[1] or fields_of(value[0]) is None:
-        return False
-    return to_numpy(value[1]["pos"]).ndim == 1  # else it is a pair of mappings
+    slices = value[1] if isinstance(value[1], Mapping) and fields_of(value[0]) is not None else {}
+    return "pos" in slices and to_numpy(slices["pos"]).ndim == 1  # else two mappings
 
 
 def pyg_records(

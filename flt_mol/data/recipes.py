@@ -6,10 +6,9 @@ Small data are beside their recipe, large ones in a data folder: ``$FLT_MOL_DATA
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import yaml
 
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.opening import open_dataset, split_index
-from flt_mol.files import shipped_folder
+from flt_mol.files import nearest, shipped_folder
 
 _FILE = "dataset.yaml"
 _VARIABLE = "FLT_MOL_DATA"
-_FLAT = "flat"  # folder of a data set's own folder, with converted splits
+FLAT = "flat"  # folder of a data set's own folder, with converted splits
 _DISTINCT = 3  # parts at the end of a path that identify a split: all/val_id/data.lmdb
 _SHOWN = 5
 
@@ -72,7 +71,7 @@ class Recipe:
         for place, own in (self._places() if folder is None else {folder: True}).items():
             # A short name in a common folder may be of another data set.
             files = ends if own or len(parts) >= _DISTINCT else []
-            for file in [Path(_FLAT, f"{split}.safetensors"), *files] if own else files:
+            for file in [Path(FLAT, f"{split}.safetensors"), *files] if own else files:
                 if os.path.exists(place / file):
                     return place / file
         return None
@@ -93,12 +92,9 @@ class Recipe:
     def expected(self, split: str) -> Mapping[str, Any]:
         """The entry of :attr:`splits`; ValueError for an unknown split, with the known ones."""
         if split not in self.splits:
-            raise ValueError(f"data set {self.name} has no split {_unknown(split, self.splits)}")
+            hint = nearest(split, self.splits)
+            raise ValueError(f"data set {self.name} has no split '{split}': {hint}")
         return self.splits[split]
-
-    def is_converted(self, path: Path) -> bool:
-        """Whether a path of :meth:`path` is a converted split, not the file that was published."""
-        return path.parent.name == _FLAT
 
     def open(self, split: str, **options: Any) -> StructuresDataset:
         """The systems of a split; options as of :func:`flt_mol.data.open_dataset`.
@@ -166,7 +162,7 @@ def recipe(name_or_folder: Recipe | str | Path) -> Recipe:
         return _read(file)
     if path.exists():
         raise ValueError(f"{path} is not a data set: it has no {_FILE}")
-    raise ValueError(f"no data set {_unknown(str(path), known)}, and no such folder")
+    raise ValueError(f"no data set '{path}', and no such folder; {nearest(str(path), known)}")
 
 
 def _read(file: Path) -> Recipe:
@@ -187,14 +183,6 @@ def _read(file: Path) -> Recipe:
     return Recipe(str(metadata.get("name", folder.name)), folder, files, metadata)
 
 
-def _unknown(name: str, known: Iterable[Any]) -> str:
-    """`'nam' (did you mean name?); there are: name, other`."""
-    known = [str(item) for item in known]
-    near = difflib.get_close_matches(name, known, n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
-    return f"'{name}'{guess}; there are: {', '.join(known) or 'none'}"
-
-
 def find_recipe(name_or_path: str | Path) -> Recipe | None:
     """The data set of that name or folder; None for a plain file or folder of records.
 
@@ -206,7 +194,7 @@ def find_recipe(name_or_path: str | Path) -> Recipe | None:
         return None
     if not path.exists() and str(path).replace("-", "_") not in names():
         where = f"{path} does not exist (looked in {path.absolute().parent})"
-        raise ValueError(f"{where}, and is no data set {_unknown(str(path), names())}")
+        raise ValueError(f"{where}, and is no data set: {nearest(str(path), names())}")
     return recipe(name_or_path)
 
 

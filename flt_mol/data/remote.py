@@ -18,9 +18,8 @@ from urllib.error import HTTPError
 
 from filelock import FileLock, Timeout
 
-from flt_mol.data.conversion import remove_leftovers
 from flt_mol.data.opening import open_dataset
-from flt_mol.data.recipes import Recipe, data_folders, recipe
+from flt_mol.data.recipes import FLAT, Recipe, data_folders, recipe
 from flt_mol.files import VERSION, temporary_path
 
 Progress = Callable[[str, int, int | None], None]
@@ -75,7 +74,7 @@ def download(
             another download runs; an archive that cannot be fetched or is damaged.
         OSError: a folder that cannot be written.
     """
-    found, report = recipe(name_or_folder), progress or _silent
+    found, report = recipe(name_or_folder), progress or (lambda *_: None)
     folder = Path(to or data_folders()[0] / found.name).expanduser().absolute()
     url, archive = _archive(found, folder, base_url)
     rows = verify(found, splits, folder=None if to is None else folder, progress=progress)
@@ -96,10 +95,6 @@ def download(
         archive.target.unlink(missing_ok=True)
     files |= {split: member.target for split, member in absent.items()}
     return DownloadResult(folder, tuple(absent), {row.split: files[row.split] for row in rows})
-
-
-def _silent(label: str, done: int, total: int | None) -> None:
-    pass
 
 
 class _Expected(NamedTuple):
@@ -221,7 +216,6 @@ def _extract(archive: Path, members: Sequence[_Expected], report: Progress) -> N
 
 
 def _write(source: IO[bytes] | None, to: _Expected, report: Progress) -> None:
-    remove_leftovers(to.target)
     with temporary_path(to.target, durable=True) as temporary:
         with temporary.open("wb") as file:
             while source is not None and (chunk := source.read(_CHUNK)):
@@ -279,14 +273,15 @@ def verify(
     found = recipe(name_or_folder)
     chosen = dict.fromkeys(found.splits if splits is None else splits)
     places = {split: found.find(split, folder) for split in chosen}
-    return [_verify_one(found, *place, progress or _silent) for place in places.items()]
+    report = progress or (lambda *_: None)
+    return [_verify_one(found, *place, report) for place in places.items()]
 
 
 def _verify_one(recipe: Recipe, split: str, file: Path | None, report: Progress) -> Verified:
     if file is None:
         return Verified(split, None, "missing", str(recipe.relative(split)))
     expected = recipe.expected(split)
-    published = not file.is_dir() and not recipe.is_converted(file)
+    published = not file.is_dir() and file.parent.name != FLAT
     kinds = [kind for kind in ("bytes", "sha256", "md5") if kind in expected and published]
     try:
         for kind in [*kinds, "count"]:

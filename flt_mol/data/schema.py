@@ -42,7 +42,6 @@ class ReadOptions:
     energy_initial: str = "y_init"
     positions_relaxed: str = "pos_relaxed"
     check: Callable[[Structures], None] | None = None
-    layer_numbers: bool = False
     frames: str | None = "all"
     forces: bool = False
     tag_slab: Tagger | None = None

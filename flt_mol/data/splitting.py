@@ -18,7 +18,7 @@ import yaml
 from ase.data import chemical_symbols
 
 from flt_mol.data.checks import Unusual
-from flt_mol.data.conversion import ConvertResult, Progress, convert, remove_leftovers
+from flt_mol.data.conversion import ConvertResult, Progress, convert
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.recipes import recipe
 from flt_mol.files import temporary_path
@@ -91,8 +91,7 @@ def split(
             done = sum(part.systems for part in results.values())
             progress(2 * done + converted, 2 * len(source))
 
-    remove_leftovers(output)
-    with temporary_path(output) as folder:
+    with temporary_path(output, durable=True) as folder:
         folder.mkdir()
         try:
             for key, rows in parts.items():
@@ -199,7 +198,6 @@ def _description(
     results: Mapping[str, ConvertResult],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `dataset.yaml` holds."""
     content: dict[str, Any] = {
         "name": name,
         "source": source.path.name,

@@ -71,7 +71,7 @@ def from_trajectories(
         raise ValueError(f"{paths}: every file is invalid; the first: {first}")
     name = str(paths) if whole else f"{len(given)} trajectories"
     files, records = zip(*found, strict=True)
-    options = ReadOptions(on_error=on_error, layer_numbers=tag_slab is not None, tag_slab=tag_slab)
+    options = ReadOptions(on_error=on_error, tag_slab=tag_slab)
     dataset = MemoryDataset(list(records), options, name=name, places=list(map(str, files)))
     dataset.skipped[:0] = skipped
     notes = {

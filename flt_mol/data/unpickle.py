@@ -116,10 +116,7 @@ def read_saved(path: Path) -> Any:
     try:
         return saved(data)
     except ValueError as error:
-        kind = "a pickle"
-        if data.startswith((b"PK", _LEGACY)):
-            kind = "a zip archive as of torch.save" if data[:2] == b"PK" else "a torch.save file"
-        raise ValueError(f"{path}, {kind}: {error}") from error
+        raise ValueError(f"{path}, as of torch.save or pickle: {error}") from error
 
 
 def saved(data: bytes) -> Any:
@@ -289,7 +286,6 @@ class _Storage(Stored):
     kind: str | None = None
 
     def numpy(self) -> NDArray[Any]:
-        """All numbers (n,)."""
         data, kind, start, count = self.data, self.kind, 0, -1
         if kind is None:
             head = _LEGACY_HEAD(data)
@@ -313,7 +309,6 @@ class _Tensor(Stored):
         self.args = args
 
     def numpy(self) -> NDArray[Any]:
-        """The tensor's numbers; sizes are checked against those stored."""
         storage, offset, shape, stride, *others = self.args
         if not isinstance(storage, _Storage) or any(others[2:]):  # requires_grad, hooks, flags
             raise ValueError("is a tensor without storage, or with flags")
@@ -327,6 +322,9 @@ class _Tensor(Stored):
         return np.ndarray(size, flat.dtype, flat, int(offset) * flat.itemsize, strides)
 
 
+_is_code = re.compile("[biufcSU][0-9]{1,6}").fullmatch
+
+
 class _Dtype(Stored):
     """`numpy.dtype` of numbers, booleans or text; objects and records are refused when used."""
 
@@ -337,7 +335,7 @@ class _Dtype(Stored):
 
     def __setstate__(self, state: Any) -> None:
         order = state[1]
-        if order in ("<", ">", "=", "|") and re.fullmatch("[biufcSU][0-9]{1,6}", str(self.code)):
+        if order in ("<", ">", "=", "|") and _is_code(str(self.code)):
             self.dtype = np.dtype(f"{order}{self.code}")
 
 
@@ -353,11 +351,11 @@ class _Array(Stored):
         shape, dtype, fortran, data = state[-4:]
         if dtype.dtype is not None:
             flat = np.frombuffer(data, dtype.dtype) if len(data) else np.empty(0, dtype.dtype)
-            flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
+            if not flat.dtype.isnative:
+                flat = flat.astype(flat.dtype.newbyteorder("="))
             self.array = flat.reshape(shape, order="F" if fortran else "C")
 
     def numpy(self) -> NDArray[Any]:
-        """The array."""
         if self.array is None:
             raise ValueError("is a numpy array of Python objects; store numbers")
         return self.array

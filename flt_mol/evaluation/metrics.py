@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flt_mol.files import some
 from flt_mol.prediction.energies import energy_array
-from flt_mol.structures import Structures, known_forces
+from flt_mol.structures import Structures, known_forces, relaxed_displacement
 
 EWT_THRESHOLD = 0.02
 """eV; an energy is within threshold if its error is strictly smaller."""
 
 FORCE_THRESHOLD = 0.03
 """eV/Å, of the largest component of a system's errors, likewise."""
+
+TARGETS = {
+    "energy_initial": "energy_initial",
+    "displacement": "positions_relaxed",
+    "forces": "forces",
+}
+"""Output of a model beside "energy" → field of `Structures` that is its target."""
 
 LEVEL = 0.95
 """Share of the resampled values that lie within an interval."""
@@ -40,7 +48,7 @@ class EnergyMetrics:
     - `mae` = (1/S) Σ |e_s|, `rmse` = √((1/S) Σ e_s²), `me` = (1/S) Σ e_s (the bias), `median_ae`,
       the median of |e_s|, in eV;
     - `ewt` = (1/S) #{s : |e_s| < 0.02 eV}, a fraction, strictly below (Chanussot et al. 2021,
-      ACS Catal. 11, 6059), compared in float32 where energies are.
+      ACS Catal. 11, 6059), compared in float32 where one is.
 
     Errors, not means of batches, are kept, so batches may have any sizes and order.
 
@@ -104,15 +112,12 @@ def errors_of(
     for kind, values in (("prediction", predicted), ("target", wanted)):
         for row in np.flatnonzero(~np.isfinite(values))[:1]:
             raise ValueError(f"{kind} {values[row]} of {names[row]} is not a finite energy")
-    if not (_is_float32(prediction) and _is_float32(target)):
+    dtypes = [str(getattr(x, "dtype", "")) for x in (prediction, target)]
+    if not any(x.endswith("float32") for x in dtypes):
         return predicted - wanted
     single = (predicted.astype(np.float32) - wanted.astype(np.float32)).astype(np.float64)
     edge = np.float64(np.float32(EWT_THRESHOLD))  # a little below it
     return np.where(np.abs(single) == edge, np.copysign(EWT_THRESHOLD, single), single)
-
-
-def _is_float32(values: Any) -> bool:
-    return str(getattr(values, "dtype", "")).endswith("float32")
 
 
 def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> dict[str, float]:
@@ -124,6 +129,92 @@ def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -
     metrics = EnergyMetrics()
     metrics.update(prediction, target, sid)
     return metrics.compute()
+
+
+def error_sums(
+    outputs: Mapping[str, Tensor], structures: Structures
+) -> dict[str, tuple[float, int]]:
+    """Errors of every output, summed over a batch, and the number of systems or free atoms.
+
+    "mae" (eV) and "ewt" (systems with an error below 0.02 eV) of energies, "energy_initial_mae" and
+    "…_ewt" of those before relaxation, "displacement" and, to compare with, "displacement_unmoved"
+    (Å; as if every atom stayed where it is); with several recycles also "mae_recycle1" and so on
+    for each; and those of :func:`force_sums`.
+
+    Raises:
+        ValueError: a missing target, naming the sids.
+    """
+    energies = energy_errors(outputs, structures, "energy")
+    errors, within = {"mae": energies}, {"ewt": energies[-1]}
+    found: dict[str, tuple[float, int]] = {}
+    if "forces" in outputs:
+        found |= force_sums(outputs["forces"], energies[-1], structures)
+    if "energy_initial" in outputs:
+        initial = energy_errors(outputs, structures, "energy_initial")
+        errors["energy_initial_mae"], within["energy_initial_ewt"] = initial, initial[-1]
+    if "displacement" in outputs:
+        free = ~structures.fixed
+        distances, unmoved = displacement_errors(outputs, structures)
+        errors["displacement"] = distances[:, free]
+        found["displacement_unmoved"] = float(unmoved[free].sum()), int(free.sum())
+    for name, values in errors.items():
+        sums, count = values.sum(-1).tolist(), values.shape[1]
+        found[name] = sums[-1], count
+        if len(sums) > 1:
+            found |= {f"{name}_recycle{k}": (x, count) for k, x in enumerate(sums, 1)}
+    for name, last in within.items():
+        found[name] = float((last < EWT_THRESHOLD).sum()), len(last)
+    return found
+
+
+def energy_errors(outputs: Mapping[str, Tensor], structures: Structures, name: str) -> Tensor:
+    """|E_k − y| (K, B), eV, of each recycle; `name` is "energy" or "energy_initial".
+
+    Raises:
+        ValueError: missing targets, naming the sids; another shape than theirs.
+    """
+    every = _recycles(outputs, name)
+    target: Tensor | None = getattr(structures, name)
+    if target is None:
+        raise ValueError(f"some of sids {some(structures.sid)} have no {name}")
+    if every.shape[1:] != target.shape:  # (B, 1) − (B,) is (B, B)
+        shapes = f"{tuple(every.shape[1:])}, expected {tuple(target.shape)}"
+        raise ValueError(f"the model's output {name} has shape {shapes}")
+    return (every - target.to(every.dtype)).abs()
+
+
+def displacement_errors(
+    outputs: Mapping[str, Tensor], structures: Structures
+) -> tuple[Tensor, Tensor]:
+    """‖d_k − d‖₂ (K, N), Å, whose gradient is 0 where it is 0; and ‖d‖₂ (N,).
+
+    Raises:
+        ValueError: missing targets, naming the sids.
+    """
+    if structures.positions_relaxed is None:
+        raise ValueError(f"some of sids {some(structures.sid)} have no positions_relaxed")
+    target = relaxed_displacement(structures)
+    difference = _recycles(outputs, "displacement").to(target.dtype) - target
+    return torch.linalg.vector_norm(difference, dim=-1), torch.linalg.vector_norm(target, dim=-1)
+
+
+def force_errors(forces: Tensor, structures: Structures) -> tuple[Tensor, Tensor]:
+    """F − F* (N, 3), eV/Å, 0 where that is not known, and (N,) bool, where it is.
+
+    Raises:
+        ValueError: no F*, or another number of F, naming the sids.
+    """
+    wanted = structures.forces
+    if wanted is None or forces.shape != wanted.shape:
+        raise ValueError(f"some of sids {some(structures.sid)} have no forces")
+    known = known_forces(structures)
+    return (forces - wanted.to(forces.dtype)).masked_fill(~known[:, None], 0.0), known
+
+
+def _recycles(outputs: Mapping[str, Tensor], name: str) -> Tensor:
+    """(K, …): an output on every recycle."""
+    every = outputs.get(f"{name}_recycles")
+    return outputs[name][None] if every is None else every
 
 
 def force_sums(
@@ -143,19 +234,17 @@ def force_sums(
         structures: B systems with F*, their forces.
 
     Raises:
-        ValueError: there are no forces F*, or another number of F, naming the sids.
+        ValueError: as :func:`force_errors`.
 
     References:
         Chanussot et al., ACS Catal. 2021, table 2: S2EF.
     """
-    known = known_forces(structures)
-    if structures.forces is None or forces.shape != structures.forces.shape:
-        raise ValueError(f"sids {list(structures.sid[:5])}: no forces for {tuple(forces.shape)}")
-    wanted, system = structures.forces[known].to(forces.dtype), structures.system[known]
-    error = (forces[known] - wanted).abs()
+    difference, known = force_errors(forces, structures)
+    assert structures.forces is not None
+    error, wanted = difference[known].abs(), structures.forces[known].to(forces.dtype)
     cosine = torch.cosine_similarity(forces[known], wanted, dim=1)
     largest = error.new_full((len(structures),), -1.0)
-    largest.scatter_reduce_(0, system, error.amax(1), "amax")
+    largest.scatter_reduce_(0, structures.system[known], error.amax(1), "amax")
     within = (energy_error.abs() < EWT_THRESHOLD) & (largest < FORCE_THRESHOLD) & (largest >= 0)
     return {
         "forces_mae": (float(error.sum()), error.numel()),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +127,18 @@ def png(figure: Figure) -> bytes:
     return written.getvalue()
 
 
+def import_matplotlib() -> None:
+    """Import it also where MPLBACKEND, of a notebook, names a package that is not installed."""
+    if "matplotlib" not in sys.modules and (backend := os.environ.pop("MPLBACKEND", None)):
+        import matplotlib
+
+        os.environ["MPLBACKEND"] = backend
+        with suppress(ValueError):  # as matplotlib itself does, which fails
+            matplotlib.rcParams["backend"] = backend
+
+
 def _figure(width: float, height: float) -> Figure:
+    import_matplotlib()
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

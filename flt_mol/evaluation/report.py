@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import base64
-import csv
 import json
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 from flt_mol.evaluation import plots
 from flt_mol.evaluation.splits import COLUMNS, SplitResult, unseen_messages
 from flt_mol.evaluation.summary import shown_splits
-from flt_mol.files import temporary_path
+from flt_mol.files import temporary_path, write_rows
 
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
@@ -88,18 +87,12 @@ def write_csv(results: Results, path: str | Path) -> Path:
     float64.
     """
     names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
-    with (
-        temporary_path(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as f,
-    ):
-        writer = csv.writer(f, lineterminator="\n")
-        writer.writerow(["split", "sid", "energy", "target", *names])
-        for split, result in results.items():
-            further = [result.columns.get(name, (None,) * len(result.sid)) for name in names]
-            energies = (result.prediction.tolist(), result.target.tolist())
-            rows = zip(result.sid, *energies, *further, strict=True)
-            writer.writerows([split, *row] for row in rows)
-    return Path(path)
+    rows: list[Sequence[Any]] = [["split", "sid", "energy", "target", *names]]
+    for split, result in results.items():
+        further = [result.columns.get(name, (None,) * len(result.sid)) for name in names]
+        energies = (result.prediction.tolist(), result.target.tolist())
+        rows += zip(repeat(split), result.sid, *energies, *further, strict=False)
+    return write_rows(path, rows)
 
 
 def write_html(summary: Summary, results: Results, path: str | Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,10 +15,9 @@ import torch
 from ase.data import chemical_symbols
 from ase.formula import Formula
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flt_mol.data.checks import Unusual
-from flt_mol.evaluation.metrics import errors_of, force_sums, metrics_of
+from flt_mol.evaluation.metrics import TARGETS, error_sums, errors_of, metrics_of
 from flt_mol.prediction.energies import (
     UNSEEN,
     batches,
@@ -27,12 +27,18 @@ from flt_mol.prediction.energies import (
     prepared,
     unfit_for,
 )
-from flt_mol.structures import Structures, relaxed_displacement
+from flt_mol.structures import Structures
 
 COLUMNS = ("natoms", "adsorbate", "elements", "facet", "trained_on", "held_out")
 """What may be known of a system beside its energies, in this order in files.
 
 The adsorbate is the formula of the atoms with tag 2; the last two are "yes" or "no"."""
+
+_COUNTS = {
+    "energy_initial_mae": "energy_initial_count",
+    "displacement": "displacement_atoms",
+    "forces_cosine": "forces_atoms",
+}
 
 Model = Callable[[Structures], Any]
 """An `nn.Module` or a function: Structures → {"energy": (B,)} or (B,), eV."""
@@ -174,9 +180,7 @@ class _Split:
 
     def __init__(self) -> None:
         self._parts: list[SplitResult] = []  # a batch each
-        self._initial: list[tuple[Any, Any]] = []  # energies before relaxation and their targets
-        self._moved: list[Tensor] = []  # (2, atoms): distances of free atoms, the same unmoved
-        self._forces: list[dict[str, tuple[float, int]]] = []
+        self._sums: dict[str, list[tuple[float, int]]] = defaultdict(list)
         self._elements: set[int] = set()
 
     def add(self, output: Any, batch: Structures) -> None:
@@ -189,47 +193,28 @@ class _Split:
         errors_of(part.prediction, part.target, part.sid)  # names what is not finite
         self._parts.append(part)
         self._elements.update(batch.atomic_numbers.tolist())
-        if isinstance(output, Mapping):
-            self._add_further(output, batch)
-            if "forces" in output and batch.forces is not None:
-                forces, error = output["forces"].cpu(), torch.from_numpy(part.error)
-                for b in batch.system.cpu()[~forces.isfinite().all(dim=1)][:1].tolist():
-                    raise ValueError(f"a force on sid {batch.sid[b]} is not finite")
-                self._forces.append(force_sums(forces, error, batch.to("cpu")))
-
-    def _add_further(self, output: Mapping[str, Any], batch: Structures) -> None:
-        if "energy_initial" in output and batch.energy_initial is not None:
-            initial = {"energy": output["energy_initial"]}
-            self._initial.append(
-                (energies_of(initial, batch), energies_of(batch.energy_initial, batch))
-            )
-        if "displacement" in output and batch.positions_relaxed is not None:
-            batch = batch.to("cpu")
-            target = relaxed_displacement(batch).double()
-            moved = torch.stack([output["displacement"].cpu().double() - target, target])
-            distance = torch.linalg.vector_norm(moved, dim=-1)[:, ~batch.fixed]
-            for b in batch.system[~batch.fixed][~distance.isfinite().all(dim=0)][:1].tolist():
-                raise ValueError(f"a displacement of sid {batch.sid[b]} is not finite")
-            self._moved.append(distance)
+        if not isinstance(output, Mapping):
+            return
+        batch, known = batch.to("cpu"), {"energy": torch.from_numpy(part.prediction)}
+        for name, target in TARGETS.items():
+            if name in output and getattr(batch, target) is not None:
+                known[name] = found = output[name].cpu().double()
+                rows = torch.arange(len(batch)) if name == "energy_initial" else batch.system
+                for b in rows[~found.reshape(len(rows), -1).isfinite().all(1)][:1].tolist():
+                    raise ValueError(f"{name} of sid {batch.sid[b]} is not finite")
+        for name, each in error_sums(known, batch).items():
+            self._sums[name].append(each)
 
     def result(self, model: Any, path: str) -> SplitResult:
         if not self._parts:
             raise ValueError(f"no systems to evaluate in {path or 'this split'}")
         further: dict[str, float] = {}
-        if self._initial:
-            prediction, target = map(np.concatenate, zip(*self._initial, strict=True))
-            initial = metrics_of(prediction, target)
-            further |= {f"energy_initial_{x}": initial[x] for x in ("mae", "ewt", "count")}
-        if self._moved and (distances := torch.cat(self._moved, dim=1)).numel():
-            distance, unmoved = distances.mean(dim=1).tolist()
-            further |= {"displacement": distance, "displacement_unmoved": unmoved}
-            further["displacement_atoms"] = distances.shape[1]
-        for name in self._forces[0] if self._forces else ():
-            total, count = (sum(x) for x in zip(*(y[name] for y in self._forces), strict=True))
-            if count:
+        for name, each in self._sums.items():
+            total, count = (sum(x) for x in zip(*each, strict=True))
+            if count and name not in ("mae", "ewt"):
                 further[name] = total / count
-            if name == "forces_cosine":
-                further["forces_atoms"] = count
+            if name in _COUNTS:
+                further[_COUNTS[name]] = count
         found = SplitResult.cat(self._parts)
         known = {name: x for name, x in found.columns.items() if set(x) != {None}}
         return replace(

@@ -113,19 +113,17 @@ def breakdowns(result: SplitResult) -> dict[str, list[dict[str, Any]]]:
             for name in names:
                 groups.setdefault(name, []).append(i)
         if groups:
-            rows = [_group(name, result, groups[name]) for name in sorted(groups)]
+            rows = list[dict[str, Any]]()
+            for name, members in sorted(groups.items()):
+                metrics = metrics_of(result.prediction[members], result.target[members])
+                interval = bootstrap_intervals(result.error[members], ["mae"])["mae"]
+                kept = {key: metrics[key] for key in ("count", "mae", "ewt")}
+                rows.append({"group": name, "mae_interval": list(interval), **kept})
             rows.sort(key=lambda row: -row["mae"])
             if kind == "size":
                 rows.sort(key=lambda row: _BINS.index(row["group"]))
             found[kind] = rows
     return found
-
-
-def _group(name: str, result: SplitResult, rows: list[int]) -> dict[str, Any]:
-    metrics = metrics_of(result.prediction[rows], result.target[rows])
-    interval = bootstrap_intervals(result.error[rows], ["mae"])["mae"]
-    kept = {key: metrics[key] for key in ("count", "mae", "ewt")}
-    return {"group": name, "mae_interval": list(interval), **kept}
 
 
 def _metrics(result: SplitResult) -> dict[str, Any]:

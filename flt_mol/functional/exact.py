@@ -70,7 +70,7 @@ def _weights(q: Tensor, k: Tensor, keys: PaddedRows, mode: str, first: int = 0) 
     """softmax(Q Kᵀ) (B, n, m) of blocks whose queries begin with row `first`."""
     if mode != "causal" and keys.real is not None:
         hidden = q.new_zeros(keys.real.shape).masked_fill_(~keys.real, -torch.inf)
-        hidden = hidden.repeat(len(q) // len(hidden), 1)[:, None]
+        hidden = hidden.expand(len(q) // len(hidden), -1, -1).flatten(0, 1)[:, None]
         return torch.baddbmm(hidden, q, k.mT).softmax(-1)
     logits = q.bmm(k.mT)
     if mode == "causal":  # which hides repeated keys, too

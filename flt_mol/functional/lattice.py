@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _THINNEST = 0.5  # Å between images, less than in any crystal
+SHARPNESS = 20.0  # 1/Å, of `_completed`
 
 
 class UnfitSystemError(ValueError):
@@ -122,6 +123,11 @@ def rows_times(x: Tensor, matrix: Tensor, ptr: Tensor) -> Tensor:
     return x[:, :1] * rows[:, 0] + x[:, 1:2] * rows[:, 1] + x[:, 2:] * rows[:, 2]
 
 
+def matrices_times(left: Tensor, right: Tensor) -> Tensor:
+    """Products (B, 3, 3) as sums: a matmul may be rounded to TF32, to bfloat16 under autocast."""
+    return (left[..., None] * right[:, None]).sum(2)
+
+
 def host_array(x: Tensor) -> Floats:
     """The numbers on CPU in float64."""
     return x.detach().to("cpu", torch.float64).numpy()
@@ -216,7 +222,10 @@ def _behind_gaps(
 
 
 def _completed(basis: Floats, kept: NDArray[np.bool_], local: Floats, padding: float) -> Floats:
-    """Rows not `kept` replaced by vectors along the atoms' principal axes across the others."""
+    """Rows not `kept` replaced by vectors along the atoms' principal axes across the others.
+
+    Atoms end at the mean of x with weights e^(SHARPNESS·x): a maximum that is a smooth function.
+    """
     basis = np.where(kept[:, None], basis, 0.0)
     span = np.linalg.qr(basis[kept].T)[0]
     plane = span @ span.T
@@ -226,6 +235,9 @@ def _completed(basis: Floats, kept: NDArray[np.bool_], local: Floats, padding: f
     # Kept directions get the eigenvalue −2, so the open ones, 0 to 1, come last.
     axes = np.linalg.eigh(moments / max(np.trace(moments), 1e-12) - 2 * plane)[1]
     axes = axes.T[kept.sum() :]
-    extent = np.ptp(across @ axes.T, axis=0) if len(across) else np.zeros(len(axes))
+    extent = np.zeros(len(axes))
+    for along in (across @ axes.T, -across @ axes.T) if len(across) else ():
+        weight = np.exp(SHARPNESS * (along - along.max(0)))
+        extent += (weight * along).sum(0) / weight.sum(0)
     basis[~kept] = axes * (extent + padding)[:, None]
     return basis

@@ -92,9 +92,12 @@ def normalised(sums: Tensor) -> Tensor:
         >>> normalised(torch.tensor([[6.0, 2.0], [0.0, 0.0]])).tolist()
         [[3.0], [0.0]]
     """
-    denominator = sums[..., -1:]
-    clamped = denominator.clamp(min=torch.finfo(sums.dtype).tiny)
-    return sums[..., :-1] / clamped.masked_fill(denominator == 0, 1.0)
+    return sums[..., :-1] / _positive(sums[..., -1:])
+
+
+def _positive(total: Tensor) -> Tensor:
+    clamped = total.clamp(min=torch.finfo(total.dtype).tiny)
+    return clamped.masked_fill(total == 0, 1.0)
 
 
 def with_ones(value: Tensor) -> Tensor:
@@ -127,25 +130,42 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor]:
     q, k = _features(q, k, mode)
+    if mode != "sums" and keys.length <= _few(q.shape[-1], v.shape[-1]):
+        weights = q.bmm(real_only(k, keys).mT)
+        return (weights.bmm(v) / _positive(weights.sum(-1, keepdim=True)),)
     v = torch.cat([v, v.new_ones(1).expand(*v.shape[:2], 1)], 2)
-    read = q.bmm(k.mT.bmm(v if keys.real is None else real_only(v, keys)))
+    read = q.bmm(k.mT.bmm(real_only(v, keys)))
     return (read if mode == "sums" else normalised(read),)
 
 
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (q, k), v = _features(q, k, mode), with_ones(v)
-    sums, grad = k.mT.bmm(real_only(v, keys)), real_only(grad, rows)
-    if mode != "sums":
-        read = q.bmm(sums)
-        denominator = read[..., -1:].clamp(min=torch.finfo(read.dtype).tiny)
-        denominator = denominator.masked_fill(read[..., -1:] == 0, 1.0)
-        grad, out = grad / denominator, read[..., :-1] / denominator
-        grad = torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1)
-    to_sums = q.mT.bmm(grad)
-    to_q, to_k, to_v = grad.bmm(sums.mT), v.bmm(to_sums.mT), k.bmm(to_sums[..., :-1])
+    (q, k), grad = _features(q, k, mode), real_only(grad, rows)
+    if mode != "sums" and keys.length <= _few(q.shape[-1], v.shape[-1]):
+        k = real_only(k, keys)
+        weights = q.bmm(k.mT)
+        total = _positive(weights.sum(-1, keepdim=True))
+        weights = weights / total
+        slopes = grad.bmm(v.mT)
+        slopes = (slopes - (slopes * weights).sum(-1, keepdim=True)) / total
+        to_q, to_k, to_v = slopes.bmm(k), slopes.mT.bmm(q), weights.mT.bmm(grad)
+    else:
+        v = with_ones(v)
+        sums = k.mT.bmm(real_only(v, keys))
+        if mode != "sums":
+            read = q.bmm(sums)
+            total = _positive(read[..., -1:])
+            grad, out = grad / total, read[..., :-1] / total
+            grad = torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1)
+        to_sums = q.mT.bmm(grad)
+        to_q, to_k, to_v = grad.bmm(sums.mT), v.bmm(to_sums.mT), k.bmm(to_sums[..., :-1])
     return (to_q.mul_(q), to_k.mul_(k), to_v) if mode == "log" else (to_q, to_k, to_v)
+
+
+def _few(features: int, channels: int) -> float:
+    """Up to how many keys (φ(q) φ(k)ᵀ) v takes fewer products than φ(q) (φ(k)ᵀ v)."""
+    return 2 * features * channels / (features + channels)
 
 
 _linear = operator(

@@ -15,14 +15,19 @@ from torch import Tensor
 from flt_mol.functional.groups import (
     at_least_float32,
     first_per_system,
+    largest_per_system,
+    mean_per_system,
     outside,
     spread,
+    sum_per_system,
     system_index,
 )
 from flt_mol.functional.lattice import (
+    SHARPNESS,
     Floats,
     Integers,
     checked_cells,
+    matrices_times,
     rows_times,
     virtual_cells,
 )
@@ -40,6 +45,7 @@ class ReciprocalVectors(NamedTuple):
         ptr: (B + 1,) int64, first vector of each system.
         cell: (B, 3, 3), Å, the virtual cells used.
         inverse: (B, 3, 3), their inverses; fractions are r @ inverse.
+        virtual: (B, 3) bool, rows of them that are virtual.
         offset: (N, 3), Å, lattice vectors of the given cell to take off each atom first.
         large: systems that are for `mesh`, and have no vectors.
     """
@@ -50,6 +56,7 @@ class ReciprocalVectors(NamedTuple):
     ptr: Tensor
     cell: Tensor
     inverse: Tensor
+    virtual: Tensor
     offset: Tensor
     large: tuple[int, ...] = ()
 
@@ -73,8 +80,8 @@ def reciprocal_vectors(
     Periodic directions keep their lattice, in any basis. Open directions, and periodic ones with a
     gap between atoms and their images wider than `padding`, get virtual vectors, perpendicular to
     all others, along the principal axes of the atoms, as long as their extent plus `padding`. All
-    tensors of floats are differentiable functions of `cell`, virtual vectors held constant. K
-    depends on the data: `torch.compile` breaks the graph here.
+    tensors of floats are differentiable functions of `cell`, virtual vectors held constant: see
+    `following`. K depends on the data: `torch.compile` breaks the graph here.
 
     Args:
         cell: (B, 3, 3), Å, rows are lattice vectors. None, with `pbc` None, where all is open.
@@ -121,26 +128,63 @@ def reciprocal_vectors(
     def tensor(x: Any) -> Tensor:
         return torch.as_tensor(x, dtype=dtype, device=device)
 
-    # Sums of products: a matmul may be rounded to TF32, or to bfloat16 under autocast.
-    basis = (tensor(virtual.change)[..., None] * tensor(cell)[:, None]).sum(2)
+    basis = matrices_times(tensor(virtual.change), tensor(cell))
     kept = torch.from_numpy(virtual.kept).to(device)[..., None]
     used = torch.where(kept, basis, tensor(virtual.cell))
-    inverse = torch.linalg.inv(used)
     integers = torch.cat([torch.zeros(0, 3, dtype=torch.int64), *map(torch.from_numpy, parts)])
     integers, starts = integers.to(device), torch.tensor([0, *map(len, parts)], device=device)
-    starts = starts.cumsum(0)
-    system = system_index(starts, len(integers))
-    count = torch.where((integers == 0).all(-1), 1.0, 2.0).to(dtype)
-    return ReciprocalVectors(
-        integers=integers,
-        vectors=(integers.to(dtype)[:, None, :] * inverse[system]).sum(-1),
-        weight=count / torch.linalg.det(used).abs()[system],
-        ptr=starts,
-        cell=used,
-        inverse=inverse,
-        offset=rows_times(tensor(virtual.shift), basis, ptr),
-        large=large,
-    )
+    starts, offset = starts.cumsum(0), rows_times(tensor(virtual.shift), basis, ptr)
+    return _vectors(integers, starts, used, ~kept[..., 0], offset, large)
+
+
+def _vectors(
+    integers: Tensor,
+    ptr: Tensor,
+    cell: Tensor,
+    virtual: Tensor,
+    offset: Tensor,
+    large: tuple[int, ...],
+) -> ReciprocalVectors:
+    """Those of given integers and cells."""
+    system, inverse = system_index(ptr, len(integers)), torch.linalg.inv(cell)
+    count = torch.where((integers == 0).all(-1), 1.0, 2.0).to(cell.dtype)
+    vectors = (integers.to(cell.dtype)[:, None, :] * inverse[system]).sum(-1)
+    weight = count / torch.linalg.det(cell).abs()[system]
+    return ReciprocalVectors(integers, vectors, weight, ptr, cell, inverse, virtual, offset, large)
+
+
+def following(lattice: ReciprocalVectors, positions: Tensor, ptr: Tensor) -> ReciprocalVectors:
+    """The lattice as a differentiable function of `positions`, which virtual vectors follow.
+
+    The numbers stay. First derivatives are exact, but that axes do not turn where moments of
+    inertia differ by less than a thousandth: there they are no smooth functions.
+    """
+    virtual, before = lattice.virtual[..., None], lattice.cell.detach()
+    length = before.norm(dim=-1, keepdim=True)
+    axes = torch.where(virtual, before / length, 0.0)
+    local = _local(positions, ptr, lattice)
+    along = rows_times(local, axes.mT, ptr)
+    along = along - spread(mean_per_system(along, ptr), ptr, len(along))
+    # Principal axes a_i turn by Σ_j a_j M_ij / (M_ii − M_jj).
+    moments = sum_per_system(along[:, :, None] * along[:, None], ptr)
+    main = moments.detach().diagonal(dim1=1, dim2=2)
+    gap = main[:, :, None] - main[:, None]
+    equal = gap.abs() <= 1e-3 * main.sum(-1)[:, None, None]
+    turn = (moments - moments.detach()) / gap.masked_fill(equal, torch.inf)
+    turned = axes + matrices_times(turn, axes)
+    along = rows_times(local, turned.mT, ptr)
+    extent = _end(along, ptr) + _end(-along, ptr)
+    grown = turned * (length + (extent - extent.detach())[..., None])
+    cell = torch.where(virtual, grown, lattice.cell)
+    return _vectors(lattice.integers, lattice.ptr, cell, *lattice[6:])
+
+
+def _end(along: Tensor, ptr: Tensor) -> Tensor:
+    """Where the atoms end, as `virtual_cells` has it: (N, 3) → (B, 3)."""
+    largest = spread(largest_per_system(along, ptr)[:-1], ptr, len(along))
+    weight = torch.exp(SHARPNESS * (along - largest))
+    total = sum_per_system(weight, ptr)
+    return sum_per_system(weight * along, ptr) / total.clamp(min=1.0)  # 0 of empty systems
 
 
 def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVectors) -> Tensor:
@@ -148,11 +192,15 @@ def fractional_positions(positions: Tensor, ptr: Tensor, lattice: ReciprocalVect
 
     So phases 2π·(integers·fraction) stay exact in float32 wherever the system lies.
     """
+    fraction = rows_times(_local(positions, ptr, lattice), lattice.inverse, ptr)
+    return fraction - fraction.detach().round()
+
+
+def _local(positions: Tensor, ptr: Tensor, lattice: ReciprocalVectors) -> Tensor:
     positions = positions.to(lattice.offset.dtype)
     # Sums depend on differences within a system only, so the anchor needs no gradient.
     anchor = spread(first_per_system(positions.detach(), ptr), ptr, positions.shape[0])
-    fraction = rows_times(positions - anchor - lattice.offset, lattice.inverse, ptr)
-    return fraction - fraction.detach().round()
+    return positions - anchor - lattice.offset
 
 
 def half_lattice(cell: Floats, radius: float) -> Integers:

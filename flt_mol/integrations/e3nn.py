@@ -91,20 +91,18 @@ class IrrepsAttention(Attention):
         x: Tensor,
         positions: Tensor | None = None,
         *,
-        ptr: Tensor | None = None,
-        system: Tensor | None = None,
-        num_systems: int | None = None,
-        mask: Tensor | None = None,
         position_features: PositionFeatures | None = None,
         pairs: PairWeights | None = None,
         images: PairWeights | None = None,
+        **rows_of: Any,
     ) -> Tensor:
         """Attend within each system; arguments and errors are those of `nn.FLTAttention`.
 
-        Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows.
+        Features (N, irreps.dim), or padded (B, L, irreps.dim), → the same rows; `rows_of` are ptr,
+        system, num_systems and mask.
         """
         check_rows(x, self.irreps.dim, "x")
-        layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
+        layout = layout_of(x, **rows_of)
         layout.refuse_unsorted(pairs, images)
         rows = layout.pack(x)
         scalars = invariants(rows, self.irreps, self.norms)
@@ -175,13 +173,11 @@ class IrrepsPairFilter(nn.Module):
         pairs = local.pairs
         check_features(x, self.irreps_in.dim)
         value = self.value(x)
-        # At distance 0 there is no direction, and its gradient would have no bound.
-        zero = local.distances == 0
-        inverse = local.distances.masked_fill(zero, 1.0).reciprocal().masked_fill(zero, 0.0)
         with without_autocast(value):
             dtype = at_least_float32(value).dtype
-            unit = local.vectors * inverse[:, None]
-            harmonics = o3.spherical_harmonics(self.irreps_sh, unit, False, "component").to(dtype)
+            harmonics = o3.spherical_harmonics(
+                self.irreps_sh, local.directions(), False, "component"
+            ).to(dtype)
             radial = nn.functional.silu(applied(self.hidden, local.basis))
             radial = (radial @ self.weight.to(radial.dtype)).to(dtype)
             message = self.product(value.to(dtype)[pairs.index_j], harmonics, radial)

@@ -26,13 +26,12 @@ def cleaned(irreps: str | o3.Irreps) -> o3.Irreps:
 def parts_of(x: Tensor, irreps: o3.Irreps) -> list[Tensor]:
     """Features (N, dim) as one (N, mul, 2l + 1) for each term."""
     parts = zip(x.split([term.dim for term in irreps], dim=-1), irreps, strict=True)
-    return [part.reshape(len(x), term.mul, term.ir.dim) for part, term in parts]
+    return [part.unflatten(1, (term.mul, term.ir.dim)) for part, term in parts]
 
 
 def by_head(x: Tensor, irreps: o3.Irreps, num_heads: int) -> Tensor:
     """(N, dim) → (N, H, dim/H): each head gets its share of the channels of every term."""
-    parts = zip(x.split([term.dim for term in irreps], dim=-1), irreps, strict=True)
-    shares = [part.reshape(len(x), num_heads, term.dim // num_heads) for part, term in parts]
+    shares = [part.flatten(1).unflatten(1, (num_heads, -1)) for part in parts_of(x, irreps)]
     return torch.cat(shares, dim=-1)
 
 

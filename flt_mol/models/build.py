@@ -76,6 +76,7 @@ def _block(
     config: EnergyConfig, index: int, position_dim: int, generator: torch.Generator
 ) -> FLTBlock:
     attention = spectral = local = None
+    dropout = config.attention_dropout
     pairs, left = config.pairs, config.num_layers - index
     if config.far_blocks is None or left <= config.far_blocks:
         if config.attention != "none":
@@ -86,7 +87,7 @@ def _block(
                 num_features=None if config.feature_map == "elu" else config.num_features,
                 position_dim=position_dim,
                 redraw_every=config.redraw_every,
-                dropout=config.dropout,
+                dropout=config.dropout if dropout is None else dropout,
                 mode=config.attention,
                 generator=generator,
             )
@@ -169,7 +170,10 @@ class Geometry(nn.Module):
         if first is not None:
             found["waves"] = first.geometry(*where, structures.reciprocal)
         if encoder.rpe is not None:
-            _check_finite(structures)
+            finite = structures.positions.isfinite().all(1)
+            if not torch.compiler.is_compiling() and not bool(finite.all()):
+                system = int(structures.system[(~finite).nonzero()[0]])
+                raise UnfitSystemError(system, "positions hold a number that is not finite")
             found["position_features"] = encoder.rpe(structures.positions, ptr)
         if self.cutoff is None:
             return x, BlockGeometry(**found)
@@ -212,7 +216,7 @@ class Needs(NamedTuple):
         # Vectors made before say nothing about derivatives by the cell.
         lattice, constant = structures.reciprocal, not structures.cell.requires_grad
         found = structures.reciprocal_settings == self.reciprocal
-        return lattice is not None and found and (constant or lattice.inverse.requires_grad)
+        return lattice is not None and found and (constant or lattice.cell.requires_grad)
 
 
 def needs_of(config: EnergyConfig) -> Needs:
@@ -235,13 +239,6 @@ def prepare_batch(needs: Needs, structures: Structures) -> Structures:
     if needs.reciprocal is not None and not needs.met_by(structures):
         structures = structures.with_reciprocal(**needs.reciprocal)
     return structures
-
-
-def _check_finite(structures: Structures) -> None:
-    finite = structures.positions.isfinite().all(1)
-    if not torch.compiler.is_compiling() and not bool(finite.all()):
-        system = int(structures.system[(~finite).nonzero()[0]])
-        raise UnfitSystemError(system, "positions hold a number that is not finite")
 
 
 def naming_sid(structures: Structures) -> AbstractContextManager[None]:

@@ -38,7 +38,6 @@ def save_checkpoint(
     model: EnergyModel,
     config: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
-    training_state: Mapping[str, Any] | None = None,
     systems: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `model` with the run's plain `config` and `metrics` to `path`.
@@ -51,7 +50,6 @@ def save_checkpoint(
         model: with the weights to predict with, averaged ones where a run averages.
         config: plain data.
         metrics: by name.
-        training_state: tensors and plain data, as a ``"raw_state_dict"`` that was not averaged.
         systems: sids, ``{"trained": [...], "held_out": [...]}``.
     """
     path = Path(path)
@@ -61,8 +59,6 @@ def save_checkpoint(
         "metrics": dict(metrics or {}),
         "state_dict": {k: v.detach().cpu().clone() for k, v in model.state_dict().items()},
     }
-    if training_state is not None:
-        content["training_state"] = dict(training_state)
     if systems is not None:
         content["systems"] = dict(systems)
     written = io.BytesIO()  # torch's writer hides that a disk is full
@@ -220,7 +216,6 @@ def _load(path: Path) -> Any:
 
 
 def _find_weights(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Of one model under its own names."""
     for weights in (*(content.get(key) for key in _STATE_DICTS), content):
         if not isinstance(weights, Mapping):
             continue

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from flt_mol.files import shipped_folder
+from flt_mol.files import nearest, shipped_folder
 from flt_mol.nn.feature_maps import FEATURE_MAPS
 from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.spectrum import SPECTRA
@@ -23,8 +22,15 @@ Length = Annotated[float, Field(gt=0, le=100)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
+Rule = tuple[bool, str, str]
+"""Between settings: whether it is broken, by which key, and what is expected of that."""
+
+
 class Settings(BaseModel):
     """Base of all settings: unknown keys, other types and infinite numbers are errors."""
+
+    prefix: ClassVar[str] = ""
+    """Of keys, in messages."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -34,9 +40,20 @@ class Settings(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    def rules(self) -> list[Rule]:
+        """Rules between these settings."""
+        return []
 
-_Rule = tuple[bool, str, str]
-"""Between settings: whether it is broken, by which key, and what is expected of that."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for broken, key, expected in self.rules():
+            if broken:
+                value: Any = self
+                for name in key.split("."):
+                    value = getattr(value, name)
+                raise ValueError(f"{self.prefix}{key} is {value}, expected {expected}")
+        return self
+
 
 # What the model knows itself: num_terms of the frequencies is that of the spectrum.
 _KNOWN = {"num_heads", "dim", "generator", "redraw_every"}
@@ -157,6 +174,8 @@ class ImageConfig(Settings):
 class EnergyConfig(Settings):
     """Every hyper-parameter of an EnergyModel."""
 
+    prefix: ClassVar[str] = "model."
+
     embed_dim: Count = 64
     """C, width of the atoms' features."""
     num_heads: Count = 4
@@ -177,6 +196,8 @@ class EnergyConfig(Settings):
     the faster of both by size."""
     dropout: Share = 0.0
     """Dropout probability of the outputs of attention and feed-forward networks."""
+    attention_dropout: Share | None = None
+    """The same of attention alone, on attended values; null is `dropout`."""
     rpe: RPEConfig | None = Field(default_factory=RPEConfig)
     """The sampled relative positional encoding; null for a Performer without positions."""
     seed: Seed = 0
@@ -213,18 +234,12 @@ class EnergyConfig(Settings):
         """Å within which pairs are needed; None where no part looks at pairs."""
         return max((x.cutoff for x in (self.pairs, self.images) if x is not None), default=None)
 
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        for broken, key, expected in _rules(self):
-            if broken:
-                value: Any = self
-                for name in key.split("."):
-                    value = getattr(value, name)
-                raise ValueError(f"model.{key} is {value}, expected {expected}")
-        return self
+    def rules(self) -> list[Rule]:
+        """Rules between these settings."""
+        return _rules(self) + _rules_of_pairs(self) + _rules_of_images(self)
 
 
-def _rules(model: EnergyConfig) -> list[_Rule]:
+def _rules(model: EnergyConfig) -> list[Rule]:
     width, heads, outputs = model.embed_dim, model.num_heads, model.outputs
     different = "energy" in outputs and len(set(outputs)) == len(outputs)
     moving = "displacement" in outputs
@@ -248,10 +263,10 @@ def _rules(model: EnergyConfig) -> list[_Rule]:
             (model.rpe is not None, "attention", "another one, or model.rpe null"),
             (not local and model.spectral is None, "attention", parts),
         ]
-    return rules + _rules_of_pairs(model) + _rules_of_images(model)
+    return rules
 
 
-def _rules_of_pairs(model: EnergyConfig) -> list[_Rule]:
+def _rules_of_pairs(model: EnergyConfig) -> list[Rule]:
     pairs, layers, far = model.pairs, model.num_layers, model.far_blocks or 0
     filters = pairs is not None and pairs.filter
     most = f"null or at most model.num_layers, {layers}"
@@ -272,7 +287,7 @@ def _rules_of_pairs(model: EnergyConfig) -> list[_Rule]:
     ]
 
 
-def _rules_of_images(model: EnergyConfig) -> list[_Rule]:
+def _rules_of_images(model: EnergyConfig) -> list[Rule]:
     if (images := model.images) is None:
         return []
     gaussian = images.mask == "gaussian"
@@ -309,13 +324,23 @@ def named_config(name: str) -> EnergyConfig:
     folder = shipped_folder("models")
     found = shipped_name("models", name, "model.yaml")
     if found is None:
-        known = ", ".join(sorted(file.parent.name for file in folder.glob("*/model.yaml")))
-        raise ValueError(f"no model called '{name}'; known: {known}")
+        known = sorted(file.parent.name for file in folder.glob("*/model.yaml"))
+        raise ValueError(f"no model called '{name}': {nearest(name, known)}")
     file = folder / found / "model.yaml"
     try:
         return EnergyConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise ValueError(f"{file}: {explain(error, EnergyConfig, 'model.')}") from error
+
+
+def merged(base: Any, over: Any) -> Any:
+    """`over` on `base`, key by key; of two families (``{name: …}``) the later one replaces."""
+    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
+        return over
+    family = "name" in over and "name" in base and "paths" not in {*base, *over}
+    if family and over["name"] != base["name"]:
+        return over
+    return {**base, **{key: merged(base.get(key), value) for key, value in over.items()}}
 
 
 def explain(error: ValidationError, schema: type[Settings], prefix: str = "") -> str:
@@ -324,7 +349,7 @@ def explain(error: ValidationError, schema: type[Settings], prefix: str = "") ->
     Example:
         >>> try: EnergyConfig.model_validate({"dropuot": 0.1})
         ... except ValidationError as error: explain(error, EnergyConfig, "model.")
-        "unknown key 'model.dropuot'; did you mean 'model.dropout'?"
+        "unknown key 'model.dropuot': did you mean model.dropout?"
     """
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
@@ -345,6 +370,4 @@ def explain(error: ValidationError, schema: type[Settings], prefix: str = "") ->
 
 
 def _unknown(path: str, key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean '{path}{near[0]}'?" if near else f"known here: {', '.join(known)}"
-    return f"unknown key '{path}{key}'; {hint}"
+    return f"unknown key '{path}{key}': {nearest(key, known, path)}"

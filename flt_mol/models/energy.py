@@ -233,7 +233,6 @@ class EnergyModel(nn.Module):
         return run(lambda some: self._outputs(some, embeddings), prepared, stress=stress)
 
     def _outputs(self, structures: Structures, embeddings: bool) -> dict[str, Tensor]:
-        """Of the heads alone."""
         found: dict[str, list[Tensor]] = {name: [] for name in self._heads}
         with naming_sid(structures):
             start = self.embedding(structures.atomic_numbers, structures.tags)

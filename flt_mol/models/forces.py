@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import at_least_float32, spread
-from flt_mol.functional.lattice import rows_times
+from flt_mol.functional.groups import at_least_float32
+from flt_mol.functional.lattice import matrices_times, rows_times
 from flt_mol.structures import Structures
 
 Outputs = dict[str, Tensor]
@@ -59,28 +59,19 @@ def with_forces(
 def strained(structures: Structures, strain: Tensor) -> Structures:
     """The batch with r → (1 + ε) r, ε the symmetric part of `strain` (B, 3, 3), differentiable.
 
-    Cells and reciprocal vectors follow, k → (1 + ε)⁻ᵀ k; pairs stay, and so do integers: virtual
-    lattice vectors of open directions are strained like the others.
+    Cells follow, but for virtual vectors; pairs and the integers of reciprocal vectors stay.
     """
     stretch = torch.eye(3, dtype=strain.dtype, device=strain.device) + (strain + strain.mT) / 2
     lattice = structures.reciprocal
-    if lattice is not None:
-        back, count = torch.linalg.inv(stretch), len(lattice.weight)
-        lattice = lattice._replace(
-            vectors=rows_times(lattice.vectors, back.mT, lattice.ptr),
-            weight=lattice.weight / spread(torch.linalg.det(stretch), lattice.ptr, count),
-            cell=_times(lattice.cell, stretch),
-            inverse=_times(back, lattice.inverse),
-            offset=rows_times(lattice.offset, stretch, structures.ptr),
+    if lattice is not None:  # the rest follows from positions and these, in the filter
+        cell = torch.where(
+            lattice.virtual[..., None], lattice.cell, matrices_times(lattice.cell, stretch)
         )
+        offset = rows_times(lattice.offset, stretch, structures.ptr)
+        lattice = lattice._replace(cell=cell, offset=offset)
     return replace(
         structures,
         positions=rows_times(structures.positions, stretch, structures.ptr),
-        cell=_times(structures.cell, stretch),
+        cell=matrices_times(structures.cell, stretch),
         reciprocal=lattice,
     )
-
-
-def _times(left: Tensor, right: Tensor) -> Tensor:
-    """Products of matrices (B, 3, 3), without TF32."""
-    return (left[..., None] * right[:, None]).sum(2)

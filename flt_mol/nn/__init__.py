@@ -39,7 +39,6 @@ from flt_mol.nn.spectrum import (
     GaussianSpectrum,
     MaternSpectrum,
     ProductSpectrum,
-    ShellSpectrum,
     Spectrum,
     SumSpectrum,
 )
@@ -52,7 +51,7 @@ __all__ = [
     "Frequencies", "GaussianBias", "GaussianFrequencies", "GaussianMixtureSpectrum",
     "GaussianSpectrum", "HyperbolicFeatures", "ImageKeys", "LatticeFrequencies",
     "LebedevFrequencies", "LocalBasis", "LocalFilter", "LocalGeometry", "MaternSpectrum",
-    "PairCorrection", "PairWeights", "ProductSpectrum", "ReLUFeatures", "ShellSpectrum",
+    "PairCorrection", "PairWeights", "ProductSpectrum", "ReLUFeatures",
     "SoftmaxFeatures", "SoftplusFeatures", "SpectralFilter", "SpectralGeometry", "Spectrum",
     "SumSpectrum",
 ]  # fmt: skip

@@ -75,7 +75,13 @@ class FLTBlock(nn.Module):
         local_norm: bool = True,
     ) -> None:
         super().__init__()
-        embed_dim = _width(attention, spectral, local)
+        widths = {part.embed_dim for part in (attention, spectral) if part is not None}
+        widths |= {local.channels} if local is not None else set()
+        if len(widths) != 1:
+            raise ValueError(
+                f"a block with parts of widths {sorted(widths)}: give some, of one width"
+            )
+        (embed_dim,) = widths
         normed = local_norm or attention is not None or spectral is not None
         self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
@@ -96,37 +102,33 @@ class FLTBlock(nn.Module):
         x: Tensor,
         ptr: Tensor,
         position_features: PositionFeatures | None = None,
-        *,
-        positions: Tensor | None = None,
-        pairs: PairWeights | None = None,
-        images: PairWeights | None = None,
-        waves: SpectralGeometry | None = None,
-        local: LocalGeometry | None = None,
+        **geometry: Any,
     ) -> Tensor:
         """Features (N, C) and ptr (B + 1,) to features (N, C); the rest as in `BlockGeometry`.
 
         Raises:
             ValueError: a part without its geometry.
         """
+        at = BlockGeometry(position_features, **geometry)
         h = self.attention_norm(x)
         out = x
         if self.attention is not None:
             out = out + self.attention(
                 h,
-                positions,
+                at.positions,
                 ptr=ptr,
-                position_features=position_features,
-                pairs=pairs,
-                images=images,
+                position_features=at.position_features,
+                pairs=at.pairs,
+                images=at.images,
             )
         if self.spectral is not None:
-            if waves is None:
+            if at.waves is None:
                 raise ValueError("this block needs waves: the result of SpectralFilter.geometry")
-            out = out + self.spectral(h, waves)
+            out = out + self.spectral(h, at.waves)
         if self.local is not None:
-            if local is None:
+            if at.local is None:
                 raise ValueError("this block needs local: the result of a LocalBasis")
-            out = out + self.local(h if self.local_norm else x, local)
+            out = out + self.local(h if self.local_norm else x, at.local)
         parts: Sequence[Tensor] = [out]
         if x.is_cpu and not torch.compiler.is_compiling():
             parts = out.split(max(1, _HIDDEN // self._ffn_dim))
@@ -182,10 +184,7 @@ class FLTEncoder(nn.Module):
         system: Tensor | None = None,
         num_systems: int | None = None,
         mask: Tensor | None = None,
-        pairs: PairWeights | None = None,
-        images: PairWeights | None = None,
-        waves: SpectralGeometry | None = None,
-        local: LocalGeometry | None = None,
+        **geometry: Any,
     ) -> Tensor:
         """Features of packed or padded rows to features of the same rows.
 
@@ -196,16 +195,13 @@ class FLTEncoder(nn.Module):
             system: likewise.
             num_systems: likewise.
             mask: likewise.
-            pairs: as of `BlockGeometry`, of packed rows.
-            images: likewise.
-            waves: likewise.
-            local: likewise.
+            **geometry: pairs, images, waves and local of `BlockGeometry`, of packed rows.
 
         Raises:
             ValueError: arguments that do not belong together or do not fit `x`.
         """
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
-        layout.refuse_unsorted(pairs, images, waves, local)
+        layout.refuse_unsorted(*geometry.values())
         rows = layout.pack(x)
         features = places = None
         if self.rpe is not None:
@@ -215,9 +211,9 @@ class FLTEncoder(nn.Module):
             features = self.rpe(packed, layout.ptr, origin=origin)
         elif positions is not None and self._blocks_have_rpes:
             places = layout.pack(positions)
-        geometry = BlockGeometry(features, places, pairs, images, waves, local)
+        shared = BlockGeometry(features, places, **geometry)
         for _ in range(self.recycles):
-            rows = self.once(rows, layout.ptr, geometry)
+            rows = self.once(rows, layout.ptr, shared)
         return layout.unpack(rows)
 
     def initial_state(self, num_streams: int) -> EncoderState:
@@ -269,15 +265,3 @@ class FLTEncoder(nn.Module):
         for block in self.blocks:
             x = block(x, ptr, **geometry._asdict())
         return x
-
-
-def _width(
-    attention: FLTAttention | None, spectral: SpectralFilter | None, local: LocalFilter | None
-) -> int:
-    widths = {part.embed_dim for part in (attention, spectral) if part is not None}
-    if local is not None:
-        widths.add(local.channels)
-    if len(widths) != 1:
-        have = "no attention and no filter" if not widths else f"parts of widths {sorted(widths)}"
-        raise ValueError(f"a block with {have}: give parts of one width")
-    return widths.pop()

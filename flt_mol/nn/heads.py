@@ -162,11 +162,8 @@ class DisplacementHead(nn.Module):
                 along = filtered_dots(strength, value, self.weight, *ends)
                 parts.append((basis.to(along.dtype) * along).sum(-1))
             size = torch.cat(parts)
-            directions = _directions(local.vectors, local.distances).to(size.dtype)
+            # r̂ · r² / (r² + δ²), δ = 0.1 Å: 0 with gradient 0 at r = 0, and continuous.
+            fading = local.distances / (local.distances.square() + _CORE**2)
+            directions = (local.vectors * fading[:, None]).to(size.dtype)
             moved = segment_sum(size[:, None] * directions, i, x.shape[0])
         return moved if fixed is None else moved.masked_fill(fixed[:, None], 0.0)
-
-
-def _directions(vectors: Tensor, distances: Tensor) -> Tensor:
-    # r̂ · r² / (r² + δ²), δ = 0.1 Å: 0 with gradient 0 at r = 0, and continuous.
-    return vectors * (distances / (distances.square() + _CORE**2))[:, None]

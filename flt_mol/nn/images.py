@@ -17,6 +17,7 @@ from flt_mol.nn.layers import applied, drawn_linear, placed, seeded_generator
 from flt_mol.nn.radial import (
     SMALLEST_EXPONENT,
     PairTypes,
+    check_basis,
     check_sizes,
     log_smooth_cutoff,
     smooth_cutoff,
@@ -51,8 +52,7 @@ class ImageKeys(nn.Module):
 
     def __init__(self, source: nn.Module, cutoff: float = 6.0) -> None:
         super().__init__()
-        if not 0 < cutoff < math.inf:
-            raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
+        check_basis(cutoff)
         self.source = source
         self.cutoff = float(cutoff)
 
@@ -114,8 +114,7 @@ class GaussianBias(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(num_heads=num_heads, embed_dim=embed_dim)
-        if not 0 < cutoff < math.inf or num_basis < 2:
-            raise ValueError(f"need 0 < cutoff < ∞ and num_basis ≥ 2, got {cutoff=}, {num_basis=}")
+        check_basis(cutoff, num_basis)
         generator = seeded_generator(generator)
         self.cutoff = float(cutoff)
         self.pair_types = PairTypes(generator=generator) if pair_types else None

@@ -34,6 +34,12 @@ class LocalGeometry(NamedTuple):
     basis: Tensor
     vector_basis: Tensor | None = None
 
+    def directions(self) -> Tensor:
+        """r̂ (P, 3), and 0 at distance 0, where its gradient would have no bound."""
+        zero = self.distances == 0
+        inverse = self.distances.masked_fill(zero, 1.0).reciprocal().masked_fill(zero, 0.0)
+        return self.vectors * inverse[:, None]
+
 
 class LocalBasis(nn.Module):
     """Radial functions of all pairs, for sums and for vectors: `LocalGeometry`.
@@ -148,11 +154,9 @@ class LocalFilter(nn.Module):
         if local.vector_basis is None:
             raise ValueError("this geometry has no vectors: LocalBasis(..., vector_basis=...)")
         value, where = self.vector_value(x), (local.pairs.index_i, local.pairs.index_j, len(x))
-        # An atom at the place of another has no direction: its vector is 0.
-        inverse = 1 / local.distances.masked_fill(local.distances == 0, 1.0)
         summed = [
             pair_filter(local.vector_basis * a[:, None], self.vector_weight, value, *where)
-            for a in (local.vectors * inverse[:, None]).unbind(1)
+            for a in local.directions().unbind(1)
         ]
         with without_autocast(value):
             vectors = torch.stack(summed)

@@ -22,6 +22,12 @@ def check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"{name} is {size}, expected a number ≥ 1")
 
 
+def check_basis(cutoff: float, num_basis: int = 2) -> None:
+    """Refuse a cutoff that is not a positive length, or fewer than two functions."""
+    if not 0 < cutoff < math.inf or num_basis < 2:
+        raise ValueError(f"need 0 < cutoff < ∞ and num_basis ≥ 2, got {cutoff=}, {num_basis=}")
+
+
 def smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
     """w(u) = 1 − 10u³ + 15u⁴ − 6u⁵ with u = r / cutoff, and 0 beyond: C², 1 at r = 0.
 
@@ -97,8 +103,7 @@ class RadialBasis(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < cutoff < math.inf or num_basis < 2:
-            raise ValueError(f"need 0 < cutoff < ∞ and num_basis ≥ 2, got {cutoff=}, {num_basis=}")
+        check_basis(cutoff, num_basis)
         self.cutoff = float(cutoff)
         self.num_basis = num_basis
         self.pair_types = PairTypes(generator=generator) if pair_types else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Self
 
 import torch
@@ -124,11 +123,11 @@ def _begin(module: Redrawn, redraw_every: int) -> None:
 
 def _watch(module: Redrawn, results: tuple[Tensor, ...]) -> None:
     step = int(module.step_count)
+
+    def arrived(gradient: Tensor) -> None:
+        if step == int(module.step_count) and not torch.is_grad_enabled():  # as by create_graph
+            module._in_step = False
+
     for result in results:
         if result.requires_grad:
-            result.register_hook(partial(_arrived, module, step))
-
-
-def _arrived(module: Redrawn, step: int, gradient: Tensor) -> None:
-    if step == int(module.step_count) and not torch.is_grad_enabled():  # it is with create_graph
-        module._in_step = False
+            result.register_hook(arrived)

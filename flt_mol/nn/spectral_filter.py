@@ -14,6 +14,7 @@ from flt_mol.functional.mesh import Mesh, make_mesh, mesh_filter, mesh_modes, mo
 from flt_mol.functional.neighbors import pair_lengths
 from flt_mol.functional.reciprocal import (
     ReciprocalVectors,
+    following,
     fractional_positions,
     reciprocal_vectors,
 )
@@ -69,7 +70,7 @@ class SpectralFilter(nn.Module):
     Invariant, to rounding, to translation, permutation, lattice shifts of atoms, the cell's basis
     and the rotation of periodic systems, and the same in supercells. Open directions and vacuum are
     periodic behind `padding`: 4σ_max makes errors of 5e-4 of the root mean square output (1e-3 for
-    a few atoms), also under rotation of spheres and cubes, and of 1e-3 of the largest force.
+    a few atoms), also under rotation of spheres and cubes.
 
     Args:
         embed_dim: C.
@@ -155,6 +156,8 @@ class SpectralFilter(nn.Module):
         dtype = torch.promote_types(self.amplitudes.dtype, torch.float32)
         below = self.kernels_below
         with without_autocast(positions):
+            if positions.requires_grad:
+                lattice = following(lattice, positions, ptr)
             fraction = fractional_positions(positions, ptr, lattice)
             spectra = self._radial(pair_lengths(lattice.vectors)) * lattice.weight[:, None]
             spectra = spectra.to(dtype)

@@ -2,12 +2,11 @@
 
 from flt_mol.prediction.energies import EnsembleEnergies, predict, predict_structures
 from flt_mol.prediction.members import load_members, surface_rule
-from flt_mol.prediction.table import Prediction, StructureFiles, predict_files, write_predictions
+from flt_mol.prediction.table import Prediction, predict_files, write_predictions
 
 __all__ = [
     "EnsembleEnergies",
     "Prediction",
-    "StructureFiles",
     "load_members",
     "predict",
     "predict_files",

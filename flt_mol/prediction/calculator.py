@@ -12,10 +12,7 @@ from ase.calculators.calculator import Calculator, PropertyNotImplementedError, 
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from flt_mol.data import from_ase
-from flt_mol.prediction.energies import (
-    open_quietly,
-    predict_structures,
-)
+from flt_mol.prediction.energies import open_quietly, predict_structures
 from flt_mol.prediction.members import load_members
 
 
@@ -58,8 +55,7 @@ class FLTCalculator(Calculator):
 
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
         self._members = load_members(checkpoint, device)
-        configs = [getattr(model, "config", None) for model in self._members.models]
-        if all("forces" in getattr(config, "outputs", ()) for config in configs):
+        if not self._members.lacking("forces"):
             self.implemented_properties = ["energy", "free_energy", "forces", "stress"]
         # ASE's databases store parameters beside the results.
         super().__init__(checkpoint=list(self._members.labels))  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from flt_mol.data import StructuresDataset, open_dataset
 from flt_mol.data.checks import Unusual, with_atom
+from flt_mol.data.recipes import skipped_message
 from flt_mol.files import some
 from flt_mol.prediction.members import Members, load_members
 from flt_mol.structures import Structures
@@ -92,29 +93,23 @@ def predict(
         return predict_structures(members, [], batch_size)
     else:
         opened = open_quietly(source, frames=frames, check=members.check)
-        warn_of_frames(parts_of(opened))
     return predict_structures(members, opened.batches(), batch_size)
 
 
-def open_quietly(source: Any, **options: Any) -> StructuresDataset:
-    """A data set without targets, and without a warning of sids that are not stored."""
-    dataset = open_dataset(source, ignore_energy=True, **options)
+def open_quietly(source: Any, frames: str | None = None, **options: Any) -> StructuresDataset:
+    """A data set without targets, and without a warning of sids that are not stored.
+
+    Warns of skipped records, and of relaxations of which the first frame is taken unasked.
+    """
+    dataset = open_dataset(source, ignore_energy=True, frames=frames, **options)
     dataset.notes.seen.add("sid")
+    if dataset.skipped:
+        warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
+    files = [file for file in dataset.files() if file.options.frames is None]
+    if cut := [file.path for file in files if file.is_relaxation]:
+        text = f"{len(cut)} relaxations, of which the first frame is taken ({some(cut)})"
+        warnings.warn(f"{text}; others: frames last or all", UserWarning, stacklevel=3)
     return dataset
-
-
-def parts_of(dataset: StructuresDataset) -> list[StructuresDataset]:
-    """The data set of each file."""
-    found: list[StructuresDataset] = getattr(dataset, "parts", [dataset])
-    return found
-
-
-def warn_of_frames(datasets: Iterable[StructuresDataset]) -> None:
-    """Warn once of relaxations of which the first frame is taken though nobody asked for it."""
-    if cut := [x for x in datasets if x.is_relaxation and x.options.frames is None]:
-        text = f"{len(cut)} relaxations, of which the first frame is taken"
-        text += f" ({some([x.path for x in cut])}); others: frames last or all"
-        warnings.warn(text, UserWarning, stacklevel=3)
 
 
 def predict_structures(
@@ -191,7 +186,8 @@ def prepared(model: Any, batch: Structures) -> Structures:
     """The batch on the device of a module, with what its `prepare_batch` attaches, if any."""
     if callable(prepare := getattr(model, "prepare_batch", None)):
         batch = prepare(batch)
-    return batch.to(model_device(model))
+    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
+    return batch.to(tensors[0].device if tensors else "cpu")
 
 
 def batches(structures: Iterable[Structures], batch_size: int) -> Iterator[Structures]:
@@ -266,12 +262,6 @@ def evaluating(model: Any) -> Iterator[None]:
             module.training = True
 
 
-def model_device(model: Any) -> torch.device:
-    """The device of a module's first tensor; the CPU for functions and modules without tensors."""
-    tensors = (*model.parameters(), *model.buffers()) if isinstance(model, nn.Module) else ()
-    return tensors[0].device if tensors else torch.device("cpu")
-
-
 def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
     """Symbols of the `elements` (atomic numbers) that `model` was never trained on, by number.
 
@@ -301,19 +291,15 @@ def unfit_for(models: Sequence[Any], batch: Structures) -> dict[str, Tensor]:
 
 
 _FREE = (
-    "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them as in "
-    "training, with FixAtoms or tag_slab(atoms, fix=True)"
+    "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them with "
+    "FixAtoms or tag_slab(atoms, fix=True)"
 )
 _NARROW = (
-    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the "
-    "cells, as in the training data"
+    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the cells"
 )
 _LARGE = (
     "more than twice as many atoms as the largest training system in {which}: errors grow with "
     "size there"
 )
-UNSEEN = (
-    "elements never trained on: {which}. Energies of structures with them are extrapolated and may "
-    "be wrong"
-)
+UNSEEN = "elements never trained on: {which}: energies of structures with them are extrapolated"
 """A warning, of symbols of elements."""

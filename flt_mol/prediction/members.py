@@ -32,6 +32,12 @@ class Members:
             if callable(check := getattr(model, "check", None)):
                 check(structures)
 
+    def lacking(self, output: str) -> list[str]:
+        """Names of the members that do not give an output, or do not say so."""
+        configs = [getattr(model, "config", None) for model in self.models]
+        given = [output in getattr(config, "outputs", ()) for config in configs]
+        return [name for name, gives in zip(self.labels, given, strict=True) if not gives]
+
 
 def load_members(checkpoint: Any, device: str | torch.device | None = None) -> Members:
     """The model of a checkpoint, or those of several.

@@ -113,7 +113,8 @@ def _calculate(model: Any, atoms: Sequence[Atoms]) -> None:
     batch = Structures.cat(each)
     out = model(prepared(model, batch))
     if "forces" not in out:
-        raise ValueError("the model gives no forces: train with model.outputs=[energy,forces]")
+        hint = "it was not trained on them (model.outputs=[energy,forces])"
+        raise ValueError(f"the model gives no forces: {hint}")
     forces = np.split(out["forces"].cpu().double().numpy(), batch.ptr[1:-1].tolist())
     for one, energy, own in zip(atoms, energies_of(out, batch).tolist(), forces, strict=True):
         if not np.isfinite(own).all():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,21 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from flt_mol.data import StructuresDataset, to_ase
-from flt_mol.data.recipes import skipped_message
-from flt_mol.files import some, temporary_path
-from flt_mol.prediction.energies import (
-    open_quietly,
-    parts_of,
-    predict_structures,
-    warn_of_frames,
-)
+from flt_mol.files import some, temporary_path, write_rows
+from flt_mol.prediction.energies import open_quietly, predict_structures
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
 SUFFIXES = (".csv", ".json", ".extxyz")
 """Of the files that :func:`write_predictions` writes."""
-
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -55,72 +46,9 @@ class Prediction:
     further: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False, compare=False)
 
 
-class StructureFiles:
-    """The structures of several files, in order: LMDB, and all that ASE reads; targets are ignored.
-
-    Args:
-        files: one path or several; a file may hold many frames.
-        skip_bad: skip invalid records, with a warning that counts and names them.
-        prepare: applied to each structure when it is read, such as tagging a slab; a ValueError of
-            it makes an invalid record. Frames of a relaxation get tags and fixed atoms of what it
-            makes of the first one.
-        options: check, layer_numbers and frames of :func:`flt_mol.data.open_dataset`; `frames` is
-            None by default.
-
-    Raises:
-        ValueError: the first file that cannot be read.
-
-    Warns:
-        UserWarning: skipped records, relaxations of which one frame is taken, and what reading the
-            files warns of.
-    """
-
-    def __init__(
-        self,
-        files: str | Path | Sequence[str | Path],
-        *,
-        skip_bad: bool = False,
-        prepare: Callable[[Structures], Structures] | None = None,
-        **options: Any,
-    ) -> None:
-        self.paths = [files] if isinstance(files, str | Path) else list(files)
-        self.prepare, self.skip_bad = prepare, skip_bad
-        self.unprepared: dict[str, None] = {}
-        options = {"frames": None, "on_error": "skip" if skip_bad else "raise", **options}
-        opened = [open_quietly(path, **options) for path in self.paths]
-        for dataset in opened:
-            if dataset.skipped:
-                warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
-        self.datasets = [part for dataset in opened for part in parts_of(dataset)]
-        warn_of_frames(self.datasets)
-
-    def __len__(self) -> int:
-        return sum(len(dataset) for dataset in self.datasets)
-
-    def __iter__(self) -> Iterator[tuple[Structures, StructuresDataset, int]]:
-        """Each structure, as it is predicted, with the data set of its file and its place there."""
-        for dataset in self.datasets:
-            systems = (system for batch in dataset.batches() for system in batch)
-            for row, system in enumerate(systems):
-                try:
-                    one = self._prepared(system, dataset)
-                except ValueError as error:
-                    if not self.skip_bad:
-                        raise
-                    self.unprepared[str(error)] = None
-                else:
-                    yield one, dataset, row
-
-    def _prepared(self, one: Structures, dataset: Any) -> Structures:
-        if self.prepare is None or not dataset.is_relaxation:
-            return one if self.prepare is None else self.prepare(one)
-        first = self.prepare(dataset.first_frame)
-        return replace(one, tags=first.tags, fixed=first.fixed)
-
-
 def predict_files(
     model: Any,
-    files: str | Path | Sequence[str | Path] | StructureFiles,
+    files: str | Path | Sequence[str | Path] | StructuresDataset,
     batch_size: int = 32,
     *,
     skip_bad: bool = False,
@@ -132,9 +60,9 @@ def predict_files(
 
     Args:
         model: as of :func:`~flt_mol.prediction.members.load_members`.
-        files: one path or several; a file may hold many frames. Or what they were opened as.
+        files: one path or several; a file may hold many frames. Or the data set of them.
         batch_size: structures per call of the model, across files.
-        skip_bad: skip invalid records, with a warning that counts and names them.
+        skip_bad: skip invalid records and files, with a warning that counts and names them.
         frames: as of :func:`flt_mol.predict`.
         outputs: of the model, to be kept too: "forces" (N, 3), eV/Å, "displacement" (N, 3), Å,
             "system_embeddings" (C,); of an ensemble, the means.
@@ -148,21 +76,16 @@ def predict_files(
         UserWarning: as :func:`flt_mol.predict`, and sids that repeat.
     """
     members = load_members(model)
-    opened = files
-    if not isinstance(opened, StructureFiles):
-        opened = StructureFiles(opened, skip_bad=skip_bad, check=members.check, frames=frames)
-    for dataset in opened.datasets:
-        dataset.read_through()
-    rows: list[tuple[str, str, int]] = []
-
-    def structures() -> Iterator[Structures]:
-        for one, dataset, row in opened:
-            rows.append((str(one.sid[0]), str(dataset.path), dataset.frame(row)))
-            yield one
-
+    opened: Any = files
+    if not isinstance(opened, StructuresDataset):
+        on_error = "skip" if skip_bad else "raise"
+        opened = open_quietly(files, frames, check=members.check, on_error=on_error)
+    opened.read_through()
+    sids: list[str] = []
     further: dict[str, list[NDArray[np.float32]]] = {name: [] for name in outputs}
 
     def collect(batch: Structures, each: list[Any]) -> None:
+        sids.extend(map(str, batch.sid))
         for name, values in further.items():
             mean = torch.stack([out[name] for out in each]).mean(0).cpu().numpy()
             per_system = name == "system_embeddings"
@@ -171,21 +94,21 @@ def predict_files(
     report = None if progress is None else lambda done: progress(done, len(opened))
     asked = {"embeddings": True} if "system_embeddings" in further else {}
     found = predict_structures(
-        members, structures(), batch_size, progress=report, collect=collect, **asked
+        members, opened, batch_size, progress=report, collect=collect, **asked
     )
-    if opened.unprepared:
-        reasons = [f"skipped {len(opened.unprepared)} structures:", *opened.unprepared]
-        warnings.warn("\n  ".join(reasons[: _SHOWN + 1]), UserWarning, stacklevel=2)
+    rows = [(sid, *opened.place(i)) for i, sid in enumerate(sids)]
     mean = found.mean if members.ensemble else found
     spread = found.spread.tolist() if members.ensemble else [None] * len(rows)
-    _, paths, places = zip(*rows, strict=True) if rows else ((), (), ())
     others = [dict(zip(further, x, strict=True)) for x in zip(*further.values(), strict=True)]
     others = others or [{} for _ in rows]
-    columns = zip(_names(rows), mean.tolist(), paths, spread, places, others, strict=True)
-    return [Prediction(*column) for column in columns]
+    columns = zip(_names(rows), mean.tolist(), rows, spread, others, strict=True)
+    return [
+        Prediction(name, energy, str(path), deviation, frame, other)
+        for name, energy, (_, path, frame), deviation, other in columns
+    ]
 
 
-def _names(rows: Sequence[tuple[str, str, int]]) -> list[str]:
+def _names(rows: Sequence[tuple[str, Path, int]]) -> list[str]:
     """Sids of rows (sid, file, frame); where they repeat with #frame, file name, path or row."""
     names, inside = [sid for sid, _, _ in rows], Counter(row[:2] for row in rows)
     repeated = [name for name, count in Counter(names).items() if count > 1]
@@ -195,7 +118,7 @@ def _names(rows: Sequence[tuple[str, str, int]]) -> list[str]:
     warnings.warn(text, UserWarning, stacklevel=3)
     names = short = [f"{x}#{frame}" if inside[x, file] > 1 else x for x, file, frame in rows]
     files = [file for _, file, _ in rows]
-    for parts in ([Path(file).name for file in files], files, range(len(rows))):
+    for parts in ([file.name for file in files], files, range(len(rows))):
         counts, each = Counter(names), zip(names, parts, short, strict=True)
         names = [f"{part}:{base}" if counts[name] > 1 else name for name, part, base in each]
     return names
@@ -210,7 +133,7 @@ def write_embeddings(predictions: Sequence[Prediction], path: str | Path) -> Pat
 
 
 def write_predictions(
-    predictions: Iterable[Prediction], path: str | Path, files: StructureFiles | None = None
+    predictions: Iterable[Prediction], path: str | Path, files: StructuresDataset | None = None
 ) -> Path:
     """Write `.csv` or `.json` (sid, energy, spread, file; eV), or `.extxyz` (the structures).
 
@@ -238,35 +161,32 @@ def write_predictions(
     is_ensemble = any(p.spread is not None for p in predictions)
     columns = ["sid", "energy", *(["spread"] if is_ensemble else []), "file"]
     rows = [{name: {**vars(p), "sid": p.name}[name] for name in columns} for p in predictions]
+    if suffix == ".csv":
+        return write_rows(path, [columns, *(list(row.values()) for row in rows)])
     with (
         temporary_path(path) as temporary,
-        # A file's name may hold bytes that are not UTF-8.
-        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as f,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace") as f,
     ):
         if suffix == ".extxyz":
             paths = list(dict.fromkeys(p.file for p in predictions))
-            _write_extxyz(predictions, f, files or StructureFiles(paths, frames="all"))
-        elif suffix == ".json":
-            json.dump(rows, f, indent=1, allow_nan=False)
+            _write_extxyz(predictions, f, files or open_quietly(paths, "all"))
         else:
-            writer = csv.DictWriter(f, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+            json.dump(rows, f, indent=1, allow_nan=False)
     return path
 
 
-def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructureFiles) -> None:
+def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructuresDataset) -> None:
     from ase.calculators.singlepoint import SinglePointCalculator
     from ase.io.extxyz import write_extxyz
 
     waiting = iter(predictions)
     prediction = next(waiting, None)
-    for structure, dataset, row in files:
-        place = str(dataset.path), dataset.frame(row)
-        if prediction is None or place != (prediction.file, prediction.frame):
+    for i in range(len(files)):
+        path, frame = files.place(i)
+        if prediction is None or (str(path), frame) != (prediction.file, prediction.frame):
             continue
-        atoms: Any = to_ase(structure)
-        positions = dataset.record(row).get("pos")
+        atoms: Any = to_ase(files[i])
+        positions = files.record(i).get("pos")
         if positions is not None:  # as stored: structures are float32, and moved to the origin
             atoms.positions = positions
         atoms.info = {"sid": prediction.name, "energy_predicted": prediction.energy}

@@ -6,7 +6,6 @@ leave its energies unchanged, which random ones teach. Targets that are vectors 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -24,7 +23,7 @@ def rotate(structures: Structures, kind: str) -> Structures:
     """
     if kind == "none":
         return structures
-    matrix = {"z": _about_z, "full": _orthogonal}[kind](len(structures), structures.positions)
+    matrix = _orthogonal(len(structures), {"z": 2, "full": 3}[kind], structures.positions)
     per_atom, relaxed = matrix[structures.system], structures.positions_relaxed
     forces = structures.forces
     return replace(
@@ -114,20 +113,10 @@ def _apply(rows: Tensor, matrices: Tensor) -> Tensor:
     return torch.einsum("ni,nij->nj", rows, matrices)
 
 
-def _about_z(count: int, like: Tensor) -> Tensor:
-    """(count, 3, 3): random angles about z, half of them after a mirror."""
-    angle = 2 * math.pi * torch.rand(count, dtype=like.dtype, device=like.device)
-    mirror = 1.0 - 2.0 * torch.randint(2, (count,), device=like.device).to(like.dtype)
-    out = like.new_zeros(count, 3, 3)
-    out[:, 0, 0], out[:, 0, 1] = angle.cos(), angle.sin()
-    out[:, 1, 0], out[:, 1, 1] = -angle.sin() * mirror, angle.cos() * mirror
-    out[:, 2, 2] = 1.0
-    return out
-
-
-def _orthogonal(count: int, like: Tensor) -> Tensor:
-    """(count, 3, 3), uniform over O(3): Q of a Gaussian's QR decomposition with positive R."""
-    gaussian = torch.randn(count, 3, 3, dtype=like.dtype, device=like.device)
+def _orthogonal(count: int, size: int, like: Tensor) -> Tensor:
+    """(count, 3, 3): of the first axes, uniform over O(size), Q of a Gaussian's QR, R positive."""
+    gaussian = torch.randn(count, size, size, dtype=like.dtype, device=like.device)
     q, r = torch.linalg.qr(gaussian)
-    out: Tensor = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+    out = torch.eye(3, dtype=like.dtype, device=like.device).repeat(count, 1, 1)
+    out[:, :size, :size] = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 
-from flt_mol.files import temporary_path
+from flt_mol.files import write_rows
 from flt_mol.models.checkpoint import save_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.training.task import EnergyTask
@@ -119,13 +118,8 @@ class History(Callback):
     def _write_csv(self) -> None:
         """As Lightning's logger does, which counts from 0, but not lost or doubled by resuming."""
         rows = [{**x, "epoch": x["epoch"] - 1, "step": x["step"] - 1} for x in self.epochs]
-        with (
-            temporary_path(self.folder / _CSV) as temporary,
-            temporary.open("w", newline="", encoding="utf-8") as file,
-        ):
-            writer = csv.DictWriter(file, list(rows[-1]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        names = list(rows[-1])
+        write_rows(self.folder / _CSV, [names, *([row.get(x) for x in names] for row in rows)])
 
 
 def make_loggers(names: Sequence[str], history: History, step: int | None) -> list[Logger]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from omegaconf import OmegaConf
@@ -14,21 +14,23 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from flt_mol.data.tags import parse_rule
-from flt_mol.files import shipped_folder
+from flt_mol.files import nearest, shipped_folder
 from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
 from flt_mol.models.config import (
+    Count,
     EnergyConfig,
+    Positive,
+    Rule,
     Seed,
     Settings,
     explain,
+    merged,
     named_config,
     shipped_name,
 )
 from flt_mol.nn.feature_maps import FEATURE_MAPS
 
-Count = Annotated[int, Field(ge=1)]
 Unsigned = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Inside = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -49,6 +51,8 @@ TagRule = Annotated[str | None, _AsText, AfterValidator(_rule)]
 class DataConfig(Settings):
     """Which data set and which of its splits."""
 
+    prefix: ClassVar[str] = "data."
+
     name: Text | None = None
     """Name of a folder in `datasets/`, or a path to such a folder, relative like `paths`."""
     train: str = "train"
@@ -59,8 +63,8 @@ class DataConfig(Settings):
     """Splits reported at the end and by `flt-mol evaluate`."""
     paths: dict[str, Text] = Field(default={})
     """Split → path of a file, which overrides the data set's own. Relative paths start at the run
-    file's folder, on the command line at the working directory. A training file alone takes the
-    place of `name`: a tenth of it, or `validation_fraction`, is held out."""
+    file's folder, on the command line at the working directory. A training file takes the place of
+    `name`; without one for validation a tenth of it, or `validation_fraction`, is held out."""
     validation_fraction: Inside | None = None
     """Fraction of the training split held out at random and used instead of `validation`, also by
     `flt-mol evaluate`; null trains on the whole split."""
@@ -90,26 +94,26 @@ class DataConfig(Settings):
     adsorbate: Text | None = None
     """The adsorbate for `tag_slab`: a formula, rows of atoms (12,13) or none; null guesses."""
 
-    @model_validator(mode="after")
-    def _one_validation(self) -> Self:
-        if self.validation_fraction is not None and self.validation in self.paths:
-            wanted = f"null where data.paths.{self.validation} names a file"
-            raise _unfit("data.validation_fraction", self.validation_fraction, wanted)
-        return self
+    def rules(self) -> list[Rule]:
+        """Rules between these settings."""
+        both = self.validation_fraction is not None and self.validation in self.paths
+        wanted = f"null where data.paths.{self.validation} names a file"
+        return [(both, "validation_fraction", wanted)]
 
     @model_validator(mode="after")
     def _own_training_data(self) -> Self:
-        """Models of one's own data are not ranked by another data set's systems."""
-        if self.name and self.train in self.paths and self.validation not in self.paths:
+        """Models of one's own data are not ranked by another data set's systems, nor evaluated."""
+        if self.name and self.train in self.paths:
             self.name = None
-            self.validation_fraction = self.validation_fraction or 0.1
+            if self.validation not in self.paths:
+                self.validation_fraction = self.validation_fraction or 0.1
         return self
 
     @model_validator(mode="after")
     def _warn_of_unread(self) -> Self:
-        read = {self.train} if self.validation_fraction else {self.train, self.validation}
+        read = {self.train, self.validation}
         unread = self.paths.keys() - {*read, *self.evaluation}
-        for split in sorted(read - self.paths.keys()) if self.name else []:
+        for split in sorted(read - self.paths.keys()):
             for near in difflib.get_close_matches(split, unread, n=1):
                 hint = f"did you mean data.paths.{split}?"
                 warnings.warn(f"data.paths.{near} is not read: {hint}", stacklevel=1)
@@ -204,6 +208,8 @@ class LossConfig(Settings):
         task. Shi et al., arXiv:2203.04810 (3D-Graphormer): its weight falls during training.
     """
 
+    prefix: ClassVar[str] = "loss."
+
     energy_initial_weight: Unsigned | None = None
     """w_init; null is 1 for a model with the output "energy_initial"."""
     displacement_weight: Unsigned | None = None
@@ -219,16 +225,17 @@ class LossConfig(Settings):
     """ω_k, one for each recycle of the model, relative to each other; null is 1 for the last and
     0.5 for each earlier one."""
 
-    @model_validator(mode="after")
-    def _decays(self) -> Self:
-        if self.displacement_final_weight and self.displacement_decay == "none":
-            wanted = "0 where loss.displacement_decay is none"
-            raise _unfit("loss.displacement_final_weight", self.displacement_final_weight, wanted)
-        return self
+    def rules(self) -> list[Rule]:
+        """Rules between these settings."""
+        unused = self.displacement_final_weight > 0 and self.displacement_decay == "none"
+        wanted = "0 where loss.displacement_decay is none"
+        return [(unused, "displacement_final_weight", wanted)]
 
 
 class FinetuneConfig(Settings):
     """A run that starts from the weights of another."""
+
+    prefix: ClassVar[str] = "finetune."
 
     checkpoint: Text | None = None
     """A file, the folder of a run or an export, or a shipped model; relative like `data.paths`. Its
@@ -239,11 +246,10 @@ class FinetuneConfig(Settings):
     """"refit" shifts energies by the median error of the checkpoint on the training systems, as
     needed for other reference energies; "keep" does not. The scale is kept."""
 
-    @model_validator(mode="after")
-    def _has_weights_to_freeze(self) -> Self:
-        if self.freeze and self.checkpoint is None:
-            raise _unfit("finetune.freeze", self.freeze, "[] without finetune.checkpoint")
-        return self
+    def rules(self) -> list[Rule]:
+        """Rules between these settings."""
+        none = bool(self.freeze) and self.checkpoint is None
+        return [(none, "freeze", "[] without finetune.checkpoint")]
 
 
 class RunConfig(Settings):
@@ -262,52 +268,46 @@ class RunConfig(Settings):
     output: Text | None = None
     """Folder for checkpoints, logs and plots; null makes `runs/NAME`, numbered if it exists."""
 
-    @model_validator(mode="after")
-    def _outputs_are_trained(self) -> Self:
-        """Weights that nothing trains would keep processes waiting for their gradients."""
+    def rules(self) -> list[Rule]:
+        """Rules between these settings."""
+        model, training, loss = self.model, self.training, self.loss
+        forces, initial = ("forces" in model.outputs, "energy_initial" in model.outputs)
+        rules: list[Rule] = []
+        # Weights that nothing trains would keep processes waiting for their gradients.
         for name in ("energy_initial", "displacement", "forces"):
-            weight = getattr(self.loss, f"{name}_weight")
-            if weight and name not in self.model.outputs:
-                raise _unfit(f"loss.{name}_weight", weight, f"null, or {name} in model.outputs")
-            last = self.loss.displacement_final_weight if name == "displacement" else 0
-            if name in self.model.outputs and weight == 0 and last == 0:
-                raise _unfit(f"loss.{name}_weight", weight, f"no {name} in model.outputs, or null")
-        if self.data.reference is not None and self.finetune.normalizer == "keep":
-            wanted = "refit where data.reference is composition"
-            raise _unfit("finetune.normalizer", "keep", wanted)
-        if self.model.attention == "exact" and FEATURE_MAPS[self.model.feature_map].learned:
-            wanted = "softmax where model.attention is exact, which trains no features"
-            raise _unfit("model.feature_map", self.model.feature_map, wanted)
-        if self.training.compile and "forces" in self.model.outputs:
-            wanted = "false where model.outputs has forces: compilers form no second derivatives"
-            raise _unfit("training.compile", True, wanted)
-        return self
-
-    @model_validator(mode="after")
-    def _recycles_are_weighted(self) -> Self:
-        weights = self.loss.recycle_weights
-        if weights is not None and (len(weights) != self.model.recycles or not weights[-1] > 0):
-            wanted = f"null or {self.model.recycles} (model.recycles), the last one above 0"
-            raise _unfit("loss.recycle_weights", weights, wanted)
-        return self
-
-    @model_validator(mode="after")
-    def _targets_hold_where_atoms_are(self) -> Self:
-        for key in ("noise", "interpolation"):
-            value = getattr(self.training, key)
-            if value and self.data.energy == self.data.energy_initial:
-                raise _unfit(f"training.{key}", value, "0 for an energy of the initial structure")
-            if value and "forces" in self.model.outputs:
-                raise _unfit(f"training.{key}", value, "0 where model.outputs has forces")
-            always = value > 0 if key == "noise" else value == 1
-            if always and "energy_initial" in self.model.outputs:
-                wanted = "less, or no energy_initial in model.outputs, known where atoms were"
-                raise _unfit(f"training.{key}", value, wanted)
-        return self
-
-
-def _unfit(key: str, value: Any, wanted: str) -> ValueError:
-    return ValueError(f"{key} is {value}, expected {wanted}")
+            key, there = f"loss.{name}_weight", name in model.outputs
+            weight = getattr(loss, f"{name}_weight")
+            last = loss.displacement_final_weight if name == "displacement" else 0
+            idle = there and weight == 0 and last == 0
+            rules += [
+                (bool(weight) and not there, key, f"null, or {name} in model.outputs"),
+                (idle, key, f"no {name} in model.outputs, or null"),
+            ]
+        # Targets hold where atoms are.
+        unmoved = self.data.energy == self.data.energy_initial
+        less = "less, or no energy_initial in model.outputs, known where atoms were"
+        for name, always in (("noise", 0), ("interpolation", 1)):
+            key, value = f"training.{name}", getattr(training, name)
+            rules += [
+                (value > 0 and unmoved, key, "0 for an energy of the initial structure"),
+                (value > 0 and forces, key, "0 where model.outputs has forces"),
+                (value > 0 and value >= always and initial, key, less),
+            ]
+        refit = "refit where data.reference is composition"
+        keeps = self.data.reference is not None and self.finetune.normalizer == "keep"
+        learned = model.attention == "exact" and FEATURE_MAPS[model.feature_map].learned
+        trains = "softmax where model.attention is exact, which trains no features"
+        compiled = "false where model.outputs has forces: compilers form no second derivatives"
+        weights, recycles = loss.recycle_weights, model.recycles
+        odd = weights is not None and (len(weights) != recycles or not weights[-1] > 0)
+        each = f"null or {recycles} (model.recycles), the last one above 0"
+        return [
+            *rules,
+            (keeps, "finetune.normalizer", refit),
+            (learned, "model.feature_map", trains),
+            (training.compile and forces, "training.compile", compiled),
+            (odd, "loss.recycle_weights", each),
+        ]
 
 
 def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -335,7 +335,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
         chosen = typed["model"].get("name") if isinstance(typed.get("model"), dict) else None
         if chosen is not None:
             content.pop("model", None)
-        content = _merged(content, typed)
+        content = merged(content, typed)
         # A validation file takes the place of the share that a shipped run holds out.
         shipped = file.parent == shipped_folder("configs")
         asked = any(text.startswith("data.validation_fraction") for text in overrides)
@@ -366,9 +366,8 @@ def find_run(name_or_path: str) -> Path:
     shipped = {file.stem: file for file in sorted(shipped_folder("configs").glob("*.yaml"))}
     if name_or_path in shipped:
         return shipped[name_or_path]
-    near = difflib.get_close_matches(name_or_path, shipped, n=1)
-    there = f"did you mean {near[0]}?" if near else f"there are: {', '.join(shipped)}"
-    raise ValueError(f"no run '{name_or_path}' in configs/: {there}; files end in .yaml")
+    hint = nearest(name_or_path, shipped)
+    raise ValueError(f"no run '{name_or_path}' in configs/: {hint}; files end in .yaml")
 
 
 def run_name(name_or_path: str) -> str:
@@ -423,17 +422,7 @@ def _override(typed: dict[str, Any], text: str) -> None:
         parsed = {part: parsed}
     if isinstance(parsed.get("model"), str):
         typed.pop("model", None)
-    typed.update(_merged(typed, absolute_paths(parsed, Path.cwd(), of_file=False)))
-
-
-def _merged(base: Any, over: Any) -> Any:
-    """`over` on `base`, key by key; of two families (``{name: …}``) the later one replaces."""
-    if not isinstance(base, Mapping) or not isinstance(over, Mapping):
-        return over
-    family = "name" in over and "name" in base and "paths" not in {*base, *over}
-    if family and over["name"] != base["name"]:
-        return over
-    return {**base, **{key: _merged(base.get(key), value) for key, value in over.items()}}
+    typed.update(merged(typed, absolute_paths(parsed, Path.cwd(), of_file=False)))
 
 
 def absolute_paths(content: dict[str, Any], base: Path, of_file: bool = True) -> dict[str, Any]:
@@ -470,4 +459,4 @@ def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:
         config = checkpoint_config(find_checkpoint(str(start)))
     else:
         config = EnergyConfig() if name is None else named_config(str(name))
-    content["model"] = _merged(config.model_dump(), model)
+    content["model"] = merged(config.model_dump(), model)

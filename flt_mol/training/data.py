@@ -18,6 +18,7 @@ from flt_mol.data.checks import Unusual
 from flt_mol.data.loader import Loader, sizes_of
 from flt_mol.data.recipes import recipe, skipped_message
 from flt_mol.data.tags import tagger_of
+from flt_mol.evaluation.metrics import TARGETS
 from flt_mol.models.build import check_systems
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
@@ -26,12 +27,6 @@ from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.processes import World
 
-_TARGETS: dict[str, str] = {
-    "energy_initial": "energy_initial",
-    "displacement": "positions_relaxed",
-    "forces": "forces",
-}
-# Output of a model → field of `Structures` that is its target, and key of `data` that names it.
 _IN_MEMORY = 20_000  # systems of a split
 _ATTACHED_IN_MEMORY = 1 << 30  # bytes of pairs and reciprocal vectors, for each split
 _AT_ONCE = 256
@@ -52,9 +47,9 @@ def without_idle_outputs(config: RunConfig) -> tuple[RunConfig, list[str]]:
     model = config.model
     if config.finetune.checkpoint is None or model.feedback == "positions":
         return config, []
-    names = [name for name in model.outputs if name in _TARGETS]
+    names = [name for name in model.outputs if name in TARGETS]
     first = open_split(config, config.data.train, targets=False)[0] if names else None
-    idle: list[str] = [name for name in names if _lacks(first, _TARGETS[name])]
+    idle: list[str] = [name for name in names if _lacks(first, TARGETS[name])]
     settings = config.model_dump()
     settings["model"]["outputs"] = [name for name in model.outputs if name not in idle]
     return RunConfig.model_validate(settings), idle
@@ -70,7 +65,7 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
         ValueError: no file for the split; an invalid record, unless ``data.skip_bad``.
     """
     data, outputs = config.data, config.model.outputs if targets else []
-    needed: dict[str, str] = {field: out for out, field in _TARGETS.items() if out in outputs}
+    needed: dict[str, str] = {field: out for out, field in TARGETS.items() if out in outputs}
     if targets and config.training.interpolation > 0 and split == data.train:
         needed.setdefault("positions_relaxed", "training.interpolation")
 

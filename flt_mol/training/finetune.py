@@ -114,7 +114,9 @@ def _shift(
         if statistics.references:
             fitted.set_reference(statistics.references["energy_initial"])
     shifts: dict[str, float] = {}
-    systems = _some_systems(training, None if statistics.references else _AT_MOST)
+    count = len(training) if statistics.references else min(len(training), _AT_MOST)
+    chosen = np.unique(np.linspace(0, len(training) - 1, count).astype(int))
+    systems: list[Structures] = [training[int(i)] for i in chosen]
     for name, missed in _residuals(model, systems, list(known)).items():
         if statistics.references:
             counts = np.concatenate([element_counts(system) for system in systems])
@@ -135,13 +137,6 @@ def _shift(
                 stacklevel=5,
             )
     return shifts
-
-
-def _some_systems(training: Any, most: int | None) -> list[Structures]:
-    """Systems at even distances, at most that many."""
-    count = min(len(training), most or len(training))
-    chosen = np.unique(np.linspace(0, len(training) - 1, count).astype(int))
-    return [training[int(i)] for i in chosen]
 
 
 def _residuals(

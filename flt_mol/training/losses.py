@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flt_mol.evaluation.metrics import EWT_THRESHOLD, force_sums
+from flt_mol.evaluation.metrics import displacement_errors, energy_errors, force_errors
 from flt_mol.models.energy import Normalizer
-from flt_mol.structures import Structures, known_forces, relaxed_displacement
+from flt_mol.structures import Structures
 from flt_mol.training.config import FORCES_WEIGHT, LossConfig
 
 _EARLIER_RECYCLE = 0.5
@@ -59,25 +59,26 @@ def training_loss(
         ValueError: a missing target, naming the sids; an output of another shape than its target.
     """
     all_systems = torch.ones(len(structures), dtype=torch.bool, device=structures.positions.device)
-    energies = _energy_errors(outputs, structures, "energy")
+    energies = energy_errors(outputs, structures, "energy")
     # Name, weight, errors (K, n), and which of the n count.
     terms = [("mae", 1 / normalizers["energy"].std, energies, all_systems)]
     weight = config.energy_initial_weight
     if "energy_initial" in outputs and weight != 0:
         scale = (1.0 if weight is None else weight) / normalizers["energy_initial"].std
-        errors = _energy_errors(outputs, structures, "energy_initial")
+        errors = energy_errors(outputs, structures, "energy_initial")
         valid = all_systems if moved is None else ~moved
         terms.append(("energy_initial_mae", scale, errors, valid))
     decays = config.displacement_decay != "none"
     if "displacement" in outputs and (config.displacement_weight != 0 or decays):
-        errors, _ = _displacement_errors(outputs, structures)
+        errors, _ = displacement_errors(outputs, structures)
         scale = errors.new_tensor(displacement_weight(progress, config))
         terms.append(("displacement", scale, errors, ~structures.fixed))
     if "forces" in outputs:
         weight = FORCES_WEIGHT if config.forces_weight is None else config.forces_weight
-        errors, known = _force_errors(outputs["forces"], structures)
+        difference, known = force_errors(outputs["forces"], structures)
+        errors = torch.linalg.vector_norm(difference, dim=-1)[None]
         terms.append(("forces", weight / normalizers["energy"].std, errors, known))
-    total, systems = torch.zeros(()), float(len(structures))
+    total, of_systems = torch.zeros(()), 1.0
     found: dict[str, tuple[Tensor, float]] = {}
     for name, scale, errors, valid in terms:
         count = int(valid.sum())
@@ -88,8 +89,9 @@ def training_loss(
         total = total.to(loss) + loss
         found[name] = means[-1].detach(), float(count)
         if name == "mae":
-            systems = count / factor
-    return Loss(total, {**found, "loss": (total.detach(), systems)})
+            of_systems = factor
+    found["loss"] = total.detach() / of_systems, float(len(structures))
+    return Loss(total, found)
 
 
 def displacement_weight(progress: float, config: LossConfig) -> float:
@@ -99,11 +101,9 @@ def displacement_weight(progress: float, config: LossConfig) -> float:
     """
     first = 1.0 if config.displacement_weight is None else config.displacement_weight
     last = config.displacement_final_weight
-    if config.displacement_decay == "none":
-        return first
-    linear = config.displacement_decay == "linear"
-    rest = 1.0 - progress if linear else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return last + (first - last) * rest
+    cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+    rest = {"none": 1.0, "linear": 1.0 - progress, "cosine": cosine}
+    return last + (first - last) * rest[config.displacement_decay]
 
 
 def recycle_weights(count: int, config: LossConfig) -> list[float]:
@@ -111,78 +111,3 @@ def recycle_weights(count: int, config: LossConfig) -> list[float]:
     if config.recycle_weights is None:
         return [_EARLIER_RECYCLE] * (count - 1) + [1.0]
     return config.recycle_weights
-
-
-def error_sums(outputs: Mapping[str, Tensor], structures: Structures) -> dict[str, tuple[Any, int]]:
-    """Errors of every output, summed over a batch, and the number of systems or free atoms.
-
-    "mae" (eV) and "ewt" (systems with an error below 0.02 eV) of energies, "energy_initial_mae",
-    "displacement" and, to compare with, "displacement_unmoved" (Å; as if every atom stayed where it
-    is); with several recycles also "mae_recycle1" and so on for each; and those of `force_sums`.
-
-    Raises:
-        ValueError: a missing target, naming the sids.
-    """
-    errors = {"mae": _energy_errors(outputs, structures, "energy")}
-    found: dict[str, tuple[Any, int]] = {}
-    if "forces" in outputs:
-        found |= force_sums(outputs["forces"], errors["mae"][-1], structures)
-    if "energy_initial" in outputs:
-        errors["energy_initial_mae"] = _energy_errors(outputs, structures, "energy_initial")
-    if "displacement" in outputs:
-        free = ~structures.fixed
-        distances, unmoved = _displacement_errors(outputs, structures)
-        errors["displacement"] = distances[:, free]
-        found["displacement_unmoved"] = unmoved[free].sum(), int(free.sum())
-    for name, values in errors.items():
-        sums, count = values.sum(-1), values.shape[1]
-        found[name] = sums[-1], count
-        if len(sums) > 1:
-            found |= {f"{name}_recycle{k}": (x, count) for k, x in enumerate(sums, 1)}
-    found["ewt"] = (errors["mae"][-1] < EWT_THRESHOLD).sum(), len(structures)
-    return found
-
-
-def _energy_errors(outputs: Mapping[str, Tensor], structures: Structures, name: str) -> Tensor:
-    """(K, B), eV, |E_k − y|."""
-    every, target = _recycles(outputs, name), structures.energy
-    if name == "energy_initial":
-        target = structures.energy_initial
-    if target is None:
-        raise ValueError(f"some of sids {_some(structures)} have no {name}")
-    if every.shape[1:] != target.shape:  # (B, 1) − (B,) is (B, B)
-        shapes = f"{tuple(every.shape[1:])}, expected {tuple(target.shape)}"
-        raise ValueError(f"the model's output {name} has shape {shapes}")
-    return (every - target.to(every.dtype)).abs()
-
-
-def _displacement_errors(
-    outputs: Mapping[str, Tensor], structures: Structures
-) -> tuple[Tensor, Tensor]:
-    """(K, N), Å, ‖d_k − d‖₂, whose gradient is 0 where it is 0; and (N,) ‖d‖₂."""
-    if structures.positions_relaxed is None:
-        raise ValueError(f"some of sids {_some(structures)} have no positions_relaxed")
-    target = relaxed_displacement(structures)
-    difference = _recycles(outputs, "displacement").to(target.dtype) - target
-    return torch.linalg.vector_norm(difference, dim=-1), torch.linalg.vector_norm(target, dim=-1)
-
-
-def _force_errors(forces: Tensor, structures: Structures) -> tuple[Tensor, Tensor]:
-    """(1, N), eV/Å, ‖F − F*‖₂, and (N,) bool, which of them count."""
-    if structures.forces is None:
-        raise ValueError(f"some of sids {_some(structures)} have no forces")
-    known = known_forces(structures)
-    difference = forces - structures.forces.to(forces.dtype)
-    difference = difference.masked_fill(~known[:, None], 0.0)
-    return torch.linalg.vector_norm(difference, dim=-1)[None], known
-
-
-def _recycles(outputs: Mapping[str, Tensor], name: str) -> Tensor:
-    """(K, …): an output on every recycle."""
-    every = outputs.get(f"{name}_recycles")
-    return outputs[name][None] if every is None else every
-
-
-def _some(structures: Structures) -> str:
-    more = ", …" if len(structures) > 5 else ""
-    return f"{', '.join(map(str, structures.sid[:5]))}{more}"

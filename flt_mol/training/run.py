@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 import signal
@@ -30,6 +29,7 @@ from flt_mol.data import convert, open_dataset
 from flt_mol.data.loader import target_statistics, trained_on
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
+from flt_mol.files import write_rows
 from flt_mol.models.build import needs_of, prepare_batch
 from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
@@ -56,6 +56,7 @@ from flt_mol.training.task import EnergyTask
 _UNIMPORTANT = (
     ".*does not have many workers.*",
     ".*isinstance.treespec, LeafSpec.*",
+    "Grad strides do not match",  # DDP, of second derivatives
     "It is recommended to use `self.log",  # what is logged is of all processes by then
 )
 
@@ -237,9 +238,8 @@ def _history(
 def _note_start(history: History, config: RunConfig, model: EnergyModel, splits: Splits) -> None:
     """What is held out; what a fine-tuning starts from, a candidate for the best weights."""
     if "held_out" in history.systems:
-        with (history.folder / "held_out.csv").open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerows([["sid"], *([sid] for sid in history.systems["held_out"])])
+        rows = [["sid"], *([sid] for sid in history.systems["held_out"])]
+        write_rows(history.folder / "held_out.csv", rows)
     if config.finetune.checkpoint is not None:
         metrics = evaluate_model(model, splits.validation, warn=False).metrics
         history.best = {"epoch": 0.0, "val/mae": metrics["mae"], "val/ewt": metrics["ewt"]}
@@ -334,6 +334,10 @@ def _lightning(world: World) -> Iterator[None]:
             for message in _UNIMPORTANT:
                 warnings.filterwarnings("ignore", message=message)
             yield
+    except RuntimeError as error:
+        if world.size == 1 or "by peer" not in str(error):
+            raise
+        raise ConnectionError("another process of this run has ended") from error
     except SystemExit as stop:
         if not (world.is_first or world.torchrun):
             raise SystemExit(0) from None  # else the first process, which started it, is killed

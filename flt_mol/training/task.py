@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flt_mol.data.loader import Window
+from flt_mol.evaluation.metrics import error_sums
 from flt_mol.models.energy import EnergyModel
 from flt_mol.structures import Structures
 from flt_mol.training.augmentation import move_atoms, rotate, shift_images
 from flt_mol.training.config import LossConfig, TrainingConfig
-from flt_mol.training.losses import error_sums, training_loss
+from flt_mol.training.losses import training_loss
 from flt_mol.training.processes import gathered
 
 
@@ -27,7 +28,7 @@ class EnergyTask(LightningModule):
 
     Logs, per epoch, means over systems (energies, eV) and free atoms (displacements, Å; forces):
     ``train/mae``, ``train/loss`` and what else the loss has, ``train/gradient_norm`` (before
-    clipping, mean over steps), and ``val/…`` of :func:`~flt_mol.training.losses.error_sums`.
+    clipping, mean over steps), and ``val/…`` of :func:`~flt_mol.evaluation.metrics.error_sums`.
 
     Args:
         model: with its normalisers fitted.
@@ -138,7 +139,7 @@ class EnergyTask(LightningModule):
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _add(self, name: str, total: Tensor, count: float) -> None:
+    def _add(self, name: str, total: Tensor | float, count: float) -> None:
         before, over = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = before + float(total), over + count
 

@@ -104,6 +104,10 @@ def test_systems_are_dropped_by_sid_and_energy(run, slabs):
     assert "nobody" in run("data", "convert", slabs, "c.extxyz", "--drop", "nobody", status=2).err
 
 
+def test_models_with_forces_are_not_compiled(run, slabs):
+    assert "--compile" in run("predict", "emt-forces", slabs, "--compile", status=2).err
+
+
 def test_predict_writes_relaxed_positions_and_embeddings(run, slabs):
     given = ["predict", "flt-small", slabs, "-o", "x.extxyz", "--relaxed", "--embeddings", "e.npz"]
     assert run(*given).out.endswith("x.extxyz\n  e.npz\n")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from flt_mol.data import convert, from_trajectories, open_dataset
-from flt_mol.data.conversion import SUFFIXES, readable_batches, remove_leftovers
+from flt_mol.data import convert, from_trajectories, open_dataset, split
+from flt_mol.data.conversion import SUFFIXES, readable_batches
 from helpers.systems import make_record, make_system, same, write_records
 
 
@@ -44,7 +44,6 @@ def test_every_system_comes_back(suffix, source, tmp_path):
     assert alike(source.batch(range(12)), back.batch(range(12)), suffix)
     assert result.systems == 12
     assert result.bytes == (tmp_path / f"b{suffix}").stat().st_size
-    assert result.left_out == ("cell_offsets", "edge_index", "force")
     assert done[-1] == (24, 24)
     assert sorted(os.listdir(tmp_path)) == [f"b{suffix}", "in"]
 
@@ -223,7 +222,7 @@ def test_leftovers_of_killed_processes_are_removed(source, tmp_path):
     for path in (gone, running, folder / "x"):
         path.write_bytes(b"half")
     convert(source, tmp_path / "b.safetensors")
-    remove_leftovers(tmp_path / "c")
+    split(source, tmp_path / "c", {"all": 12})
     assert not gone.exists()
     assert running.exists()
     assert not folder.exists()

@@ -1,6 +1,7 @@
 """LMDB files: which records they hold, and the ways in which they are opened."""
 
 import gzip
+import io
 import math
 import os
 import pickle
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 import lmdb
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -56,6 +58,26 @@ def test_keys_that_are_names(make_record, write_lmdb):
     values = {f"slab-{i}".encode(): make_record(sid=...) for i in (1, 2)}
     with pytest.warns(UserWarning, match="no sid"):
         assert sids(open_dataset(write_lmdb({**values, b"length": 2}))) == ["slab-1", "slab-2"]
+    about = dict.fromkeys((b"__len__", b"__keys__", b"num_samples", b"version"), 2)
+    assert len(open_dataset(write_lmdb({**values, **about}))) == 2
+    with pytest.warns(UserWarning, match=r"keys ignored.*slab-1.*slab-2"):
+        assert sids(open_dataset(write_lmdb({**values, 0: make_record(sid=5), **about}))) == [5]
+
+
+@pytest.mark.parametrize("order", ["big", "little"])
+def test_keys_of_bytes_may_end_with_zeros(order, numbered, write_lmdb):
+    values = {i.to_bytes(4, order): record for i, record in numbered(3).items()}
+    assert sids(open_dataset(write_lmdb(values))) == [100, 101, 102]
+
+
+def test_records_of_torch_save_and_sids_of_numpy(make_record, write_lmdb):
+    values = {}
+    for key, zipped in enumerate((True, False)):
+        written = io.BytesIO()
+        record = make_record(sid=np.array([f"slab-{key}"]))
+        torch.save(record, written, _use_new_zipfile_serialization=zipped)
+        values[key] = written.getvalue()
+    assert sids(open_dataset(write_lmdb(values))) == ["slab-0", "slab-1"]
 
 
 @pytest.mark.parametrize("length", [3, b"3", b"3\n", pickle.dumps(3, 0), torch.tensor(3), None])

@@ -254,4 +254,4 @@ def test_from_pyg_and_layer_numbers(make_record):
     ):
         open_dataset(slab)[0]
     with pytest.warns(UserWarning, match="no sid"):
-        assert open_dataset(slab, layer_numbers=True)[0].tags.tolist() == [0] * 5
+        assert open_dataset(slab, tag_slab=lambda one: one)[0].tags.tolist() == [0] * 5

@@ -144,9 +144,8 @@ def test_graphs_without_atoms_are_named(records):
 
 def test_z_is_taken_for_atomic_numbers_with_a_note():
     data = SimpleNamespace(pos=torch.zeros(1, 3), z=torch.tensor([29]), y=torch.tensor([[-1.5]]))
-    with pytest.warns(UserWarning, match="z is used"):
-        open_dataset(data)
-    system = from_pyg(data, options=ReadOptions(energy="y"))
+    with pytest.warns(UserWarning, match="z is used"), pytest.warns(UserWarning, match="no sid"):
+        system = open_dataset(data, energy="y")[0]
     assert system.atomic_numbers.tolist() == [29]
     assert system.energy.tolist() == [-1.5]
 

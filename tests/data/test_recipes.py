@@ -84,7 +84,6 @@ def test_places_in_order(folder, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
         assert found.path("val_id") == path
-    assert found.is_converted(found.path("val_id"))
     assert found.find("val_id", tmp_path / "elsewhere") is None
 
 

@@ -193,12 +193,15 @@ def test_learning_curves_of_logs(tmp_path):
 
 
 @pytest.mark.slow
-def test_plots_do_not_depend_on_a_backend_or_pyplot(tmp_path):
+@pytest.mark.parametrize("backend", ["module://no_such_backend", "no_such_backend"])
+@pytest.mark.parametrize("before", ["", "import flt_mol.training.run\n"])
+def test_plots_do_not_depend_on_a_backend_or_pyplot(tmp_path, backend, before):
     code = (
-        "import sys, numpy as np; from flt_mol.evaluation import SplitResult, parity\n"
+        f"{before}import sys, numpy as np; from flt_mol.evaluation import SplitResult, parity\n"
         f"parity({{'a': SplitResult((1,), np.ones(1), np.ones(1))}}, r'{tmp_path / 'a.png'}')\n"
-        "assert 'matplotlib.pyplot' not in sys.modules"
+        f"assert {bool(before)} or 'matplotlib.pyplot' not in sys.modules\n"
+        f"import os; assert os.environ['MPLBACKEND'] == '{backend}'"
     )
-    environment = {**os.environ, "MPLBACKEND": "module://no_such_backend"}
+    environment = {**os.environ, "MPLBACKEND": backend}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert re.search("png", str(list(tmp_path.iterdir())))

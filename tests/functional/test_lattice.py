@@ -110,7 +110,8 @@ def test_open_directions_get_perpendicular_vectors_of_the_extent_and_padding():
     torch.testing.assert_close(found.cell[0, :2], TRICLINIC[:2])
     assert max(abs(a @ c), abs(b @ c)) < 1e-10
     height = positions @ (c / c.norm())
-    torch.testing.assert_close(c.norm(), height.amax() - height.amin() + 8.0)
+    length = height.amax() - height.amin() + 8.0
+    assert length - 0.1 < c.norm() < length + 1e-9  # a smooth maximum is somewhat lower
 
 
 def test_vacuum_shrinks_wherever_atoms_are_written():

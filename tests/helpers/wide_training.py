@@ -13,8 +13,8 @@ build_model = run.build_model
 def widened(task, batch, device, dataloader_idx):
     if isinstance(batch, tuple):  # with what its step holds, in training
         return widened(task, batch[0], device, dataloader_idx), batch[1]
-    batch = batch.moved(batch.positions.double())
-    return replace(batch, cell=batch.cell.double())
+    moved = batch.moved(batch.positions.double())
+    return replace(moved, cell=batch.cell.double(), forces=batch.forces)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,7 @@ def saved(model, tmp_path):
         "model": model.config.model_dump(),
         "data": {"name": "/a/b", "paths": {}},
     }
-    return save_checkpoint(
-        tmp_path / "run" / "best.ckpt", model, config, {"val/mae": 0.1}, None, systems
-    )
+    return save_checkpoint(tmp_path / "run" / "best.ckpt", model, config, {"val/mae": 0.1}, systems)
 
 
 def weights_of(model):
@@ -115,9 +113,7 @@ def test_an_average_is_taken(model, structures, tmp_path):
         for parameter in other.parameters():
             parameter.mul_(1.5)
     average.update_parameters(other)
-    path = save_checkpoint(
-        tmp_path / "b.ckpt", average.module, {}, None, {"raw_state_dict": other.state_dict()}
-    )
+    path = save_checkpoint(tmp_path / "b.ckpt", average.module, {})
     torch.save(average.state_dict(), tmp_path / "a.pt")
     for file in (path, tmp_path / "a.pt"):
         found = load_model(file)

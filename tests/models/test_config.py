@@ -108,7 +108,7 @@ def test_what_does_not_go_together(settings, names):
         ({"spectral": {"num_heads": 3}}, "num_heads 3"),
         ({"spectral": {"k_max": 0.05}}, "k_max is 0.05"),
         ({"feature_map": "hyperbolic", "num_features": 7}, "num_features 7"),
-        ({"far_blocks": 2}, "no attention and no filter"),
+        ({"far_blocks": 2}, r"widths \[\]"),
         ({"attention": "auto", "feature_map": "relu"}, "auto"),
     ],
 )
@@ -120,8 +120,8 @@ def test_what_no_part_can_be_made_of(settings, name):
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"dropuot": 0.1}, ["'model.dropuot'", "'model.dropout'"]),
-        ({"pairs": {"cutof": 4.0}}, ["'model.pairs.cutof'", "'model.pairs.cutoff'"]),
+        ({"dropuot": 0.1}, ["'model.dropuot'", "model.dropout?"]),
+        ({"pairs": {"cutof": 4.0}}, ["'model.pairs.cutof'", "model.pairs.cutoff?"]),
         ({"zzz": 1}, ["'model.zzz'", "embed_dim"]),
         ({"rpe": {"num_terms": 8}}, ["'model.rpe.num_terms'", "spectrum"]),
         ({"rpe": {"spectrum": {"name": "matern", "sigma": 1.0}}}, ["'model.rpe.spectrum.sigma'"]),

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.build import add_adsorbate, bulk, fcc111, molecule
 from ase.calculators.emt import EMT
 from conftest import KINDS, small_model, small_pairs
 
 from flt_mol import Structures
+from flt_mol.data import from_ase
 from flt_mol.models import EnergyConfig, EnergyModel
 from flt_mol.models.forces import with_forces
 from flt_mol.nn import spectral_filter
@@ -57,6 +59,56 @@ def test_forces_are_slopes_of_the_energy(changes):
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-5)
     total = torch.stack([per_system(structures, x) for x in forces.T])
     assert total.abs().max() < 1e-12  # translations
+
+
+def opened():
+    """A molecule, a slab with an open direction, one with vacuum, a wire, a crystal."""
+    slab = fcc111("Pt", (2, 2, 2))
+    add_adsorbate(slab, "O", 1.3, "fcc")
+    with_vacuum = fcc111("Cu", (1, 2, 3), vacuum=9.0, periodic=True)
+    ends = [[0, 0, 0], [1.3, 0.3, 1.5], [0.2, 1.9, 3], [1, 1, 4.2]]
+    wire = Atoms("CuPtCuAu", ends, cell=[0, 0, 5.5], pbc=[0, 0, 1])
+    batch = [molecule("CH3CH2OH"), slab, with_vacuum, wire, bulk("Cu", cubic=True)]
+    generator = np.random.default_rng(0)
+    for atoms in batch:
+        moved = 0.1 * generator.standard_normal((len(atoms), 3))
+        moved[atoms.positions[:, 2] < 0.1] = 0  # the lowest layer ends at one height
+        atoms.positions += moved
+        atoms.set_tags(0)
+    found = Structures.cat([from_ase(atoms) for atoms in batch])
+    return replace(found, positions=found.positions.double(), cell=found.cell.double())
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("name", ["spectral alone", "rpe", "both filters"])
+def test_open_directions(name, prepared):
+    """Also where virtual cells follow the atoms: all components against central differences."""
+    model, structures = model_of(SEEING[name]), opened()
+    found = model(model.prepare_batch(structures) if prepared else structures)["forces"]
+    for place in range(int(structures.natoms.max())):
+        rows = structures.ptr[:-1] + place
+        rows = rows[rows < structures.ptr[1:]]
+        for axis in range(3):
+            direction = torch.zeros_like(found)
+            direction[rows, axis] = 1.0
+            expected = along(structures, direction, model)[structures.system[rows]]
+            torch.testing.assert_close(found[rows, axis], expected, atol=1e-8, rtol=1e-5)
+
+
+def test_stress_of_slabs():
+    """Strain across a slab moves its atoms and leaves the vacuum of virtual cells alone."""
+    model, slab = model_of(SEEING["spectral alone"]), opened()[2]
+    strain = torch.tensor([[0.3, 0.5, 0], [0.5, -0.4, 0], [0, 0, 0.6]]).double()
+    energies = []
+    for step in (1e-4, -1e-4):
+        stretch = torch.eye(3).double() + step * strain
+        moved = slab.moved(slab.positions @ stretch)
+        with torch.no_grad():
+            energies.append(model(replace(moved, cell=slab.cell @ stretch))["energy"])
+    expected = (energies[0] - energies[1]) / 2e-4 / slab.cell.det().abs()
+    for given in (slab, model.prepare_batch(slab)):
+        found = (model(given, stress=True)["stress"] * strain).sum((1, 2))
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-5)
 
 
 @every_kind

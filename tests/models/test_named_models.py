@@ -9,6 +9,7 @@ import yaml
 from flt_mol.files import shipped_folder
 from flt_mol.models import EnergyConfig, EnergyModel, named_config
 from flt_mol.models.checkpoint import find_checkpoint, load_model
+from flt_mol.nn import FLTBlock
 from helpers import invariances as testing
 
 NAMES = sorted(file.parent.name for file in shipped_folder("models").glob("*/model.yaml"))
@@ -94,3 +95,15 @@ def test_shipped_weights(name):
     content = torch.load(find_checkpoint(name), weights_only=True)
     assert len(content["systems"]["trained"]) == systems
     assert Path(find_checkpoint(name)).name == "weights.ckpt"
+
+
+def test_dropout_of_attention_is_apart_from_that_of_feed_forward_networks():
+    def block(**changes):
+        model = EnergyModel(named_config("paper-flt-12l").model_copy(update=NARROW | changes))
+        return next(part for part in model.modules() if isinstance(part, FLTBlock))
+
+    both = block(attention_dropout=0.5, dropout=0.25)
+    found = [module.p for module in both.modules() if isinstance(module, torch.nn.Dropout)]
+    assert (both.attention.dropout.p, sorted(found)) == (0.5, [0.25, 0.5])
+    assert block().attention.dropout.p == 0.1
+    assert block(attention_dropout=None, dropout=0.25).attention.dropout.p == 0.25

@@ -19,7 +19,7 @@ SPECS = {
 }
 EVERY = sorted(SPECS)
 # Without corners, and without tails beyond 24 Å.
-ROUND = ["directional", "gaussian", "gaussian, weights", "gaussian_mixture", "shells"]
+ROUND = ["directional", "gaussian", "gaussian, weights", "gaussian_mixture"]
 # Spectra that fall too slowly for a sum of waves up to a cutoff.
 SLOW = {"cauchy": 3e-3, "box": 3e-2, "laplace": 5e-3, "matern 1/2": 5e-3, "tent": 2e-3, "sum": 2e-3}
 
@@ -110,17 +110,6 @@ R = 10 * K
             {"length_min": 2.0},
             lambda k: math.pi**2 * 8 * (-4 * math.pi * k).exp(),
             lambda r: (1 + r**2 / 4) ** -2,
-        ),
-        (
-            "shells",
-            {"powers": [1], "sigma_min": 2.0},
-            lambda k: (
-                (2 * math.pi * 4) ** 1.5
-                * math.e
-                * (1.5 - 8 * math.pi**2 * k**2)
-                * (-8 * math.pi**2 * k**2).exp()
-            ),
-            lambda r: r**2 / 8 * (1 - r**2 / 8).exp(),
         ),
     ],
 )
@@ -243,7 +232,6 @@ def test_sums_and_products():
         (lambda: SPECTRA["laplace"](2, length_min=-1.0), "length_min"),
         (lambda: SPECTRA["bspline"](2, order=0), "order"),
         (lambda: SPECTRA["box"](2, radius_max=math.inf), "radius_max"),
-        (lambda: SPECTRA["shells"](2, 2, powers=[1]), "powers"),
         (lambda: SPECTRA["gaussian_mixture"](2, mean_std=-1.0), "mean_std"),
         (lambda: SPECTRA["sum"](2, [{"name": "gausian"}]), "gausian"),
         (lambda: SPECTRA["sum"](2, []), "spectra"),

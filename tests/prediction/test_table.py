@@ -12,7 +12,7 @@ from slabs import ByHand, platinum
 
 from flt_mol.data import from_trajectories, open_dataset
 from flt_mol.data.tags import tag_structures
-from flt_mol.prediction import Prediction, StructureFiles, predict_files, write_predictions
+from flt_mol.prediction import Prediction, predict_files, write_predictions
 from flt_mol.prediction.table import write_embeddings
 
 
@@ -138,9 +138,9 @@ def test_predictions_of_other_structures_are_refused(stored, tmp_path):
     predictions = predict_files(ByHand(), stored[1])
     for wrong in (predictions[::-1], [*predictions, predictions[0]]):
         with pytest.raises(ValueError, match="slab"):
-            write_predictions(wrong, tmp_path / "out.extxyz", StructureFiles(stored[1]))
+            write_predictions(wrong, tmp_path / "out.extxyz", open_dataset(stored[1]))
     with pytest.raises(ValueError, match="slab"):
-        write_predictions(predictions, tmp_path / "out.extxyz", StructureFiles(stored[1][:1]))
+        write_predictions(predictions, tmp_path / "out.extxyz", open_dataset(stored[1][:1]))
     assert not (tmp_path / "out.extxyz").exists()
     with pytest.raises(ValueError, match=r"out\.txt"):
         write_predictions(predictions, tmp_path / "out.txt")
@@ -173,17 +173,20 @@ def test_invalid_records_are_refused_before_the_work_or_skipped(tmp_path):
     assert [p.name for p in found] == ["0", "2"]
 
 
-def test_structures_that_cannot_be_prepared_are_refused_or_skipped(stored):
-    def prepare(one):
-        if one.sid[0] == "slab 1":
-            raise ValueError("slab 1: no")
+@pytest.mark.parametrize("sid", ["slab 1", "slab 0"])  # one of two in a file, and one alone
+def test_structures_that_cannot_be_tagged_are_refused_or_skipped(stored, sid):
+    def tag(one):
+        if sid in one.sid:
+            raise ValueError(f"{sid}: no")
         return one
 
-    with pytest.raises(ValueError, match="slab 1: no"):
-        predict_files(ByHand(), StructureFiles(stored[1], prepare=prepare))
-    files = StructureFiles(stored[1], prepare=prepare, skip_bad=True)
-    with pytest.warns(UserWarning, match="slab 1: no"):
-        assert [p.name for p in predict_files(ByHand(), files)] == ["slab 2", "slab 0"]
+    with pytest.raises(ValueError, match=f"{sid}: no"):
+        open_dataset(stored[1], tag_slab=tag)
+    files = open_dataset(stored[1], tag_slab=tag, on_error="skip")
+    assert len(files.skipped) == 1
+    assert f"{sid}: no" in files.skipped[0]
+    names = [atoms.info["sid"] for atoms in stored[0]]
+    assert [p.name for p in predict_files(ByHand(), files)] == [x for x in names if x != sid]
 
 
 def test_tags_and_cells_are_warned_of_once_for_all_files(tmp_path):
@@ -291,14 +294,18 @@ def test_frames_that_are_not_there_are_named(tmp_path):
 def test_tags_come_from_the_first_frame(tmp_path):
     path = relaxation(tmp_path / "a.traj", tags=False)  # the adsorbate leaves the surface
 
-    def prepare(structures):
+    calls = []
+
+    def tag(structures):
+        calls.append(structures)
         return tag_structures(structures, surface="half")
 
     for frames in ("last", "all"):
-        files = StructureFiles(path, prepare=prepare, layer_numbers=True, frames=frames)
-        tags = {tuple(one.tags.tolist()) for one, *_ in files}
+        files = open_dataset([path, path], tag_slab=tag, frames=frames)
+        tags = {tuple(one.tags.tolist()) for one in files}
         assert tags == {(0,) * 4 + (1,) * 8 + (2,) * 2}
-        assert all(one.fixed.tolist() == [True] * 4 + [False] * 10 for one, *_ in files)
+        assert all(one.fixed.tolist() == [True] * 4 + [False] * 10 for one in files)
+    assert len(calls) == 4
 
 
 def test_sids_that_repeat_can_be_told_apart(tmp_path):

@@ -165,16 +165,21 @@ def test_training_data_of_ones_own_are_not_validated_on_another_data_set():
     data = load_run_config("quickstart", ["data.paths.train=a.xyz"]).data
     assert (data.name, data.validation_fraction) == (None, 0.1)
     data = load_run_config("quickstart", ["data.paths.train=a.xyz", "data.paths.val_id=b.xyz"]).data
-    assert (data.name, data.validation_fraction) == ("emt_adsorption", None)
+    assert (data.name, data.validation_fraction) == (None, None)
     assert load_run_config("quickstart").data.name == "emt_adsorption"
+
+
+def test_a_file_for_a_split_that_is_not_read_is_warned_of():
+    with pytest.warns(UserWarning, match=r"data\.paths\.val is not read.*data\.paths\.val_id"):
+        load_run_config("quickstart", ["data.paths.train=a.xyz", "data.paths.val=b.xyz"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["training.epoch=2"], ["'training.epoch'", "'training.epochs'"]),
-        (["trainin.epochs=2"], ["'trainin'", "'training'"]),
-        (["model.pairs.cutof=2"], ["'model.pairs.cutof'", "'model.pairs.cutoff'"]),
+        (["training.epoch=2"], ["'training.epoch'", "training.epochs?"]),
+        (["trainin.epochs=2"], ["'trainin'", "training?"]),
+        (["model.pairs.cutof=2"], ["'model.pairs.cutof'", "model.pairs.cutoff?"]),
         (["training.epochs=0"], ["training.epochs is 0", "equal to 1"]),
         (["training.epochs=1,2"], ["training.epochs is '1,2'", "integer"]),
         (["training.batch_size=true"], ["training.batch_size is True"]),

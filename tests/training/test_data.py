@@ -23,9 +23,9 @@ ALONE = World(1, 1, 0)
 
 
 def test_a_split_without_a_file_says_what_to_set(tmp_path):
-    run = tiny_run(tmp_path, data={"validation": "valid"})
-    with pytest.raises(ValueError, match=r"'valid'.*data\.paths\.valid"):
-        open_split(run, "valid")
+    run = tiny_run(tmp_path, data={"validation": "other"})
+    with pytest.raises(ValueError, match=r"'other'.*data\.paths\.other"):
+        open_split(run, "other")
 
 
 @pytest.mark.parametrize("name", ["pos_relaxed", "y_init"])

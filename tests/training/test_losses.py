@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from flt_mol import Structures
+from flt_mol.evaluation.metrics import error_sums
 from flt_mol.models.energy import Normalizer
 from flt_mol.training.config import LossConfig
-from flt_mol.training.losses import displacement_weight, error_sums, training_loss
+from flt_mol.training.losses import displacement_weight, training_loss
 
 ENERGY = 2.0 / 2  # errors of 1 and 3 eV, over the standard deviation 2
 INITIAL = 5.0 / 5

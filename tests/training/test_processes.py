@@ -7,10 +7,14 @@ import subprocess
 import sys
 import time
 from contextlib import closing, suppress
+from pathlib import Path
 from socket import socket
 
 import pytest
 import torch
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read, write
 
 from flt_mol.training.config import run_yaml
 from flt_mol.training.folder import run_folder
@@ -101,17 +105,32 @@ def environment():
     return dict(os.environ)
 
 
+def with_forces(path):
+    """Those of EMT, in place of targets."""
+    frames = read(path, ":")
+    for atoms in frames:
+        atoms.info = {"sid": atoms.info["sid"]}
+        atoms.calc = EMT()
+        results = {"energy": 0.1 * atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    write(path, frames)
+
+
 @pytest.mark.slow
-def test_two_make_the_epochs_of_one(tmp_path):
+@pytest.mark.parametrize("outputs", [["energy"], ["energy", "forces"]], ids=len)
+def test_two_make_the_epochs_of_one(tmp_path, outputs):
     """Same global batches, of which the last has 4 systems for one process and 2 for the other.
 
     No dropout: each process draws its own. In float64, where two processes and one differ by 3e-14
     in the weights. In float32 they differ by 4e-5, and by 4e-5 relative in an MAE: sums over halves
     round otherwise, and AdamW divides by √v. Metrics are logged in float32.
     """
-    model = {**RANDOM, "dropout": 0.0, "redraw_every": None}
+    model = {**RANDOM, "dropout": 0.0, "redraw_every": None, "outputs": outputs}
     model["pairs"] = {**model["pairs"], "vector_dropout": 0.0}
     config = tiny_run(tmp_path, 22, 5, model=model)
+    if "forces" in outputs:
+        for name in ("train", "val"):
+            with_forces(tmp_path / f"{name}.extxyz")
     found = []
     for name, overrides in (
         ("one", ["training.batch_size=8"]),
@@ -125,6 +144,7 @@ def test_two_make_the_epochs_of_one(tmp_path):
             timeout=240,
         )
         assert done.returncode == 0, done.stderr
+        assert "strides" not in done.stderr
         assert done.stdout.count("best epoch") == 1
         with (tmp_path / name / "logs/csv/metrics.csv").open() as file:
             rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
@@ -174,6 +194,35 @@ def test_a_signal_stops_all_after_the_same_step(tmp_path):
         before = steps_done(folder / "resume.ckpt")
         out = until(lambda: steps_done(folder / "resume.ckpt") > before, os.killpg, number)  # noqa: B023
         assert f"resuming the run in {folder}" in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+@pytest.mark.parametrize("lost", ["first", "second"])
+def test_a_lost_process_ends_the_others(tmp_path, lost):
+    config, folder = tiny_run(tmp_path, 22, model=RANDOM, epochs=100_000), tmp_path / "two"
+    with (tmp_path / "err").open("w") as err:
+        first = subprocess.Popen(command(config, folder, "training.devices=2"), stderr=err)
+    second, end = 0, time.monotonic() + 120
+    try:
+        while not (folder / "resume.ckpt").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+        named = [x for x in children if b"train" in Path(f"/proc/{x}/cmdline").read_bytes()]
+        second = int(named[-1])
+        os.kill(first.pid if lost == "first" else second, signal.SIGKILL)
+        status, state = first.wait(60), Path(f"/proc/{second}/stat")
+        while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not state.exists() or state.read_text().split()[2] == "Z"
+    finally:
+        for number in (first.pid, second) if second else (first.pid,):
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+    text = (tmp_path / "err").read_text()
+    assert status == (2 if lost == "second" else -signal.SIGKILL), text
+    assert text.count("another process of this run has ended") == 1
+    assert "Traceback" not in text
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from flt_mol.nn.spectrum.kernels import (
     BSplineSpectrum,
     CauchySpectrum,
     MaternSpectrum,
-    ShellSpectrum,
 )
 from flt_mol.nn.spectrum.terms import (
     DirectionalSpectrum,
@@ -52,7 +51,6 @@ SPECTRA: dict[str, Callable[..., Spectrum]] = {
     "box": partial(BSplineSpectrum, order=1),
     "tent": partial(BSplineSpectrum, order=2),
     "bspline": BSplineSpectrum,
-    "shells": ShellSpectrum,
     "sum": partial(combined, SumSpectrum),
     "product": partial(combined, ProductSpectrum),
 }
@@ -60,5 +58,5 @@ SPECTRA: dict[str, Callable[..., Spectrum]] = {
 __all__ = [
     "SPECTRA", "BSplineSpectrum", "CauchySpectrum", "DirectionalSpectrum",
     "GaussianMixtureSpectrum", "GaussianSpectrum", "MaternSpectrum", "ProductSpectrum",
-    "ShellSpectrum", "Spectrum", "SumSpectrum",
+    "Spectrum", "SumSpectrum",
 ]  # fmt: skip

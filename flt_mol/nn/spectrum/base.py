@@ -59,13 +59,11 @@ class _Combined(Spectrum):
         return [coordinates] * len(self.spectra)
 
     def forward(self, frequencies: Tensor) -> Tensor:
-        """g(ξ): frequencies (R, ℓ) or (H, R, ℓ), cycles/Å → (H, R)."""
         parts = zip(self.spectra, self._columns(frequencies), strict=True)
         found: Tensor = reduce(self._combine, (g(xi) for g, xi in parts))
         return found
 
     def mask(self, displacements: Tensor) -> Tensor:
-        """f(x): displacements (…, ℓ), Å → (…, H)."""
         parts = zip(self.spectra, self._columns(displacements), strict=True)
         found: Tensor = reduce(self._combine, (cast(Spectrum, g).mask(x) for g, x in parts))
         return found

@@ -1,13 +1,12 @@
-r"""Matérn and Cauchy kernels; Gaussian shells; local masks.
+"""Matérn and Cauchy kernels; local masks.
 
-The spectra of all but shells have long tails: with Gaussian frequencies the variance of a sampled
-Matérn or Cauchy kernel, or of a box, is infinite.
+Their spectra have long tails: with Gaussian frequencies the variance of a sampled Matérn or Cauchy
+kernel, or of a box, is infinite.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import reduce
 
 import torch
@@ -82,59 +81,6 @@ class CauchySpectrum(TermSpectrum):
         return (1 + x.square().sum(-1) / length.square()).pow(-(self.dim + 1) / 2)
 
 
-class ShellSpectrum(TermSpectrum):
-    r"""Gaussian shells per head: f(x) = Σ_t a_t (r²/2n_tσ_t²)^{n_t} e^{n_t − r²/2σ_t²}, r = ‖x‖.
-
-    Each has its peak, 1, at r = σ_t √(2n_t); at one σ, n = 0, 1, 2, … are a complete radial basis.
-    In any ℓ, with u = 2π²σ_t²‖ξ‖² and generalised Laguerre polynomials,
-    g(ξ) = Σ_t a_t n_t! (e/n_t)^{n_t} (2πσ_t²)^{ℓ/2} L_{n_t}^{(ℓ/2−1)}(u) e^{−u}.
-
-    Args:
-        num_heads, num_terms, dim, generator: see `TermSpectrum`.
-        powers: n_t ≥ 0 for each term, the same for all heads; None is 0, 1, …, T − 1.
-        sigma_min, sigma_max: σ of the first and the last term at the start, Å. The parameter is
-            `log_sigma` (H, T).
-
-    Raises:
-        ValueError: powers that are not T whole numbers ≥ 0, or what `TermSpectrum` raises.
-    """
-
-    _name = "sigma"
-
-    def __init__(
-        self,
-        num_heads: int,
-        num_terms: int = 16,
-        dim: int = 3,
-        powers: Sequence[int] | None = None,
-        sigma_min: float = 1.5,
-        sigma_max: float = 1.5,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(num_heads, num_terms, dim, sigma_min, sigma_max, generator)
-        self.powers = tuple(range(num_terms) if powers is None else powers)
-        if len(self.powers) != num_terms or any(n < 0 or n != int(n) for n in self.powers):
-            raise ValueError(f"powers is {powers}, expected {num_terms} whole numbers ≥ 0")
-
-    def _unit_spectrum(self, xi: Tensor, length: Tensor) -> Tensor:
-        u = 2 * math.pi**2 * length.square() * xi.square().sum(-1)
-        terms = [
-            _over_peak(n) * _laguerre_function(term, n, self.dim / 2 - 1)
-            for n, term in zip(self.powers, u.unbind(1), strict=True)
-        ]
-        volume = (math.sqrt(2 * math.pi) * length) ** self.dim
-        return volume * torch.stack(terms, 1) * (-0.5 * u).exp()
-
-    def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
-        u = x.square().sum(-1) / (2 * length.square())
-        # As a power of y e^{1−y} ≤ 1: at large n, r^{2n} alone would overflow.
-        terms = [
-            (term / n * (1 - term / n).exp()) ** n if n else (-term).exp()
-            for n, term in zip(self.powers, u.unbind(-1), strict=True)
-        ]
-        return torch.stack(terms, -1)
-
-
 class BSplineSpectrum(TermSpectrum):
     r"""Local B-splines of order k: masks that vanish where any \|x_j\| ≥ v_j.
 
@@ -192,20 +138,6 @@ class BSplineSpectrum(TermSpectrum):
 
     def _unit_mask(self, x: Tensor, length: Tensor) -> Tensor:
         return _product(_cardinal_bspline(0.5 * self.order * x / length, self.order) / self._peak)
-
-
-def _over_peak(n: int) -> float:
-    """The transform's n! over the greatest value of u^n e^{−u}: n! (e/n)^n."""
-    return math.exp(math.lgamma(n + 1) + n - n * math.log(n)) if n else 1.0
-
-
-def _laguerre_function(x: Tensor, degree: int, alpha: float) -> Tensor:
-    """e^{−x/2} L_n^{(α)}(x), x ≥ 0, by a recurrence in n; the polynomial alone overflows."""
-    current, previous = (-0.5 * x).exp(), torch.zeros_like(x)
-    for n in range(degree):
-        following = ((2 * n + 1 + alpha - x) * current - (n + alpha) * previous) / (n + 1)
-        previous, current = current, following
-    return current
 
 
 def _cardinal_bspline(x: Tensor, order: int) -> Tensor:
