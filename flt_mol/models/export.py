@@ -100,8 +100,8 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _card(name: str, settings: Mapping[str, Any]) -> str:
-    unknown = "*to be filled in*"
-    data = (settings["config"].get("data") or {}).get("name") or unknown
+    blank = "*to be filled in*"
+    data = (settings["config"].get("data") or {}).get("name") or blank
     base = (settings["config"].get("finetune") or {}).get("checkpoint")
     elements = ", ".join(chemical_symbols[z] for z in settings["elements_seen"]) or "none noted"
     metrics = settings["metrics"]
@@ -119,6 +119,6 @@ structure, in eV and Å (flt_mol {settings["flt_mol_version"]}): `flt_mol.predic
 
 - Trained on: {data}{f", from {base}" if base else ""}
 - Elements seen: {elements}; for others energies are extrapolated
-- Measured: {measured or unknown}
-- Limits, licence: {unknown}
+- Measured: {measured or blank}
+- Limits, licence: {blank}
 """
