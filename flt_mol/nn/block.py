@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.fourier import PositionFeatures
+from flt_mol.functional.groups import budget_of
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
@@ -19,7 +20,7 @@ from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.streaming import placed_state, present
 
 EncoderState = tuple[CausalState, ...]
-_HIDDEN = 2**21  # numbers of the hidden layer at once on a CPU: larger tensors leave its cache
+_HIDDEN = 16  # group budgets of the hidden layer at once: larger tensors leave a CPU's cache
 
 
 class BlockGeometry(NamedTuple):
@@ -130,8 +131,8 @@ class FLTBlock(nn.Module):
                 raise ValueError("this block needs local: the result of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, at.local)
         parts: Sequence[Tensor] = [out]
-        if x.is_cpu and not torch.compiler.is_compiling():
-            parts = out.split(max(1, _HIDDEN // self._ffn_dim))
+        if not torch.compiler.is_compiling():
+            parts = out.split(max(1, _HIDDEN * budget_of(x.device) // self._ffn_dim))
         parts = [part + self.ffn(self.ffn_norm(part)) for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
