@@ -110,7 +110,7 @@ def convert(
         options["tag_slab"] = slab_tagger(adsorbate, surface or "oc20", "--surface")
         if surface is None:
             text = "tagged by the rule 'oc20'; of the shipped models it is 'half': give --surface"
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warnings.warn(text, stacklevel=2)
     if references is None:
         dataset = _open_to_write(source, split, energy=energy, forces=forces, **options)
     elif split is not None or forces or energy != "y_relaxed":
@@ -150,13 +150,12 @@ def split(
     if len(dict(wanted)) < len(wanted):
         raise ValueError("--shares names a split more than once; give each split one share")
     check_output(output.absolute().parent, "OUTPUT")
-    options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
-    dataset = _open_to_write(source, part, energy=energy, forces=forces, **options)
+    on_error = "skip" if skip_bad else "raise"
+    dataset = _open_to_write(source, part, energy=energy, forces=forces, on_error=on_error)
     _leave_out(dataset, drop, max_energy)
     with progress_bars() as bars:
-        options = {"seed": seed, "group_by": group_by}
-        progress = partial(bars, "splitting")
-        result = split_data(dataset, output, dict(wanted), progress=progress, **options)
+        options: Any = {"seed": seed, "group_by": group_by, "progress": partial(bars, "splitting")}
+        result = split_data(dataset, output, dict(wanted), **options)
     for name, found in result.splits.items():
         say(f"{name}: {found.systems:,} systems, {found.bytes:,} bytes")
     _say_list("invalid records skipped", result.skipped)
@@ -218,7 +217,7 @@ def _open_to_write(source: str, split: str | None, **options: Any) -> Any:
 
     dataset = open_source(source, split, **options)
     if text := dataset.without_targets():  # most likely they were not named
-        warnings.warn(f"{dataset.path}: {text}", UserWarning, stacklevel=2)
+        warnings.warn(f"{dataset.path}: {text}", stacklevel=2)
     return dataset
 
 

@@ -240,7 +240,7 @@ class _Tagger:
         elif not self.is_given:
             text = ": the model's own is not known; give it with --surface"
         if text:
-            warnings.warn(f"{used}{text}", UserWarning, stacklevel=2)
+            warnings.warn(f"{used}{text}", stacklevel=2)
 
 
 def _tags_of(structures: Structures) -> str:

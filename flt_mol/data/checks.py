@@ -119,7 +119,7 @@ class Unusual:
     def warn(self, stacklevel: int = 2) -> None:
         """Issue :meth:`messages` as warnings."""
         for text in self.messages():
-            warnings.warn(text, UserWarning, stacklevel=stacklevel + 1)
+            warnings.warn(text, stacklevel=stacklevel + 1)
 
 
 def with_atom(batch: Structures, atoms: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Notes:
         new = {kind: text for kind, text in kinds.items() if kind not in self.seen}
         self.seen.update(new)
         if new:
-            warnings.warn(f"{self.subject}: {'; '.join(new.values())}", UserWarning, stacklevel=4)
+            warnings.warn(f"{self.subject}: {'; '.join(new.values())}", stacklevel=4)
 
 
 class StructuresDataset(Dataset[Structures]):

@@ -115,7 +115,7 @@ class Recipe:
         if isinstance(count, int) and found != count:
             text = f"{split} of {self.name}: {dataset.path} holds {found:,} systems, expected "
             text += f"{count:,}: results cannot be compared with those of others"
-            warnings.warn(text, UserWarning, stacklevel=stacklevel)
+            warnings.warn(text, stacklevel=stacklevel)
 
     def how_to_get(self, splits: Sequence[str]) -> str:
         """For splits that do not exist: where they were searched, and what gets them."""

@@ -156,7 +156,7 @@ def _assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict
         if not indices:
             raise ValueError(
                 f"split {name} gets none of {len(groups)} systems in {len(members)} groups: take "
-                "other shares, another seed, or group by a field of more values"
+                "other shares (--shares train=0.8 val_id=rest) or another seed"
             )
     return {name: sorted(indices) for name, indices in result.items()}
 

@@ -82,7 +82,7 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
         raise ValueError(f"{path} holds no energies: expected a heading and a line for each system")
     if repeated := len(rows) - len(energies):
         text = f"{path}: dropped {repeated} lines that repeat an id with the same energy"
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warnings.warn(text, stacklevel=2)
     return EnergyTable(path, energies)
 
 

@@ -84,7 +84,7 @@ def evaluate_checkpoint(
     for split, source in sources.items():
         if getattr(source, "skipped", ()):
             further["skipped"][split] = len(source.skipped)
-            warnings.warn(skipped_message(source), UserWarning, stacklevel=2)
+            warnings.warn(skipped_message(source), stacklevel=2)
     results = evaluate_splits(model, sources, batch_size, progress=progress)
     for split, result in results.items():
         if isinstance(sources[split], Subset):
@@ -110,7 +110,7 @@ def evaluate_checkpoint(
         **{name: of_splits for name, of_splits in further.items() if of_splits},
     )
     for text in notes(summary)["trained_on"]:
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warnings.warn(text, stacklevel=2)
     return summary, results
 
 
@@ -195,7 +195,7 @@ class _Run:
         found = {i: sid for i, sid in sids if sid in self.held_out}
         if missing := sorted(self.held_out.difference(found.values())):
             text = f"{len(missing)} of {len(self.held_out)} held-out systems are not in"
-            warnings.warn(f"{text} {source.path} (sid {some(missing)})", UserWarning, stacklevel=2)
+            warnings.warn(f"{text} {source.path} (sid {some(missing)})", stacklevel=2)
         return Subset(source, list(found))
 
     def baselines(self, splits: Iterable[str]) -> dict[str, dict[str, float]]:

@@ -144,7 +144,7 @@ def evaluate_splits(
         results[split] = found.result(model, _path(source))
     unusual.warn()
     for text in unseen_messages(results) if warn else ():
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warnings.warn(text, stacklevel=2)
     return results
 
 

@@ -98,7 +98,7 @@ def energy_lines(energies: Mapping[str, NDArray[np.float64]]) -> list[str]:
         lines.append(f"{counted}, {extent}")
         if beyond := int((np.abs(values) > _FARTHEST).sum()):
             text = f"{split}: {beyond} of {len(values)} energies are beyond ±{_FARTHEST:g} eV"
-            warnings.warn(f"{text}: meV, or total energies?", UserWarning, stacklevel=2)
+            warnings.warn(f"{text}: meV, or total energies?", stacklevel=2)
     return lines
 
 

@@ -100,9 +100,13 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _card(name: str, settings: Mapping[str, Any]) -> str:
-    data = (settings["config"].get("data") or {}).get("name") or "*to be filled in*"
+    blank = "*to be filled in*"
+    data = (settings["config"].get("data") or {}).get("name") or blank
+    base = (settings["config"].get("finetune") or {}).get("checkpoint")
     elements = ", ".join(chemical_symbols[z] for z in settings["elements_seen"]) or "none noted"
-    metrics = ", ".join(f"{key} {value:.4f}" for key, value in sorted(settings["metrics"].items()))
+    metrics = settings["metrics"]
+    shown = sorted(set(metrics) - {"epoch", "step", "train/gradient_norm"})
+    measured = ", ".join(f"{key} {metrics[key]:.4f}" for key in shown)
     return f"""---
 library_name: flt_mol
 tags: [chemistry, materials, catalysis, adsorption-energy]
@@ -110,11 +114,11 @@ tags: [chemistry, materials, catalysis, adsorption-energy]
 
 # {name}
 
-Predicts {", ".join(settings["model"]["outputs"])} of adsorption systems from the initial structure,
-in eV and Å (flt_mol {settings["flt_mol_version"]}): `flt_mol.predict(atoms, "{name}")`.
+Predicts the {" and ".join(settings["model"]["outputs"])} of adsorption systems from the initial
+structure, in eV and Å (flt_mol {settings["flt_mol_version"]}): `flt_mol.predict(atoms, "{name}")`.
 
-- Trained on: {data}
+- Trained on: {data}{f", from {base}" if base else ""}
 - Elements seen: {elements}; for others energies are extrapolated
-- Measured: {metrics or "*to be filled in*"}
-- Limits, licence: *to be filled in*
+- Measured: {measured or blank}
+- Limits, licence: {blank}
 """

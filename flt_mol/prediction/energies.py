@@ -104,11 +104,12 @@ def open_quietly(source: Any, frames: str | None = None, **options: Any) -> Stru
     dataset = open_dataset(source, ignore_energy=True, frames=frames, **options)
     dataset.notes.seen.add("sid")
     if dataset.skipped:
-        warnings.warn(skipped_message(dataset), UserWarning, stacklevel=3)
+        warnings.warn(skipped_message(dataset), stacklevel=3)
     files = [file for file in dataset.files() if file.options.frames is None]
     if cut := [file.path for file in files if file.is_relaxation]:
-        text = f"{len(cut)} relaxations, of which the first frame is taken ({some(cut)})"
-        warnings.warn(f"{text}; others: frames last or all", UserWarning, stacklevel=3)
+        text = f"{len(cut)} relaxation{'s: their' if cut[1:] else ': its'} first frame is used"
+        text += f"; --frames last or all takes others ({some(cut)})"
+        warnings.warn(text, stacklevel=3)
     return dataset
 
 
@@ -153,7 +154,7 @@ def predict_structures(
     unusual.warn(stacklevel=3)
     if unseen := {symbol for x in members.models for symbol in check_elements(x, elements)}:
         text = UNSEEN.format(which=", ".join(sorted(unseen)))
-        warnings.warn(text, UserWarning, stacklevel=3)
+        warnings.warn(text, stacklevel=3)
     found = EnsembleEnergies(np.concatenate(energies, axis=1))
     return found if members.ensemble else found.members[0]
 

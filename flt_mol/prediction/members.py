@@ -70,7 +70,7 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
     for i, one in enumerate(models):
         if any(x is one or (one is not given[i] and _same(one, x)) for x in models[:i]):
             text = f"{labels[i]}: twice in the ensemble, so its standard deviation is too low"
-            warnings.warn(text, UserWarning, stacklevel=3)
+            warnings.warn(text, stacklevel=3)
     return Members(models, labels, ensemble)
 
 

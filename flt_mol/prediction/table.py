@@ -115,7 +115,7 @@ def _names(rows: Sequence[tuple[str, Path, int]]) -> list[str]:
     if not repeated:
         return names
     text = f"sids that repeat get their frame or file: {some(repeated)}"
-    warnings.warn(text, UserWarning, stacklevel=3)
+    warnings.warn(text, stacklevel=3)
     names = short = [f"{x}#{frame}" if inside[x, file] > 1 else x for x, file, frame in rows]
     files = [file for _, file, _ in rows]
     for parts in ([file.name for file in files], files, range(len(rows))):

@@ -64,7 +64,8 @@ def start_from(
     parts += [f"new elements: {symbols}"] if new else []
     parts += [f"{len(frozen)} parameters frozen"] if frozen else []
     parts += [f"not in the checkpoint: {some(added)}"] if added else []
-    parts += [f"only in the checkpoint: {some(unused)}"] if unused else []
+    heads = ", ".join(dict.fromkeys(name.split(".")[0] for name in unused))
+    parts += [f"only in the checkpoint: {heads} ({len(unused)} weights)"] if unused else []
     return "; ".join(parts)
 
 
@@ -171,7 +172,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
             hint = ", ".join(near or dict.fromkeys(name.split(".")[0] for name in names))
             raise ValueError(f"finetune.freeze: '{pattern}' matches no parameter; there are {hint}")
         frozen.update(found)
-    if patterns and len(frozen) == len(names):
+    if len(frozen) == len(names):
         raise ValueError("finetune.freeze matches every parameter: nothing is left to train")
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)

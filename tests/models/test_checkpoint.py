@@ -226,6 +226,10 @@ def test_an_exported_folder_loads_again(saved, model, structures, tmp_path):
     assert settings["normalizer"]["energy"] == {"mean": -1.0, "std": 2.0}
     assert "/a/b" not in files[1].read_text()
     assert "H, O" in files[2].read_text()
+    base, found = {"finetune": {"checkpoint": "a/base.ckpt"}}, {"epoch": 3.0, "val/mae": 0.1}
+    card = export_model(model, tmp_path / "tuned", base, found)[2].read_text()
+    assert "from base.ckpt" in card
+    assert "Measured: val/mae 0.1000\n" in card
     before = [file.read_bytes() for file in files[:2]]
     files[2].write_text("mine")
     export_checkpoint(saved, tmp_path / "out")

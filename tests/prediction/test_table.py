@@ -222,7 +222,7 @@ class Height(ByHand):
 def test_the_first_frame_of_a_relaxation_is_taken_with_the_sid_of_convert(tmp_path, suffix):
     paths = [relaxation(tmp_path / f"{name}{suffix}") for name in "ab"]
     height = platinum().positions[-1, 2]
-    with pytest.warns(UserWarning, match="2 relaxations, .*first frame") as caught:
+    with pytest.warns(UserWarning, match="2 relaxations: their first frame") as caught:
         found = predict_files(Height(), paths)
     assert len(caught) == 1
     assert [(p.name, p.file) for p in found] == [("a", str(paths[0])), ("b", str(paths[1]))]
