@@ -133,8 +133,7 @@ def _attend(
     if mode != "sums" and keys.length <= _few(q.shape[-1], v.shape[-1]):
         weights = q.bmm(real_only(k, keys).mT)
         return (weights.bmm(v) / _positive(weights.sum(-1, keepdim=True)),)
-    v = torch.cat([v, v.new_ones(1).expand(*v.shape[:2], 1)], 2)
-    read = q.bmm(k.mT.bmm(real_only(v, keys)))
+    read = q.bmm(k.mT.bmm(real_only(with_ones(v), keys)))
     return (read if mode == "sums" else normalised(read),)
 
 
