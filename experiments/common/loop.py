@@ -101,7 +101,7 @@ class Training:
         warmup = max(1, round(self.settings.warmup_fraction * self.total))
         left = max(0.0, (self.total - self.done) / max(1, self.total - warmup))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * min((self.done + 1) / warmup, left)
+            group["lr"] = self.settings.learning_rate * min(1.0, (self.done + 1) / warmup, left)
         batch = Structures.cat(systems)
         progress = self.done / self.total
         outputs = self.model(batch)
