@@ -229,6 +229,7 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "softplus": SoftplusFeatures,
     "elu": ELUFeatures,
 }
+"""Feature maps by name."""
 
 
 def feature_map_of(
