@@ -78,7 +78,7 @@ def _distance(function: object, points: Tensor, target: Tensor) -> Tensor:
 
 def draw_learned_masks(path: Path) -> Path:
     """What training made of each head's mask: f(r), and the range of N̂ over directions."""
-    model = load_model("emt_small")
+    model = load_model("emt-small")
     rpe, start = model.encoder.rpe, EnergyModel(model.config).encoder.rpe
     r = torch.linspace(0, 10, 101)
     u = torch.nn.functional.normalize(torch.randn(200, 3, generator=_seed(0)), dim=-1)

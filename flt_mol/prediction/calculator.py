@@ -41,7 +41,7 @@ class FLTCalculator(Calculator):
         >>> slab = fcc111("Pt", (2, 2, 3), vacuum=7.0)
         >>> add_adsorbate(slab, "O", 1.3, "fcc")
         >>> slab = tag_slab(slab, surface="half")
-        >>> slab.calc = FLTCalculator("emt_small")
+        >>> slab.calc = FLTCalculator("emt-small")
         >>> -3 < slab.get_potential_energy() < 0
         True
     """

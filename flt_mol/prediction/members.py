@@ -119,7 +119,7 @@ def surface_rule(checkpoint: Any) -> Surface | None:
         ValueError: no such checkpoint; members of an ensemble with different rules.
 
     Examples:
-        >>> surface_rule("emt_small")
+        >>> surface_rule("emt-small")
         'half'
     """
     rules = tag_rules(checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])
