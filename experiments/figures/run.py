@@ -14,6 +14,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.figures import BLUE, GREY, ORANGE, clean, fit, new_figure, save
+from figures.overview import draw_overview
 from flt_mol import load_model
 from flt_mol.models import EnergyModel
 from flt_mol.nn import (
@@ -193,6 +194,7 @@ def draw_spectral_filter(path: Path, steps: int = 1500) -> Path:
 
 
 DRAWINGS = {
+    "overview": draw_overview,
     "spectra": draw_spectra,
     "learned_masks": draw_learned_masks,
     "local_masks": draw_local_masks,
