@@ -129,7 +129,7 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
         value: (N, H, D).
         mask: c (H, 2N − 1), from c_{1−N} to c_{N−1}, positive.
 
-    Example:
+    Examples:
         >>> ones, value = torch.ones(3, 1, 1), torch.tensor([0.0, 6.0, 3.0]).view(3, 1, 1)
         >>> masked_attention(ones, ones, value, torch.ones(1, 5)).flatten()
         tensor([3., 3., 3.])

@@ -43,7 +43,7 @@ class FeatureMap(nn.Module):
         estimates_softmax: whether E[φ(q)·φ(k)] = exp(q·k/√D + Φ·Ψ), up to a factor of the query.
         learned: whether it has weights, which exact attention would never train.
 
-    Example:
+    Examples:
         >>> class Squares(FeatureMap):
         ...     def forward(self, x, at, *, key):
         ...         positions = (at.key if key else at.query).expand(-1, self.num_heads, -1)
@@ -248,6 +248,7 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "softplus": SoftplusFeatures,
     "elu": ELUFeatures,
 }
+"""Feature maps by name."""
 
 
 def feature_map_of(

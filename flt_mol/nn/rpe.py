@@ -37,7 +37,7 @@ class FourierRPE(nn.Module):
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
         Encodings in Transformers", AISTATS 2024.
 
-    Example:
+    Examples:
         >>> from flt_mol.nn import GaussianFrequencies, GaussianSpectrum
         >>> rpe = FourierRPE(GaussianSpectrum(num_heads=4, num_terms=8), GaussianFrequencies(16))
         >>> rpe(torch.rand(10, 3)).key.shape
