@@ -277,6 +277,7 @@ FORCES = {"outputs": ["energy", "forces"]}
         ({"model": INITIAL, "training": {"interpolation": 1.0}}, "training.interpolation"),
         ({"data": {"energy": "y_init"}, "training": {"noise": 0.1}}, "training.noise"),
         ({"model": {"attention": "exact", "feature_map": "softplus"}}, "model.feature_map"),
+        ({"model": {"attention": "exact", "feature_map": "learned_relu"}}, "model.feature_map"),
         ({"model": {"seed": 2**62}, "training": {"seed": 2**62}}, "training.seed"),
         ({"finetune": {"freeze": ["head"]}}, "finetune.freeze"),
         ({"data": {"validation_fraction": 1.0}}, "validation_fraction"),
