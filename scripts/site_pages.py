@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "*/*/README.md"]
+OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "*/*/README.md", "experiments/*/*.png"]
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 MODULE = "# {0}\n\n::: {0}\n"
 

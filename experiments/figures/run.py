@@ -21,6 +21,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.figures import BLUE, GREY, ORANGE, clean, fit, new_figure, save
+from figures.overview import draw_overview
 from flt_mol import load_model
 from flt_mol.cli import main as flt_mol
 from flt_mol.data import from_ase, tag_slab
@@ -273,6 +274,7 @@ def draw_relaxation(path: Path) -> Path:
 
 
 DRAWINGS = {
+    "overview": draw_overview,
     "spectra": draw_spectra,
     "learned_masks": draw_learned_masks,
     "local_masks": draw_local_masks,
