@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -24,36 +23,15 @@ def run(*arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["common.attentions", "common.results", "long_range.charges"])
+@pytest.mark.parametrize(
+    "name", ["common.attentions", "common.results", "language.analysis", "long_range.charges"]
+)
 def test_examples(name):
     failed, tried = doctest.testmod(
         importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE
     )
     assert tried
     assert not failed
-
-
-def test_log_linear_attention_is_the_quadratic_sum():
-    layers = importlib.import_module("common.attentions")
-    generator = torch.Generator().manual_seed(0)
-    n, h, m, d = 7, 2, 6, 3
-    query, key = (torch.rand(n, h, m, generator=generator).double() for _ in "qk")
-    value = torch.randn(n, h, d, generator=generator).double()
-    mask = torch.rand(h, 2 * n - 1, generator=generator).double() + 0.1
-    place = torch.arange(n)
-
-    def reference(query, key, value, mask):
-        weights = torch.einsum("ihm,jhm->hij", query, key)
-        weights = weights * mask[:, place[:, None] - place + n - 1]
-        return torch.einsum("hij,jhd->ihd", weights / weights.sum(-1, keepdim=True), value)
-
-    results = []
-    for function in (layers.masked_attention, reference):
-        inputs = [x.clone().requires_grad_() for x in (query, key, value, mask)]
-        out = function(*inputs)
-        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-    for fast, slow in zip(*results, strict=True):
-        torch.testing.assert_close(fast, slow)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def shares(weights: Tensor) -> tuple[float, float]:
         >>> even = torch.ones(20, 20).tril()
         >>> near, far = shares(even / even.sum(-1, keepdim=True))
         >>> round(near, 3), round(far, 3)
-        (0.134, 0.134)
+        (0.131, 0.131)
     """
     total = weights.cumsum(-1)
     row = torch.arange(9, weights.shape[-1])

@@ -38,7 +38,7 @@ class Size(NamedTuple):
     features: int = 32
     terms: int = 25
     frequencies: int = 32
-    vocabulary: int = 1024
+    vocabulary: int = 512
     dropout: float = 0.0
 
 
