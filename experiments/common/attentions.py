@@ -153,7 +153,7 @@ def decayed_sums(query: Tensor, key: Tensor, value: Tensor, log_gate: Tensor) ->
         value: (B, H, N, V).
         log_gate: log g ≤ 0, (B, H, N).
 
-    Example:
+    Examples:
         >>> ones, value = torch.ones(1, 1, 3, 1), torch.tensor([8.0, 0.0, 1.0]).view(1, 1, 3, 1)
         >>> decayed_sums(ones, ones, value, torch.full((1, 1, 3), 0.5).log()).flatten()
         tensor([8., 4., 3.])
@@ -300,7 +300,7 @@ def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
         value: (N, H, D).
         mask: c (H, 2N − 1), from c_{1−N} to c_{N−1}, positive.
 
-    Example:
+    Examples:
         >>> ones, value = torch.ones(3, 1, 1), torch.tensor([0.0, 6.0, 3.0]).view(3, 1, 1)
         >>> masked_attention(ones, ones, value, torch.ones(1, 5)).flatten()
         tensor([3., 3., 3.])

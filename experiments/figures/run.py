@@ -14,6 +14,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.figures import BLUE, GREY, ORANGE, clean, fit, new_figure, save
+from figures.overview import draw_overview
 from flt_mol import load_model
 from flt_mol.models import EnergyModel
 from flt_mol.nn import (
@@ -78,7 +79,7 @@ def _distance(function: object, points: Tensor, target: Tensor) -> Tensor:
 
 def draw_learned_masks(path: Path) -> Path:
     """What training made of each head's mask: f(r), and the range of N̂ over directions."""
-    model = load_model("emt_small")
+    model = load_model("emt-small")
     rpe, start = model.encoder.rpe, EnergyModel(model.config).encoder.rpe
     r = torch.linspace(0, 10, 101)
     u = torch.nn.functional.normalize(torch.randn(200, 3, generator=_seed(0)), dim=-1)
@@ -193,6 +194,7 @@ def draw_spectral_filter(path: Path, steps: int = 1500) -> Path:
 
 
 DRAWINGS = {
+    "overview": draw_overview,
     "spectra": draw_spectra,
     "learned_masks": draw_learned_masks,
     "local_masks": draw_local_masks,

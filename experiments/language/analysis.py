@@ -41,7 +41,7 @@ def shares(weights: Tensor) -> tuple[float, float]:
     Tokens with fewer than ten tokens in sight, themselves included, are left out; a tenth is
     rounded up. Causal weights (…, L, L).
 
-    Example:
+    Examples:
         >>> even = torch.ones(20, 20).tril()
         >>> near, far = shares(even / even.sum(-1, keepdim=True))
         >>> round(near, 3), round(far, 3)

@@ -1,7 +1,8 @@
 """Layers compared over lengths: ours, those of other packages, and what they replace.
 
 All are one pre-norm block, x ← x + Attention(LayerNorm(x)); x ← x + FFN(LayerNorm(x)), of the same
-sizes; only the attention differs. All call `forward(x, positions)` with rows (N, C).
+sizes; only the attention differs. All call `forward(x, positions)` with rows (N, C), of one
+sequence of `tokens` rows; ours and what they replace also take several, one after another.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ class OurBlock(nn.Module):
             size.embed_dim, size.num_heads, num_features=size.num_features, rpe=rpe
         )
         self.block, self.with_positions = FLTBlock(attention, size.ffn_dim), rpe is not None
+        self.tokens = size.tokens
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """(N, C), (N, 3) Å → (N, C)."""
-        ptr = torch.tensor([0, len(x)])
+        ptr = torch.arange(0, len(x) + 1, self.tokens)
         return self.block(x, ptr, positions=positions if self.with_positions else None)  # type: ignore[no-any-return]
 
 
@@ -75,17 +77,18 @@ class DenseBiasAttention(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.num_heads = size.num_heads
+        self.tokens, self.num_heads = size.tokens, size.num_heads
         self.qkv = nn.Linear(size.embed_dim, 3 * size.embed_dim)
         self.out = nn.Linear(size.embed_dim, size.embed_dim)
         self.table = nn.Parameter(0.1 * torch.randn(size.num_heads, 2 * size.tokens - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One sequence: (N, C) → (N, C)."""
-        q, k, v = self.qkv(x).view(1, len(x), 3, self.num_heads, -1).transpose(1, 3).unbind(2)
-        bias = self.table.flip(-1).unfold(-1, len(x), 1).flip(1)  # (H, N, N), b of i − j
+        """Sequences one after another: (N, C) → (N, C)."""
+        rows = self.qkv(x).view(-1, self.tokens, 3, self.num_heads, x.shape[-1] // self.num_heads)
+        q, k, v = rows.transpose(1, 3).unbind(2)
+        bias = self.table.flip(-1).unfold(-1, self.tokens, 1).flip(1)  # (H, N, N), b of i − j
         out = nn.functional.scaled_dot_product_attention(q, k, v, bias[None])
-        return self.out(out[0].transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
+        return self.out(out.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
 
 
 class LogLinearAttention(nn.Module):
@@ -99,7 +102,7 @@ class LogLinearAttention(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.num_heads = size.num_heads
+        self.tokens, self.num_heads = size.tokens, size.num_heads
         self.qkv = nn.Linear(size.embed_dim, 3 * size.embed_dim)
         self.out = nn.Linear(size.embed_dim, size.embed_dim)
         self.log_mask = nn.Parameter(0.1 * torch.randn(size.num_heads, 2 * size.tokens - 1))
@@ -107,10 +110,14 @@ class LogLinearAttention(nn.Module):
         self.register_buffer("projection", orthogonal_projection(size.num_features, head_dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One sequence: (N, C) → (N, C)."""
-        q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, -1).unbind(1)
-        query, key = self._features(q, -1), self._features(k, (0, 2))
-        return self.out(masked_attention(query, key, v, self.log_mask.exp()).flatten(1))  # type: ignore[no-any-return]
+        """Sequences one after another: (N, C) → (N, C)."""
+        mask, rows = self.log_mask.exp(), self.qkv(x).view(len(x), 3, self.num_heads, -1)
+        each = []
+        for part in rows.split(self.tokens):
+            q, k, v = part.unbind(1)
+            query, key = self._features(q, -1), self._features(k, (0, 2))
+            each.append(masked_attention(query, key, v, mask).flatten(1))
+        return self.out(torch.cat(each))  # type: ignore[no-any-return]
 
     def _features(self, rows: Tensor, over: int | tuple[int, int]) -> Tensor:
         """Positive softmax features exp(w·x − ‖x‖²/2 − max), (N, H, M)."""

@@ -27,7 +27,7 @@ def from_pyg(data: Any) -> Structures:
         data: `Data` or `Batch`, on any device.
 
     Raises:
-        ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses.
+        ValueError: no such object, or fields that `flt_mol.data.decoding.decode` refuses.
     """
     kind = type(data).__name__
     return decode(pyg_records(data), ReadOptions(), where=lambda b: f"graph {b} of {kind}")

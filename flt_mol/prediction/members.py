@@ -106,7 +106,7 @@ def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
 
 
 def surface_rule(checkpoint: Any) -> Surface | None:
-    """The `surface` of :func:`flt_mol.data.tag_slab` that fits a model, None if it is not known.
+    """The `surface` of `flt_mol.data.tag_slab` that fits a model, None if it is not known.
 
     It is ``data.tag_rule`` of the run; else ``tag_rule`` in the `dataset.yaml` of its training
     data; else, of a fine-tuned model, the rule of the checkpoint that it started from.
@@ -118,8 +118,8 @@ def surface_rule(checkpoint: Any) -> Surface | None:
     Raises:
         ValueError: no such checkpoint; members of an ensemble with different rules.
 
-    Example:
-        >>> surface_rule("emt_small")
+    Examples:
+        >>> surface_rule("emt-small")
         'half'
     """
     rules = tag_rules(checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])

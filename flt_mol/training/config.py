@@ -320,7 +320,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     Args:
         name_or_path: name in `configs/`, or path to a yaml file.
         overrides: ``KEY=VALUE`` with dots in keys and yaml values, as ``training.epochs=5`` or
-            ``model=emt_small``, which replaces the file's model. Paths need no quotes.
+            ``model=emt-small``, which replaces the file's model. Paths need no quotes.
 
     Raises:
         ValueError: unknown run, not yaml, unknown key (the nearest known one is named), wrong type,
@@ -353,7 +353,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
 
 
 def find_run(name_or_path: str) -> Path:
-    """The file of a run: by name in `configs/`, or by path.
+    """The file of a run: by name in `configs/`, where "-" and "_" are alike, or by path.
 
     Raises:
         ValueError: neither, naming the nearest one, or all.
@@ -363,9 +363,10 @@ def find_run(name_or_path: str) -> Path:
         if path.is_file():
             return path.resolve()
         raise ValueError(f"no configuration file {path}")
-    shipped = {file.stem: file for file in sorted(shipped_folder("configs").glob("*.yaml"))}
-    if name_or_path in shipped:
-        return shipped[name_or_path]
+    files = sorted(shipped_folder("configs").glob("*.yaml"))
+    shipped = {file.stem.replace("_", "-"): file for file in files}
+    if (file := shipped.get(name_or_path.replace("_", "-"))) is not None:
+        return file
     hint = nearest(name_or_path, shipped)
     raise ValueError(f"no run '{name_or_path}' in configs/: {hint}; files end in .yaml")
 
@@ -373,9 +374,9 @@ def find_run(name_or_path: str) -> Path:
 def run_name(name_or_path: str) -> str:
     """What a run is called: its file, or, where that is a run's config.yaml, that run's folder.
 
-    Example:
-        >>> run_name("emt_small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
-        ('emt_small', 'mine', 'mine')
+    Examples:
+        >>> run_name("emt-small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
+        ('emt-small', 'mine', 'mine')
     """
     path = Path(name_or_path)
     if path.name == "config.yaml":

@@ -197,7 +197,7 @@ def test_where_checkpoints_are_found(saved, tmp_path):
     assert find_checkpoint(saved) == find_checkpoint(saved.parent) == saved
     assert find_checkpoint("emt-small") == find_checkpoint("emt_small")
     for wrong, hint in (
-        ("emt_smal", "emt_small"),
+        ("emt_smal", "emt-small"),
         ("flt-base", "flt-small"),
         (tmp_path / "none", "flt-small"),
     ):
