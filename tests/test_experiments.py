@@ -24,7 +24,9 @@ def run(*arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["common.results", "long_range.charges", "speed.layers"])
+@pytest.mark.parametrize(
+    "name", ["common.attentions", "common.results", "language.analysis", "long_range.charges"]
+)
 def test_examples(name):
     failed, tried = doctest.testmod(
         importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE
@@ -34,7 +36,7 @@ def test_examples(name):
 
 
 def test_log_linear_attention_is_the_quadratic_sum():
-    layers = importlib.import_module("speed.layers")
+    layers = importlib.import_module("common.attentions")
     generator = torch.Generator().manual_seed(0)
     n, h, m, d = 7, 2, 6, 3
     query, key = (torch.rand(n, h, m, generator=generator).double() for _ in "qk")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from common.attentions import masked_attention
 from flt_mol.functional import orthogonal_projection
 from flt_mol.nn import (
     BSplineSpectrum,
@@ -24,8 +25,6 @@ from flt_mol.nn import (
     GaussianFrequencies,
     GaussianSpectrum,
 )
-
-_AT_ONCE = 4  # features per Fourier transform: they stay in the cache
 
 
 class Size(NamedTuple):
@@ -125,45 +124,6 @@ class LogLinearAttention(nn.Module):
         rows = rows * rows.shape[-1] ** -0.25
         logits = rows @ self.projection.T - 0.5 * rows.square().sum(-1, keepdim=True)
         return (logits - logits.amax(over, keepdim=True)).exp()
-
-
-def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """out_i = Σ_j c_{i−j} φ(q_i)·φ(k_j) v_j / Σ_j c_{i−j} φ(q_i)·φ(k_j), by FFT.
-
-    Args:
-        query: φ(q) (N, H, M), not negative.
-        key: φ(k) (N, H, M), not negative.
-        value: (N, H, D).
-        mask: c (H, 2N − 1), from c_{1−N} to c_{N−1}, positive.
-
-    Examples:
-        >>> ones, value = torch.ones(3, 1, 1), torch.tensor([0.0, 6.0, 3.0]).view(3, 1, 1)
-        >>> masked_attention(ones, ones, value, torch.ones(1, 5)).flatten()
-        tensor([3., 3., 3.])
-    """
-    length = value.shape[0]
-    values = torch.cat([value, value.new_ones(*value.shape[:2], 1)], -1)
-    # c_0 … c_{N−1}, then c_{−N} (never met: 0), c_{1−N} … c_{−1}: a circle of 2N.
-    circle = torch.cat(
-        [mask[:, length - 1 :], mask.new_zeros(len(mask), 1), mask[:, : length - 1]], -1
-    )
-    heads = [
-        _head(query[:, h], key[:, h], values[:, h], torch.fft.rfft(circle[h]))
-        for h in range(len(mask))
-    ]
-    sums = torch.stack(heads, 1)
-    return sums[..., :-1] / sums[..., -1:]
-
-
-def _head(query: Tensor, key: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Σ_j c_{i−j} φ(q_i)·φ(k_j) v_j of one head: (N, M), (N, M), (N, V) → (N, V)."""
-    length, columns = len(key), values.T.contiguous()
-    sums = torch.zeros_like(columns)
-    for q, k in zip(query.T.split(_AT_ONCE), key.T.split(_AT_ONCE), strict=True):
-        spectrum = torch.fft.rfft(k[:, None, :] * columns, n=2 * length) * mask
-        convolved = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
-        sums = sums + (convolved * q[:, None, :]).sum(0)
-    return sums.T
 
 
 def _gaussian(size: Size) -> FourierRPE:
