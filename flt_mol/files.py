@@ -111,7 +111,7 @@ def write_rows(path: str | Path, rows: Iterable[Sequence[Any]]) -> Path:
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """The known name nearest to a wrong one, or all that there are, for messages.
 
-    Example:
+    Examples:
         >>> nearest("trian", ["train", "test"]), nearest("x", ["train", "test"])
         ('did you mean train?', 'there are: train, test')
     """
@@ -125,7 +125,7 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 def some(items: Sequence[Any], shown: int = 5) -> str:
     """The first of `items`, and how many more there are.
 
-    Example:
+    Examples:
         >>> some(range(7))
         '0, 1, 2, 3, 4 and 2 more'
     """
@@ -150,7 +150,7 @@ def listed(head: str, items: Sequence[Any], shown: int = 20, count: int = 0) -> 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
     """Sort key that orders the numbers in file names by value.
 
-    Example:
+    Examples:
         >>> sorted([Path("data.10.lmdb"), Path("data.2.lmdb")], key=natural_key)[0].name
         'data.2.lmdb'
     """
@@ -167,7 +167,7 @@ def shipped_folder(kind: str) -> Path:
     Raises:
         FileNotFoundError: neither exists; the installation is incomplete.
 
-    Example:
+    Examples:
         >>> shipped_folder("configs").name
         'configs'
     """

@@ -59,15 +59,15 @@ class Structures:
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         forces: (N, 3) float, eV/Å, at `positions`, NaN where unknown; or None.
         info: further plain values by name, each a tuple of B entries, as stored.
-        pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`.
+        pairs: neighbour pairs of the initial positions, sorted; see `with_pairs`.
         cutoff: Å, within which `pairs` were searched; None without pairs.
-        reciprocal: reciprocal vectors of the cells; see :meth:`with_reciprocal`.
+        reciprocal: reciprocal vectors of the cells; see `with_reciprocal`.
         reciprocal_settings: what they were made with.
 
     Raises:
         ValueError: dtypes of another kind (32 bits will do) or shapes that do not fit, by field.
 
-    Example:
+    Examples:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
         >>> Structures.cat([water, water])
         Structures(2 systems, 6 atoms)
@@ -247,7 +247,7 @@ class Structures:
         """The same batch with all pairs within `cutoff`, in Å, periodic images included.
 
         Raises:
-            ValueError: as :func:`flt_mol.functional.neighbor_pairs`, naming the sid.
+            ValueError: as `flt_mol.functional.neighbor_pairs`, naming the sid.
         """
         from flt_mol.functional import neighbor_pairs  # only who needs pairs waits for it
 
@@ -260,7 +260,7 @@ class Structures:
     def with_reciprocal(self, **settings: Any) -> Structures:
         """The same batch with the reciprocal vectors of its cells.
 
-        Arguments and errors are those of :func:`flt_mol.functional.reciprocal_vectors`, errors
+        Arguments and errors are those of `flt_mol.functional.reciprocal_vectors`, errors
         naming the sid.
         """
         from flt_mol.functional import reciprocal_vectors

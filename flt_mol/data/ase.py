@@ -54,9 +54,9 @@ def from_ase(
         ignore_energy: targets and relaxed positions are not read, valid or not.
 
     Raises:
-        ValueError: as :func:`flt_mol.data.decoding.decode`.
+        ValueError: as `flt_mol.data.decoding.decode`.
 
-    Example:
+    Examples:
         >>> from ase.build import molecule
         >>> from_ase(molecule("H2O"), sid="water")
         Structures(1 systems, 3 atoms)
@@ -148,8 +148,8 @@ class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory; invalid frames are found immediately.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several; a relaxation is named without suffix, as of :func:`flt_mol.data.from_trajectories`.
-    Further fields are those of :func:`atoms_record`.
+    several; a relaxation is named without suffix, as of `flt_mol.data.from_trajectories`.
+    Further fields are those of `atoms_record`.
     """
 
     def _open(self) -> int:
@@ -285,7 +285,7 @@ def _merged(pairs: Any, data: Any) -> dict[str, Any]:
 
 
 def row_record(row: Any) -> dict[str, Any]:
-    """A row of ASE's database, as it is stored in JSON, as :func:`atoms_record`.
+    """A row of ASE's database, as it is stored in JSON, as `atoms_record`.
 
     Raises:
         ValueError: no such row, or constraints that hold atoms that are not there.

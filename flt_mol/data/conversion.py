@@ -74,7 +74,7 @@ def convert(
 
     Args:
         source: the records.
-        output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
+        output: the file; its suffix, .safetensors (`flt_mol.data.flat`), .aselmdb or .extxyz,
             sets the format.
         indices: which systems, in which order; None for all.
         overwrite: replace an output that exists.
@@ -88,7 +88,7 @@ def convert(
         OSError: a full disk.
 
     Warns:
-        UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
+        UserWarning: what looks wrong, `flt_mol.data.checks.Unusual`.
     """
     output = Path(output)
     if output.suffix.lower() not in SUFFIXES:

@@ -41,7 +41,7 @@ class Notes:
 
 
 class StructuresDataset(Dataset[Structures]):
-    """Systems in a file: ``dataset[i]`` is a :class:`Structures` with B = 1, `batch` reads many.
+    """Systems in a file: ``dataset[i]`` is a `Structures` with B = 1, `batch` reads many.
 
     Subclasses give `_open`, which counts the records and puts them into `_items`, or else
     `_records` (or `_systems`); `_where`; and `_default_sid` where records may lack one. All but the

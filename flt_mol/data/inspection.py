@@ -51,7 +51,7 @@ def inspect(
         ValueError: a limit below one.
 
     Warns:
-        UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
+        UserWarning: what looks wrong, `flt_mol.data.checks.Unusual`.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}, expected at least one record")

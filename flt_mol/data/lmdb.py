@@ -94,7 +94,7 @@ class LmdbDataset(StructuresDataset):
     """Records of one LMDB file: keys are whole numbers in ascii; values plain, or zlib.
 
     Values are pickles of OC20, or JSON as in ASE's `.aselmdb`, of which the fields are those of
-    :func:`flt_mol.data.ase.atoms_record`. Where no key is a number, all keys but `length` and the
+    `flt_mol.data.ase.atoms_record`. Where no key is a number, all keys but `length` and the
     like are records. Each process that reads opens the file.
 
     Args:

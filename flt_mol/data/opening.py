@@ -44,14 +44,14 @@ def open_dataset(
     forces: bool = False,
     tag_slab: Tagger | None = None,
 ) -> StructuresDataset:
-    """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
+    """The systems in a file, a folder or in memory, as a data set of single `Structures`.
 
     Supported: an LMDB file of OC20 records (pickles) or of ASE's rows (`.aselmdb`), known by its
     contents under any name; LMDB's folder form (`data.mdb` inside); flat files
     (`.safetensors`); files of `torch.save` or `pickle.dump` with PyG objects; any file that ASE
     reads, with all its frames; a folder of LMDB or flat files, else of files that ASE reads, in
     the order of the numbers in their names. And objects in memory: `ase.Atoms`, torch_geometric's
-    `Data`, `Batch` and data sets, :class:`Structures`, mappings with OC20's names, each or several.
+    `Data`, `Batch` and data sets, `Structures`, mappings with OC20's names, each or several.
 
     Args:
         source: path of a file or folder (text or any `os.PathLike`), a list of them, or objects in
@@ -72,7 +72,7 @@ def open_dataset(
         forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
-        tag_slab: of :func:`flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
+        tag_slab: of `flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
             layer numbers of `ase.build`; frames of a relaxation get those of the first.
 
     Raises:
@@ -253,7 +253,7 @@ def _is_shard(entry: Path) -> bool:
 
 
 class MemoryDataset(StructuresDataset):
-    """Systems from one or several objects in memory; kinds as in :func:`open_dataset`.
+    """Systems from one or several objects in memory; kinds as in `open_dataset`.
 
     Args:
         source: the objects.

@@ -261,7 +261,7 @@ def verify(
     Args:
         name_or_folder: of a data set; or its recipe.
         splits: names; None for all.
-        folder: look for the files there only; None for all places of :meth:`Recipe.path`.
+        folder: look for the files there only; None for all places of `Recipe.path`.
         progress: called with bytes.
 
     Returns:

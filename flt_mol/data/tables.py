@@ -90,7 +90,7 @@ def read_ids(path: str | Path) -> dict[str, list[str]]:
     """{split: its sids} of a table with the columns sid and split.
 
     Raises:
-        ValueError: as :func:`read_energies`; an id that comes twice.
+        ValueError: as `read_energies`; an id that comes twice.
     """
     path, ids, lines = Path(path), dict[str, list[str]](), dict[Key, int]()
     for line, row in _rows(path):

@@ -68,7 +68,7 @@ def tag_slab(
         ValueError: not a slab (no cell, no vacuum, or vacuum along several directions), an
             adsorbate that is missing or ambiguous, too few layers.
 
-    Example:
+    Examples:
         >>> from ase.build import add_adsorbate, fcc111
         >>> slab = fcc111("Pt", (1, 1, 3), vacuum=7.0)
         >>> add_adsorbate(slab, "O", 1.3, "fcc")
@@ -98,12 +98,12 @@ def tag_slab(
 def tag_structures(
     structures: Structures, adsorbate: Adsorbate = None, *, surface: Surface = "oc20"
 ) -> Structures:
-    """The same batch, systems whose tags are all 0 tagged by :func:`tag_slab`.
+    """The same batch, systems whose tags are all 0 tagged by `tag_slab`.
 
     Of these, atoms of tag 0 are held fixed where no atom is.
 
     Raises:
-        ValueError: as :func:`tag_slab`, naming the sid.
+        ValueError: as `tag_slab`, naming the sid.
     """
     from ase import Atoms
 
@@ -130,7 +130,7 @@ def tag_structures(
 def slab_tagger(
     adsorbate: str | None = None, surface: Any = "oc20", name: str = "surface"
 ) -> partial[Structures]:
-    """:func:`tag_structures` with arguments as commands and files have them: ``12,13``, ``2``.
+    """`tag_structures` with arguments as commands and files have them: ``12,13``, ``2``.
 
     Raises:
         ValueError: another rule, by its `name`.
@@ -154,7 +154,7 @@ def parse_rule(value: Any, name: str) -> Surface:
     Raises:
         ValueError: something else, by its `name`.
 
-    Example:
+    Examples:
         >>> parse_rule("2", "data.tag_rule"), parse_rule("half", "data.tag_rule")
         (2, 'half')
     """

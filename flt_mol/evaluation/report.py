@@ -43,7 +43,7 @@ def table(summary: Summary) -> str:
     baseline's MAE (eV); "-" where a split lacks it.
 
     Args:
-        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
+        summary: of `flt_mol.evaluation.summary.summarise`.
     """
     level = f"{100 * summary['intervals']['level']:g} %"
     baselines = summary["baselines"]
@@ -87,7 +87,7 @@ def notes(summary: Summary) -> dict[str, list[str]]:
 
 
 def write_json(summary: Summary, path: str | Path) -> Path:
-    """Write a summary of :func:`~flt_mol.evaluation.summary.summarise`; return the path."""
+    """Write a summary of `flt_mol.evaluation.summary.summarise`; return the path."""
     return _write(json.dumps(summary, indent=1, allow_nan=False) + "\n", path)
 
 
@@ -95,7 +95,7 @@ def write_csv(results: Results, path: str | Path) -> Path:
     """Write every prediction; return the path.
 
     Columns are split, sid, energy, target (eV), and those of
-    :data:`~flt_mol.evaluation.splits.COLUMNS` that some split has. Numbers read back as the same
+    `flt_mol.evaluation.splits.COLUMNS` that some split has. Numbers read back as the same
     float64.
     """
     names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
@@ -111,7 +111,7 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
     """Write the report: one file that opens from disk, without scripts or network; return the path.
 
     Args:
-        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
+        summary: of `flt_mol.evaluation.summary.summarise`.
         results: what it is of.
         path: of the file.
     """

@@ -31,9 +31,9 @@ def score_files(
 
     Args:
         predictions: table of sid and energy (eV), with a column split or not; see
-            :func:`read_energies`.
+            `read_energies`.
         targets: table of sid and target, y_relaxed or energy (the first of these that is there);
-            or structures that hold them, as :func:`flt_mol.open_dataset` takes them; or a data
+            or structures that hold them, as `flt_mol.open_dataset` takes them; or a data
             set, of which the splits that are named here or in `predictions` are taken. None takes
             the column target of `predictions`, as `flt-mol evaluate` writes it.
         splits: only these.

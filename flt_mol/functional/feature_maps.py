@@ -35,7 +35,7 @@ def orthogonal_projection(
     positive diagonal; lengths are those of independent Gaussian vectors (Choromanski et al.,
     "Rethinking Attention with Performers", ICLR 2021, section 3.2). float32 on CPU.
 
-    Example:
+    Examples:
         >>> w = orthogonal_projection(3, 3, generator=torch.Generator().manual_seed(0))
         >>> off_diagonal = (w @ w.T).fill_diagonal_(0.0).abs().max()
         >>> bool(off_diagonal < 1e-5)
@@ -113,7 +113,7 @@ def softplus_log_features(logits: Tensor) -> Tensor:
     softplus itself is 0 below −104 in float32, and a query with such logits only would lose its
     attention and its gradient; logarithms go through `stabilised_features`.
 
-    Example:
+    Examples:
         >>> softplus_log_features(torch.tensor([-1000.0, 1000.0]))
         tensor([-1000.0000,     6.9078])
     """
@@ -149,7 +149,7 @@ def stabilised_features(
         ValueError: offsets that decrease or end beyond the rows, or are of different numbers of
             systems.
 
-    Example:
+    Examples:
         >>> huge = torch.tensor([[900.0, -900.0]]).reshape(1, 1, 2)
         >>> queries, keys = stabilised_features(huge, huge, torch.tensor([0, 1]))
         >>> queries.flatten(), keys.flatten()

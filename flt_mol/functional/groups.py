@@ -38,7 +38,7 @@ def group_budget(numbers: int) -> Iterator[None]:
     Chunks of pairs hold as many. A group has one system at least. The default fits a CPU core's
     cache, and is 2³⁰ elsewhere. Results depend on it by rounding only.
 
-    Example:
+    Examples:
         >>> with group_budget(2**40):  # a batch is one group
         ...     budget_of(torch.device("cpu")) == 2**40
         True
@@ -295,7 +295,7 @@ def row_offsets(
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
     """(N,) int64, the system of each row, ascending; B for rows beyond the last offset.
 
-    Example:
+    Examples:
         >>> system_index(torch.tensor([0, 2, 2, 5]), 6)
         tensor([0, 0, 2, 2, 2, 3])
     """
@@ -328,7 +328,7 @@ def offsets_of(system: Tensor, num_systems: int | None = None) -> tuple[Tensor, 
     Raises:
         ValueError: indices that are negative or ≥ `num_systems`.
 
-    Example:
+    Examples:
         >>> ptr, order = offsets_of(torch.tensor([1, 0, 1]), num_systems=3)
         >>> ptr.tolist(), order.tolist()
         ([0, 1, 3, 3], [1, 0, 2])
@@ -402,7 +402,7 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
     The first row of each system is taken off before the mean is formed, so coordinates of
     10⁵ Å lose no more than their own float32 spacing. Padding rows are 0.
 
-    Example:
+    Examples:
         >>> centred(torch.tensor([[100001.0], [100002.0], [5.0]]), torch.tensor([0, 2, 3])).tolist()
         [[-0.5], [0.5], [0.0]]
     """

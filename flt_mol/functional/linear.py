@@ -42,7 +42,7 @@ def linear_attention(
     Raises:
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
 
-    Example:
+    Examples:
         >>> ones = torch.ones(3, 1, 4)
         >>> value = torch.tensor([1.0, 3.0, 7.0]).reshape(3, 1, 1)
         >>> linear_attention(ones, ones, value, torch.tensor([0, 2, 3])).flatten().tolist()
@@ -88,7 +88,7 @@ def normalised(sums: Tensor) -> Tensor:
     The denominator is clamped at the smallest normal number, and nothing is added to it. Where it
     is 0 the result is the numerator, which is 0 too, with gradients that stay finite.
 
-    Example:
+    Examples:
         >>> normalised(torch.tensor([[6.0, 2.0], [0.0, 0.0]])).tolist()
         [[3.0], [0.0]]
     """

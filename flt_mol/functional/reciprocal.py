@@ -99,7 +99,7 @@ def reciprocal_vectors(
         ValueError: arguments that do not fit together; as `UnfitSystemError` for a singular cell or
             numbers that are not finite.
 
-    Example:
+    Examples:
         >>> lattice = reciprocal_vectors(
         ...     5.0 * torch.eye(3)[None], torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3),
         ...     torch.tensor([0, 1]), k_max=0.2, padding=10.0)

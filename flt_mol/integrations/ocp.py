@@ -76,7 +76,7 @@ class FLT(nn.Module):
         In units of `normalizer`, else eV and eV/Å. Elements in training are recorded as seen.
 
         Raises:
-            ValueError: as of :func:`structures_of` and `EnergyModel.forward`.
+            ValueError: as of `structures_of` and `EnergyModel.forward`.
         """
         structures = structures_of(data)
         found = self.model(structures)

@@ -241,7 +241,7 @@ def prepare_batch(needs: Needs, structures: Structures) -> Structures:
 
 
 def naming_sid(structures: Structures) -> AbstractContextManager[None]:
-    """As :func:`flt_mol.structures.naming_sid`; graphs do not name any."""
+    """As `flt_mol.structures.naming_sid`; graphs do not name any."""
     return nullcontext() if torch.compiler.is_compiling() else errors_with_sid(structures)
 
 

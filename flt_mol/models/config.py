@@ -300,7 +300,7 @@ def named_config(name: str) -> EnergyConfig:
     Raises:
         ValueError: an unknown name, with the known ones.
 
-    Example:
+    Examples:
         >>> config = named_config("flt-small")
         >>> config.embed_dim, config.pairs.cutoff, config.outputs
         (64, 5.0, ['energy', 'displacement'])
@@ -327,7 +327,7 @@ def merged(base: Any, over: Any) -> Any:
 def explain(error: ValidationError, schema: type[Settings], prefix: str = "") -> str:
     """The first problem in one line: the key, its value, what is expected.
 
-    Example:
+    Examples:
         >>> try: EnergyConfig.model_validate({"dropuot": 0.1})
         ... except ValidationError as error: explain(error, EnergyConfig, "model.")
         "unknown key 'model.dropuot': did you mean model.dropout?"

@@ -26,7 +26,7 @@ from flt_mol.models.energy import EnergyModel
 
 
 def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
-    """:func:`export_model` of a checkpoint, with what it says of its run and its metrics.
+    """`export_model` of a checkpoint, with what it says of its run and its metrics.
 
     Raises:
         ValueError: as of `load_model` and `export_model`.

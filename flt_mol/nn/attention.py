@@ -380,7 +380,7 @@ class FLTAttention(Streaming, Attention):
         Encodings in Transformers", AISTATS 2024.
         [2] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
 
-    Example:
+    Examples:
         >>> from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
         >>> rpe = FourierRPE(GaussianSpectrum(4, num_terms=8), GaussianFrequencies(16))
         >>> attention = FLTAttention(32, 4, rpe=rpe)

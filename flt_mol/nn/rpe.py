@@ -37,7 +37,7 @@ class FourierRPE(nn.Module):
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
         Encodings in Transformers", AISTATS 2024.
 
-    Example:
+    Examples:
         >>> from flt_mol.nn import GaussianFrequencies, GaussianSpectrum
         >>> rpe = FourierRPE(GaussianSpectrum(num_heads=4, num_terms=8), GaussianFrequencies(16))
         >>> rpe(torch.rand(10, 3)).key.shape
@@ -83,14 +83,11 @@ class FourierRPE(nn.Module):
         """
         if ptr is None:
             ptr = torch.arange(2, device=positions.device) * positions.shape[0]
-        redraws = self.frequencies.redraw_every is not None
-        if redraws:
-            self.frequencies.begin_step()
+        self.frequencies.begin_step()
         frequencies, ratio = self.frequencies(self.spectrum)
         basis = fourier_basis(_relative(positions, ptr, origin), frequencies)
         features = position_features(basis, ratio, self.split)
-        if redraws:
-            self.frequencies.watch(*(x for x in features if x is not None))
+        self.frequencies.watch(*(x for x in features if x is not None))
         return features
 
     def mask(self, displacements: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class SpectralFilter(nn.Module):
     Raises:
         ValueError: sizes that do not fit together.
 
-    Example:
+    Examples:
         >>> layer = SpectralFilter(embed_dim=16, num_heads=4)
         >>> positions, ptr = torch.rand(5, 3), torch.tensor([0, 2, 5])
         >>> cell, pbc = 6.0 * torch.eye(3).expand(2, 3, 3), torch.ones(2, 3, dtype=torch.bool)

@@ -25,17 +25,17 @@ class FLTCalculator(Calculator):
     forces, that is has them among its `config.outputs`; its energy is that of the positions shown.
 
     Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings are those of
-    :func:`flt_mol.predict`.
+    `flt_mol.predict`.
 
     Args:
         checkpoint: a checkpoint, the name of a shipped model, or a module; a list or tuple of them
-            is an ensemble, whose energy is the mean and which has a :attr:`std`.
+            is an ensemble, whose energy is the mean and which has a `std`.
         device: where models of checkpoints go (cpu if not given); modules stay where they are.
 
     Raises:
-        ValueError: as :func:`flt_mol.predict`.
+        ValueError: as `flt_mol.predict`.
 
-    Example:
+    Examples:
         >>> from ase.build import add_adsorbate, fcc111
         >>> from flt_mol.data import tag_slab
         >>> slab = fcc111("Pt", (2, 2, 3), vacuum=7.0)

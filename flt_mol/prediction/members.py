@@ -93,7 +93,7 @@ def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
 
 
 def surface_rule(checkpoint: Any) -> Surface | None:
-    """The `surface` of :func:`flt_mol.data.tag_slab` that fits a model, None if it is not known.
+    """The `surface` of `flt_mol.data.tag_slab` that fits a model, None if it is not known.
 
     It is ``data.tag_rule`` of the run; else ``tag_rule`` in the `dataset.yaml` of its training
     data; else, of a fine-tuned model, the rule of the checkpoint that it started from.
@@ -105,7 +105,7 @@ def surface_rule(checkpoint: Any) -> Surface | None:
     Raises:
         ValueError: no such checkpoint; members of an ensemble with different rules.
 
-    Example:
+    Examples:
         >>> surface_rule("emt-small")
         'half'
     """

@@ -21,7 +21,7 @@ from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
 SUFFIXES = (".csv", ".json", ".extxyz")
-"""Of the files that :func:`write_predictions` writes."""
+"""Of the files that `write_predictions` writes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Prediction:
         file: the file that it was read from.
         std: of an ensemble, the standard deviation of its members (ddof = 1), eV; else None.
         frame: which record of the file, from 0.
-        further: other outputs by name, as asked for: see :func:`predict_files`.
+        further: other outputs by name, as asked for: see `predict_files`.
     """
 
     name: str
@@ -57,9 +57,9 @@ def predict_files(
     """Energies of all structures of `files`, in order: LMDB, and all that ASE reads.
 
     Args:
-        model: as of :func:`~flt_mol.prediction.members.load_members`.
+        model: as of `flt_mol.prediction.members.load_members`.
         files: one path or several; a file may hold many frames. Or the data set of them, with
-            options of :func:`flt_mol.data.open_dataset`.
+            options of `flt_mol.data.open_dataset`.
         batch_size: structures per call of the model, across files.
         outputs: of the model, to be kept too: "forces" (N, 3), eV/Å, "displacement" (N, 3), Å,
             "system_embeddings" (C,); of an ensemble, the means.
@@ -70,7 +70,7 @@ def predict_files(
             before anything is predicted; an energy that is not finite.
 
     Warns:
-        UserWarning: as :func:`flt_mol.predict`, and sids that repeat.
+        UserWarning: as `flt_mol.predict`, and sids that repeat.
     """
     members = load_members(model)
     opened: Any = files
@@ -141,7 +141,7 @@ def write_predictions(
     all.
 
     Args:
-        predictions: as of :func:`predict_files`.
+        predictions: as of `predict_files`.
         path: the file.
         files: for `.extxyz`, the structures that were predicted, in their order; if not given, the
             files that `predictions` name are read again.

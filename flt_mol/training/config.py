@@ -369,7 +369,7 @@ def find_run(name_or_path: str) -> Path:
 def run_name(name_or_path: str) -> str:
     """What a run is called: its file, or, where that is a run's config.yaml, that run's folder.
 
-    Example:
+    Examples:
         >>> run_name("emt-small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
         ('emt-small', 'mine', 'mine')
     """

@@ -131,7 +131,7 @@ def _file_of(config: RunConfig, split: str) -> Path:
 def files_line(config: RunConfig) -> str:
     """What a run is trained and validated on.
 
-    Example:
+    Examples:
         >>> files_line(RunConfig(data={"paths": {"train": "a.lmdb", "val_id": "b.lmdb"}}))
         'train: a.lmdb; val_id: b.lmdb'
     """
@@ -150,7 +150,7 @@ def load_splits(config: RunConfig) -> Splits:
     is not kept together; ``flt-mol data split --group-by`` does that.
 
     Raises:
-        ValueError: as of :func:`open_split`, or nothing left to train on.
+        ValueError: as of `open_split`, or nothing left to train on.
 
     Warns:
         UserWarning: skipped records, how many and why; sids that both splits have.
@@ -196,7 +196,7 @@ def _load(config: RunConfig, split: str) -> Any:
 def check_splits(splits: Splits, model: EnergyModel) -> None:
     """Warn of what looks wrong, of each kind once; in large splits 20,000 systems are looked at.
 
-    See :class:`~flt_mol.data.checks.Unusual`; and elements of validation systems alone.
+    See `flt_mol.data.checks.Unusual`; and elements of validation systems alone.
     """
     unusual, elements = Unusual(), set[int]()
     for split in splits:

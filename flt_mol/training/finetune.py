@@ -157,7 +157,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """Take the parameters whose names match any pattern out of training; their names.
 
     They need no gradient, and have no optimiser state and no weight decay. Patterns are as of
-    :func:`fnmatch.fnmatchcase`, where ``*`` crosses dots. A name of a part stands for all in it.
+    `fnmatch.fnmatchcase`, where ``*`` crosses dots. A name of a part stands for all in it.
 
     Raises:
         ValueError: a pattern that matches nothing, or patterns that match everything.

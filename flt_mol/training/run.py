@@ -84,7 +84,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     """Train a model; write ``best.ckpt``, ``last.ckpt``, logs and plots.
 
     A run that was interrupted, however abruptly, is resumed when the same settings are given again,
-    from the latest point in its folder (:class:`~flt_mol.training.resume.ResumePoint`), to the same
+    from the latest point in its folder (`flt_mol.training.resume.ResumePoint`), to the same
     weights, bit for bit. One that is finished in `config.output` is not changed.
 
     The random states of torch, numpy and Python are restored afterwards. A run that fails or
@@ -148,13 +148,13 @@ def finetune(
 
     Args:
         checkpoint: file, folder of a run, or name of a shipped model.
-        structures: as :func:`flt_mol.open_dataset` takes them, with targets.
+        structures: as `flt_mol.open_dataset` takes them, with targets.
         output: folder of the run.
         settings: further ones, as ``["training.epochs=5"]``.
         energy: name of the target, eV.
 
     Raises:
-        ValueError: as :func:`train` and :func:`flt_mol.open_dataset`.
+        ValueError: as `train` and `flt_mol.open_dataset`.
     """
     file = Path(f"{output}.safetensors")
     convert(open_dataset(structures, require_energy=True, energy=energy), file, overwrite=True)
@@ -165,7 +165,7 @@ def finetune(
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
     """The best epoch; for a fine-tuning without improvement, a hint.
 
-    Example:
+    Examples:
         >>> closing_lines(RunConfig(), {"epoch": 11.0, "val/mae": 0.08141, "val/ewt": 0.2555})
         ['best epoch 11: val_id MAE 0.0814 eV, EwT 25.55 %']
     """
@@ -182,9 +182,9 @@ def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
 def build_model(config: RunConfig, training: Any, console: Console | None = None) -> EnergyModel:
     """The model with its normalisers fitted and the elements marked that it will have seen.
 
-    With ``finetune.checkpoint`` it starts as :func:`~flt_mol.training.finetune.start_from` says,
+    With ``finetune.checkpoint`` it starts as `flt_mol.training.finetune.start_from` says,
     whose line goes to `console`. Its seed is ``model.seed + training.seed``; what else is drawn
-    comes from torch's global generator, which :func:`train` seeds with ``training.seed``.
+    comes from torch's global generator, which `train` seeds with ``training.seed``.
     """
     seed = config.model.seed + config.training.seed
     model = EnergyModel(config.model.model_copy(update={"seed": seed}))

@@ -223,7 +223,7 @@ def fairchem(folder, mode, config, *arguments):
 
 def page_config(train, val, **model):
     """The yaml of the page with other files and settings of the model, for ten steps."""
-    page = ROOT / "docs" / "ocp.md"
+    page = ROOT / "docs" / "oc20.md"
     if not page.is_file():
         pytest.skip("needs the checkout")
     config = yaml.safe_load(re.search(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)[1])
