@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from flt_mol.data import recipes
 from flt_mol.data.tags import parse_rule
 from flt_mol.files import find_shipped, shipped_folder
-from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
+from flt_mol.models.checkpoint import checkpoint_config
 from flt_mol.models.config import (
     Count,
     EnergyConfig,
@@ -453,7 +453,7 @@ def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:
     if start is not None:
         if chosen is not None:
             raise ValueError(f"model is {chosen}, expected none beside finetune.checkpoint={start}")
-        config = checkpoint_config(find_checkpoint(str(start)))
+        config = checkpoint_config(str(start))
     else:
         config = EnergyConfig() if name is None else named_config(str(name))
     content["model"] = merged(config.model_dump(), model)
