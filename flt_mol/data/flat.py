@@ -64,15 +64,12 @@ _OC20 = {"energy": "y_relaxed", "energy_initial": "y_init", "positions_relaxed":
 _MEMORY = {"atomic_numbers": np.int64, "tags": np.int64}  # types of Structures
 
 
-def write_flat(batches: Iterable[Structures], path: str | Path) -> int:
+def write_flat(batches: Iterable[Structures], path: str | Path) -> None:
     """Write systems to a flat file, which gets its name when it is complete.
 
     Args:
         batches: of any sizes.
         path: ending in ``.safetensors``; replaced if it exists.
-
-    Returns:
-        How many systems were written.
 
     Raises:
         ValueError: no systems, or a further value that JSON does not hold, by sid.
@@ -112,7 +109,6 @@ def write_flat(batches: Iterable[Structures], path: str | Path) -> int:
         mode = temporary.stat().st_mode
         save_file(tensors, temporary, metadata=about)
         temporary.chmod(mode)  # safetensors lets only the owner read its files
-    return len(natoms)
 
 
 def _text(info: Mapping[str, Any], sid: int | str) -> bytes:

@@ -192,7 +192,7 @@ def refuse_damaged(path: Path) -> None:
     with readable(path), path.open("rb") as file:
         packed = zipfile.is_zipfile(file)
     if text := foreign(path):
-        raise ValueError(f"{path} is not a checkpoint: it {text}")
+        raise ValueError(f"{path} is not a checkpoint: {text}")
     if packed:
         try:
             with zipfile.ZipFile(path) as archive:
