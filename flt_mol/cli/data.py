@@ -16,7 +16,7 @@ import typer
 from flt_mol.cli import console
 from flt_mol.cli.console import SkipBad, Variadic, check_output, progress_bars, say, say_files
 
-app = typer.Typer()
+app = typer.Typer(no_args_is_help=True)
 
 _SHOWN = 20  # skipped records, sids
 
