@@ -103,7 +103,7 @@ class DataConfig(Settings):
     @model_validator(mode="after")
     def _own_training_data(self) -> Self:
         """Models of one's own data are not ranked by another data set's systems, nor evaluated."""
-        if self.name and self.train in self.paths:
+        if self.train in self.paths:
             self.name = None
             if self.validation not in self.paths:
                 self.validation_fraction = self.validation_fraction or 0.1

@@ -41,7 +41,6 @@ def test_the_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Missing command"),
         (["trian"], "trian"),
         (["predict", "emt-small"], "files"),
         (["predict", "emt-small", "x.traj", "--bath-size", "2"], "--bath-size"),
@@ -198,6 +197,14 @@ def test_a_closed_pipe_is_silent():
     command = f"{sys.executable} -m flt_mol data inspect emt_adsorption --split val_id | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["submission", "make"]])
+def test_a_command_without_arguments_shows_its_help(arguments, capsys):
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert main([*arguments, "--help"]) == 0
+    assert shown.strip() == capsys.readouterr().out.strip()
 
 
 def test_public_names_are_complete():
