@@ -48,14 +48,11 @@ class Part:
     """One comparison.
 
     Attributes:
-        build: a learned optimiser by the name of its row; Adam's rows come on top.
-        rows: all names.
-        training: draws problems to train on.
-        tests: draw problems to test on.
-        steps: of a run in meta-training.
-        test_steps: of a run in a test.
-        updates: meta-steps.
-        window: steps that are differentiated at a time.
+        build: a learned optimiser by the name of its row.
+        rows: these names, and Adam's.
+        training, tests: draw problems.
+        steps, test_steps: of a run in training and in a test.
+        updates, window: meta-steps, and the steps that each differentiates.
     """
 
     build: Callable[[str], nn.Module]
@@ -138,31 +135,25 @@ def measure(part: Part, row: str, seed: int) -> dict[str, Any]:
     return out
 
 
-def table(results: Results, parts: dict[str, Part], data: str) -> str:
+def table(results: Results, name: str, part: Part, data: str) -> str:
     """For every test what is reached where meta-training ended, and at the end."""
-    columns = [
-        (name, test, steps, steps / part.test_steps)
-        for name, part in parts.items()
-        for test in part.tests
-        for steps in (part.steps, part.test_steps)
-    ]
+    columns = [(test, steps) for test in part.tests for steps in (part.steps, part.test_steps)]
     cells = []
-    for row in dict.fromkeys(row for part in parts.values() for row in part.rows):
-        line: list[object] = [row]
-        for name, test, _, share in columns:
-            found = results.latest(part=name, row=row, data=data)
+    for row in part.rows:
+        found = results.latest(part=name, row=row, data=data)
+        line: list[object] = [row, found[0].get("parameters", "–") if found else "–", len(found)]
+        for test, steps in columns:
             curves = [record["curves"][test] for record in found]
-            line.append(mean_sd([c[round(share * (len(c) - 1))] for c in curves], 3))
-        sizes = [record.get("parameters", "–") for record in results.read(row=row, data=data)]
-        cells.append([*line, sizes[0] if sizes else "–"])
-    head = [f"{test}, {steps} steps" for _, test, steps, _ in columns]
-    return markdown_table(["row", *head, "parameters"], cells)
+            line.append(mean_sd((c[steps * (len(c) - 1) // part.test_steps] for c in curves), 3))
+        cells.append(line)
+    head = [f"{test}, {steps} steps" for test, steps in columns]
+    return markdown_table(["row", "weights", "seeds", *head], cells)
 
 
 def draw_curves(path: Path, results: Results, parts: dict[str, Part], data: str) -> Path:
     """Geometric mean and standard deviation over seeds, step by step, a panel for each test."""
     panels = [(name, part, test) for name, part in parts.items() for test in part.tests]
-    figure = new_figure(3.3 * len(panels), 3.0)
+    figure = new_figure(3.2 * len(panels), 3.1)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, part, test) in zip(axes, panels, strict=True):
         for row in part.rows:
@@ -180,7 +171,8 @@ def draw_curves(path: Path, results: Results, parts: dict[str, Part], data: str)
         axis.set_title(test, fontsize=9)
         clean(axis)
     axes[0].set_ylabel("loss of all images" if "memory" in parts else "best value so far")
-    axes[0].legend(frameon=False, fontsize=7)
+    lines = axes[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     return save(figure, path, 64)
 
 
@@ -211,7 +203,8 @@ def main() -> None:
             print(f"{name}, {row}, seed {seed}", flush=True)
     for title, names in FIGURES.items():
         if some := {name: parts[name] for name in names if name in parts}:
-            print(f"\n{title}\n{table(results, some, data)}")
+            for name, part in some.items():
+                print(f"\n{name}\n{table(results, name, part, data)}")
             draw_curves(results.path.with_name(f"{title}.png"), results, some, data)
 
 

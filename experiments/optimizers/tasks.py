@@ -49,7 +49,7 @@ def load_images(name: str) -> Images:
         found = import_module("sklearn.datasets").load_digits()
         return Images(torch.tensor(found.data).float(), torch.tensor(found.target))
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(1800) % 10
+    labels = torch.randint(10, (1800,), generator=generator)
     # Two smooth patterns for a class, and noise.
     centres = torch.randn(20, 1, 4, 4, generator=generator)
     centres = F.interpolate(centres, size=8, mode="bilinear").flatten(1)
@@ -62,11 +62,9 @@ class Nets:
 
     Args:
         images: what they classify.
-        hidden: widths of hidden layers.
-        activation: "tanh" or "relu".
+        hidden, activation: widths of hidden layers; "tanh" or "relu".
         count: K.
-        generator: for weights and minibatches.
-        batch: images of a minibatch.
+        generator: for weights and minibatches of `batch` images.
     """
 
     def __init__(
