@@ -18,7 +18,7 @@ OF_FORCES = {"val_id", "val_ood_cat"}  # of emt_relaxations
 
 
 def test_models_with_weights():
-    names = ["emt-forces", "emt_performer_small", "emt_small", "flt-small"]
+    names = ["emt-forces", "emt-performer-small", "emt-small", "flt-small"]
     assert [folder.name for folder in MODELS] == names
 
 

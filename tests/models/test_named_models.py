@@ -31,7 +31,7 @@ def narrow(name):
 
 
 def test_there_are_models():
-    assert {"flt-small", "flt-base", "flt-large", "emt_small", "paper-flt-12l"} <= set(NAMES)
+    assert {"flt-small", "flt-base", "flt-large", "emt-small", "paper-flt-12l"} <= set(NAMES)
 
 
 every_name = pytest.mark.parametrize("name", NAMES)
