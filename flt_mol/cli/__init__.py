@@ -13,7 +13,7 @@ import typer
 
 from flt_mol.cli import data, evaluation, prediction, submission, training
 from flt_mol.cli.console import say
-from flt_mol.files import VERSION
+from flt_mol.files import VERSION, NoteWarning
 
 __all__ = ["app", "main"]
 
@@ -64,10 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 warnings.filterwarnings("ignore", category=category)
         shown: set[str] = set()
 
-        def show(message: Warning | str, *_: Any) -> None:
-            if str(message) not in shown:
-                shown.add(str(message))
-                say(f"flt-mol: warning: {message}", error=True)
+        def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+            text = str(message)
+            known = text.partition(": ")[2] if category is NoteWarning else text
+            if known not in shown:
+                shown.add(known)
+                say(f"flt-mol: warning: {text}", error=True)
 
         warnings.showwarning = show  # type: ignore[assignment]
         try:

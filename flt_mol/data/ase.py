@@ -16,6 +16,7 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.decoding import decode
 from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.data.tags import layer_note
+from flt_mol.files import foreign
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -258,8 +259,7 @@ def _format_of(path: Path) -> str:
     if head.startswith(b"SQLite format 3\0"):
         return "db"
     if not head.strip(b"\0"):
-        reason = "begins with zeros: an interrupted download" if head else "is empty (0 bytes)"
-        raise ValueError(f"{path} {reason}; download or write it again")
+        raise ValueError(f"{path} {foreign(path)}")
     kind = ""
     with suppress(Exception):  # ASE raises anything
         kind = str(filetype(str(path)))

@@ -37,7 +37,7 @@ from safetensors.numpy import save_file
 
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.schema import Record
-from flt_mol.files import readable, temporary_path
+from flt_mol.files import foreign, readable, temporary_path
 from flt_mol.structures import Structures
 
 _KEY, _VERSION = "flt_mol.flat", 1  # one key: safetensors writes several in any order
@@ -261,7 +261,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
             tensors = {name: file.get_tensor(name).numpy() for name in names if name in _TENSORS}
         _check(tensors)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a flat file of structures: {error}") from None
+        found = foreign(path) or error
+        raise ValueError(f"{path} is not a flat file of structures: {found}") from None
     return metadata, tensors
 
 

@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 
 from flt_mol.data import convert, open_dataset
-from flt_mol.data.loader import target_statistics, trained_on
+from flt_mol.data.loader import target_statistics
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
 from flt_mol.files import write_rows
@@ -204,7 +204,11 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
         for name, values in statistics.references.items():
             model.normalizers[name].set_reference(values)
         model.mark_seen(statistics.elements)
-    model.trained_on = trained_on(statistics, before)
+    model.trained_on = {
+        "systems": statistics.energies.count,
+        "energy_median": statistics.median,
+        "most_atoms": max(statistics.most_atoms, (before or {}).get("most_atoms", 0)),
+    }
     if statistics.references and (reference := model.normalizer.reference) is not None:
         each = [f"{chemical_symbols[z]} {reference[z]:.3f}" for z in statistics.elements]
         say(console, f"energies of elements (eV): {', '.join(each)}")

@@ -54,6 +54,32 @@ def test_what_a_run_resolves_to_and_that_it_trains_again(name, run_file):
     assert load_run_config(run_file(run_yaml(config), "config.yaml")) == config
 
 
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("paper-flt-10l", 10), ("paper-flt-12l", 12), ("paper-performer-12l", 12)],
+)
+def test_the_papers_numbers(name, layers):
+    """Choromanski, Li et al. 2024, appendix on OC20: the model and its training."""
+    config = load_run_config(f"oc20_all_{name}")
+    model, training = config.model, config.training
+    assert (model.num_layers, model.embed_dim, model.num_heads) == (layers, 768, 48)
+    assert (model.ffn_dim, model.recycles, model.num_features) == (2048, 4, 64)
+    assert (model.attention, model.feature_map) == ("linear", "softmax")
+    assert (model.dropout, model.attention_dropout) == (0.0, 0.1)
+    if "flt" in name:
+        spectrum, frequencies = model.rpe.spectrum, model.rpe.frequencies
+        assert [spectrum[k] for k in ("name", "num_terms", "form")] == ["gaussian", 32, "weight"]
+        assert [frequencies[k] for k in ("name", "num_frequencies")] == ["gaussian", 16]
+        assert frequencies["learned_sigma"]
+        assert frequencies["learned_mean"]
+    else:
+        assert model.rpe is None
+    assert (training.batch_size, training.max_steps, training.warmup_steps) == (64, 500_000, 10_000)
+    assert (training.optimizer, training.learning_rate, training.decay) == ("adam", 3e-4, "linear")
+    assert (training.beta1, training.beta2, training.eps) == (0.9, 0.98, 1e-6)
+    assert (training.weight_decay, training.gradient_clip) == (1e-3, 5.0)
+
+
 def test_layers_in_order(run_file):
     """Named model, then the file, then the command line."""
     text = "model: {name: flt-small, dropout: 0.1, num_layers: 5, pairs: {vectors: 0, cutoff: 4.5}}"
