@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Linear-attention Transformers for 3D atoms.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    no_args_is_help=True,
 )
 for group in (training, evaluation, prediction):
     app.registered_commands += group.app.registered_commands
@@ -90,6 +91,11 @@ def _run(arguments: list[str]) -> int:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
+    except _USAGE_ERROR as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            raise
+        say(error.format_message(), error=True)  # type: ignore[attr-defined]
+        return 2
     sys.stdout.flush()
     return 0
 

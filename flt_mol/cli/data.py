@@ -16,7 +16,7 @@ from flt_mol.cli import console
 from flt_mol.cli.console import SkipBad, Variadic, check_output, progress_bars, say, say_files
 from flt_mol.files import listed
 
-app = typer.Typer()
+app = typer.Typer(no_args_is_help=True)
 
 Source = Annotated[str, typer.Argument(help="File or folder of records, or a data set's name.")]
 Split = Annotated[str | None, typer.Option("--split", help="Split, when SOURCE is a data set.")]
