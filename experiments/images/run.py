@@ -25,7 +25,7 @@ from common.timing import threads
 from images.data import Images, digits, fashion_mnist, stripes
 from images.model import Config, ImageTransformer
 
-RELATIVE = {"absolute": False}
+RELATIVE = {"absolute": False}  # no vectors of places
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flt": ("FLT, Gaussian mixture", "flt", {}),
     "performer": ("Performer, learned ReLU", "performer", {}),
@@ -33,6 +33,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "performer_bag": ("Performer, no positions", "performer", RELATIVE),
     "cosformer": ("cosFormer", "cosformer", {}),
     "log_linear": ("log-linear, learned ReLU", "log_linear", {}),
+    "performer_wide": ("Performer of FLT's size", "performer", {"hidden": 256}),
 }
 
 
@@ -91,7 +92,9 @@ def table(results: Results, **values: Any) -> str:
     ]  # fmt: skip
     head = ["attention", "accuracy (%)", "seeds", "CPU s per 1,000 images", "weights"]
     text = markdown_table(head, cells)
-    for one, other in (("flt", "performer"), ("flt_relative", "performer_bag")):
+    for one, other in (
+        ("flt", "performer"), ("flt", "performer_wide"), ("flt_relative", "performer_bag"),
+    ):  # fmt: skip
         pairs = [(a, b) for a in found[one] for b in found[other] if a["seed"] == b["seed"]]
         apart = [a["accuracy"] - b["accuracy"] for a, b in pairs]
         if len(apart) > 1:
