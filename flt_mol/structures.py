@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
+from flt_mol.files import some
+
 if TYPE_CHECKING:
     from flt_mol.functional import NeighborPairs, ReciprocalVectors
 
-_T = TypeVar("_T")
 # Field: whether its rows are atoms, systems, or their bounds; shape of a row; kind of its numbers.
 _FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "ptr": ("bounds", (), "int64"),
@@ -251,11 +253,9 @@ class Structures:
 
         if not 0 < cutoff < math.inf:
             raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
-
-        def search(some: Structures) -> NeighborPairs:
-            return neighbor_pairs(some.positions, some.cell, some.pbc, some.ptr, cutoff)
-
-        return replace(self, pairs=_naming_sid(search, self), cutoff=float(cutoff))
+        with naming_sid(self):
+            pairs = neighbor_pairs(self.positions, self.cell, self.pbc, self.ptr, cutoff)
+        return replace(self, pairs=pairs, cutoff=float(cutoff))
 
     def with_reciprocal(self, **settings: Any) -> Structures:
         """The same batch with the reciprocal vectors of its cells.
@@ -265,10 +265,9 @@ class Structures:
         """
         from flt_mol.functional import reciprocal_vectors
 
-        def find(some: Structures) -> ReciprocalVectors:
-            return reciprocal_vectors(some.cell, some.pbc, some.positions, some.ptr, **settings)
-
-        return replace(self, reciprocal=_naming_sid(find, self), reciprocal_settings=settings)
+        with naming_sid(self):
+            found = reciprocal_vectors(self.cell, self.pbc, self.positions, self.ptr, **settings)
+        return replace(self, reciprocal=found, reciprocal_settings=settings)
 
     def moved(self, positions: Tensor) -> Structures:
         """The same batch with atoms elsewhere; forces, pairs and reciprocal vectors are dropped."""
@@ -311,13 +310,12 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     """
     from flt_mol.functional import minimum_image
 
-    def shortest(some: Structures) -> Tensor:
-        if some.positions_relaxed is None:
-            raise ValueError("positions_relaxed are missing (of one system or more)")
-        vectors = some.positions_relaxed - some.positions
-        return minimum_image(vectors, some.cell, some.pbc, some.ptr)
-
-    return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
+    if structures.positions_relaxed is None:
+        raise ValueError(f"some of sids {some(structures.sid)} have no positions_relaxed")
+    vectors = structures.positions_relaxed - structures.positions
+    with naming_sid(structures):
+        found = minimum_image(vectors, structures.cell, structures.pbc, structures.ptr)
+    return found.masked_fill(structures.fixed[:, None], 0.0)
 
 
 def known_forces(structures: Structures) -> Tensor:
@@ -346,14 +344,19 @@ def _joined(lattices: Sequence[ReciprocalVectors]) -> ReciprocalVectors:
     return type(lattices[0])._make([*(torch.cat(list(x)) for x in parts), moved])
 
 
-def _naming_sid(function: Callable[[Structures], _T], structures: Structures) -> _T:
-    """Call a function of a batch; if it raises ValueError, name the first system that makes it."""
+@contextmanager
+def naming_sid(structures: Structures) -> Iterator[None]:
+    """Errors about a system or atom, of which they have the place, as ValueErrors with its sid."""
     try:
-        return function(structures)
+        yield
     except ValueError as error:
-        for system in structures if len(structures) > 1 else ():
-            _naming_sid(function, system)
-        raise ValueError(f"sid {structures.sid[0]}: {getattr(error, 'reason', error)}") from None
+        given = vars(error)
+        if "reason" not in given:
+            raise
+        row = given.get("row")
+        b = given["system"] if row is None else int(structures.system[row])
+        atom = "" if row is None else f"atom {row - int(structures.ptr[b])} (counted from 0) has "
+        raise ValueError(f"sid {structures.sid[b]}: {atom}{given['reason']}") from None
 
 
 def _check(batch: Structures) -> None:

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: pages from outside docs/, one page per public module, the project's addresses.
 
 A page links to files by their place in the repository, so that links work there, too. On the site
-links to other pages lead there, and links to files that are no pages become text.
+links to other pages and modules lead to these, and links to other files become text.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ MODULE = "# {0}\n\n::: {0}\n"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Addresses come from `[project.urls]`."""
+    """Addresses come from `[project.urls]`, the list of experiments from their folders."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     addresses = project.get("urls", {})
     config.site_url = addresses.get("Documentation", "")
     config.repo_url = addresses.get("Repository", "")
+    pages = sorted(
+        f"experiments/{x.parent.name}/README.md" for x in ROOT.glob("experiments/*/*.md")
+    )
+    next(part for part in config.nav or [] if "Experiments" in part)["Experiments"] = pages
     return config
 
 
@@ -62,7 +66,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found.groups()
         place = posixpath.normpath(posixpath.join(here, target))
-        name = place.removeprefix("docs/")
+        module = place.removesuffix(".py").replace("/", ".")
+        name = f"api/{module}.md" if place.endswith(".py") else place.removeprefix("docs/")
         if files.get_file_from_path(name):
             start = posixpath.dirname(page.file.src_uri) or "."
             return f"[{text}]({posixpath.relpath(name, start)}{anchor or ''})"

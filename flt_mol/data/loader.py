@@ -23,7 +23,7 @@ from flt_mol.structures import Structures, known_forces
 Systems = Dataset[Structures] | Sequence[Structures]
 Integers = NDArray[np.int64]
 
-_AT_ONCE = 256  # systems read together for statistics
+_CHUNK = 256  # systems read together for statistics
 
 
 def collate(parts: Structures | Sequence[Structures]) -> Structures:
@@ -103,9 +103,7 @@ class BatchSampler(Sampler[list[int]]):
 
     def digest(self) -> int:
         """A number that differs between samplers that make other batches."""
-        order = (self.shuffle, self.seed if self.shuffle else 0)
-        settings = f"{self.limit, order, self.world_size}".encode()
-        return zlib.crc32(self.sizes.astype("<i8").tobytes(), zlib.crc32(settings))
+        return zlib.crc32(repr((self.world_size, self.plan(0))).encode())
 
     def plan(self, epoch: int) -> list[list[int]]:
         """All batches of an epoch, of all ranks; those of a rank are every `world_size`-th."""
@@ -393,7 +391,7 @@ def target_statistics(
     fields = ("energy", "energy_initial") if initial else ("energy",)
     targets: dict[str, list[float]] = {field: [] for field in fields}
     most_atoms, elements, seen, counts = 0, set[int](), 0, list[NDArray[np.int32]]()
-    for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
+    for batch in make_loader(dataset, _CHUNK, num_workers=num_workers):
         for field, values in targets.items():
             energy = getattr(batch, field)
             if energy is None or not energy.isfinite().all():
@@ -453,9 +451,7 @@ def fit_references(
 
 
 def _moments(values: NDArray[np.float64]) -> Moments:
-    equal = bool((values == values[0]).all())  # of which rounding makes a mean that is not theirs
-    mean, std = (values[0], 0.0) if equal else (values.mean(), values.std())
-    return Moments(len(values), float(mean), float(std))
+    return Moments(len(values), float(values.mean()), float(values.std()))
 
 
 def _refuse(systems: Systems, rows: Iterable[int], field: str) -> None:
@@ -464,14 +460,3 @@ def _refuse(systems: Systems, rows: Iterable[int], field: str) -> None:
         if energy is None or not energy.isfinite().all():
             text = f"{field} is missing or not finite: give it or skip the system"
             raise ValueError(f"sid {system.sid[0]}: {text}")
-
-
-def trained_on(
-    statistics: TargetStatistics, before: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Statistics of training systems, and of those `before`, that a model keeps, by name."""
-    return {
-        "systems": statistics.energies.count,
-        "energy_median": statistics.median,
-        "most_atoms": max(statistics.most_atoms, (before or {}).get("most_atoms", 0)),
-    }

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from flt_mol.data.ase import AseDataset, atoms_record, holds_structures
@@ -130,15 +129,11 @@ def split_index(path: Path) -> tuple[Path, str | None]:
 def _refuse_splits(path: Path) -> None:
     """Refuse the folder or name of a data set, whose splits would be mixed."""
     folder = path if path.exists() else shipped_folder("datasets") / path.name.replace("-", "_")
-    file = folder / "dataset.yaml"
-    if (path.exists() or len(path.parts) == 1) and file.is_file():
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        splits = content.get("splits") if isinstance(content, dict) else None
-        if isinstance(splits, dict):
-            raise ValueError(
-                f"{path} is a data set with the splits {', '.join(map(str, splits))}: open one, "
-                f'flt_mol.data.recipes.recipe("{path}").open(…), or --split in commands'
-            )
+    if (path.exists() or len(path.parts) == 1) and (folder / "dataset.yaml").is_file():
+        raise ValueError(
+            f"{path} is a data set of several splits: open one, --split in commands, or "
+            f'flt_mol.data.recipes.recipe("{path}").open(SPLIT)'
+        )
 
 
 def _open_file(path: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:

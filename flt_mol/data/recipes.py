@@ -162,7 +162,8 @@ def recipe(name_or_folder: Recipe | str | Path) -> Recipe:
         return _read(file)
     if path.exists():
         raise ValueError(f"{path} is not a data set: it has no {_FILE}")
-    raise ValueError(f"no data set '{path}', and no such folder; {nearest(str(path), known)}")
+    where = f"{path} does not exist (looked in {path.absolute().parent})"
+    raise ValueError(f"{where}, and is not a data set: {nearest(str(path), known)}")
 
 
 def _read(file: Path) -> Recipe:
@@ -192,9 +193,6 @@ def find_recipe(name_or_path: str | Path) -> Recipe | None:
     path, _ = split_index(Path(name_or_path))
     if path.exists() and not (path / _FILE).is_file():
         return None
-    if not path.exists() and str(path).replace("-", "_") not in names():
-        where = f"{path} does not exist (looked in {path.absolute().parent})"
-        raise ValueError(f"{where}, and is no data set: {nearest(str(path), names())}")
     return recipe(name_or_path)
 
 

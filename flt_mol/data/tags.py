@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from flt_mol.data.schema import heights, to_numpy
@@ -26,6 +27,7 @@ _Rows = NDArray[np.int64]
 
 _VACUUM = 4.0  # Å; atoms of a solid leave no gap as wide, a slab without one is a bulk crystal
 _GUESSED = ("H", "C", "N", "O")
+_WRITTEN = {"HO": "OH", "HN": "NH", "H2N": "NH2", "H3N": "NH3", "CHN": "HCN"}  # by Hill's formula
 _DEPTH = 2.0  # Å below the highest atom of the slab
 _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
@@ -162,6 +164,19 @@ def parse_rule(value: Any, name: str) -> Surface:
         found: Surface = value
         return found
     raise ValueError(f"{name} is {value!r}, expected oc20, half or a number of layers")
+
+
+def adsorbate_formula(numbers: Sequence[int]) -> str:
+    """The formula of a few atoms as chemists write it: Hill's, but for OH, NH3 and the like.
+
+    Example:
+        >>> [adsorbate_formula(x) for x in ([8, 1], [1, 1, 7], [6, 7, 1], [6, 1, 1, 8])]
+        ['OH', 'NH2', 'HCN', 'CH2O']
+    """
+    from ase.formula import Formula
+
+    found = Formula.from_list([chemical_symbols[z] for z in numbers]).format("hill")
+    return _WRITTEN.get(found, found)
 
 
 def tags_are_layers(record: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flt_mol.data.schema import Stored
-from flt_mol.files import readable
+from flt_mol.files import foreign, readable
 
 _LARGEST = 1 << 26  # bytes of one decompressed record
 _EXPANSION = 50  # of a compressed archive
@@ -116,7 +116,8 @@ def read_saved(path: Path) -> Any:
     try:
         return saved(data)
     except ValueError as error:
-        raise ValueError(f"{path}, as of torch.save or pickle: {error}") from error
+        found = foreign(path) or error
+        raise ValueError(f"{path}, as of torch.save or pickle: {found}") from error
 
 
 def saved(data: bytes) -> Any:

@@ -191,8 +191,6 @@ def displacement_errors(
     Raises:
         ValueError: missing targets, naming the sids.
     """
-    if structures.positions_relaxed is None:
-        raise ValueError(f"some of sids {some(structures.sid)} have no positions_relaxed")
     target = relaxed_displacement(structures)
     difference = _recycles(outputs, "displacement").to(target.dtype) - target
     return torch.linalg.vector_norm(difference, dim=-1), torch.linalg.vector_norm(target, dim=-1)

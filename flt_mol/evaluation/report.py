@@ -29,6 +29,11 @@ _NOTES = {
     "skipped": "{split}: {value:,} invalid records were skipped",
 }
 
+_WORSE = (
+    "{split}: predicted displacements are worse than none, {displacement:.3f} Å from the relaxed "
+    "positions (unmoved {displacement_unmoved:.3f} Å)"
+)
+
 
 def table(summary: Summary) -> str:
     """A summary as aligned plain text: a row a split, and one for all where there are several.
@@ -63,15 +68,22 @@ def table(summary: Summary) -> str:
 
 
 def notes(summary: Summary) -> dict[str, list[str]]:
-    """What there is to report of some splits, by kind: "held_out", "trained_on", "skipped"."""
+    """What there is to report of some splits, by kind, as "held_out"."""
     counts = {split: m["count"] for split, m in summary["splits"].items()}
-    return {
+    found = {
         kind: [
             text.format(split=split, count=counts[split], value=value)
             for split, value in summary.get(kind, {}).items()
         ]
         for kind, text in _NOTES.items()
     }
+    further = {split: m["further"] for split, m in summary["splits"].items()}
+    found["displacement"] = [
+        _WORSE.format(split=split, **each)
+        for split, each in further.items()
+        if "displacement" in each and each["displacement"] > each["displacement_unmoved"]
+    ]
+    return found
 
 
 def write_json(summary: Summary, path: str | Path) -> Path:

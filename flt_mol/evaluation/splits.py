@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from ase.formula import Formula
 from numpy.typing import NDArray
 
 from flt_mol.data.checks import Unusual
+from flt_mol.data.tags import adsorbate_formula
 from flt_mol.evaluation.metrics import TARGETS, error_sums, errors_of, metrics_of
 from flt_mol.prediction.energies import (
     UNSEEN,
@@ -227,15 +227,13 @@ class _Split:
 
 
 def _columns(structures: Structures) -> dict[str, tuple[Any, ...]]:
-    symbols = [chemical_symbols[z] for z in structures.atomic_numbers.tolist()]
-    tags = structures.tags.tolist()
+    numbers, tags = structures.atomic_numbers.tolist(), structures.tags.tolist()
     systems = [range(*ends) for ends in pairwise(structures.ptr.tolist())]
-    adsorbates = ([symbols[i] for i in rows if tags[i] == 2] for rows in systems)
+    adsorbates = ([numbers[i] for i in rows if tags[i] == 2] for rows in systems)
+    elements = ({chemical_symbols[numbers[i]] for i in rows} for rows in systems)
     return {
         "natoms": tuple(map(len, systems)),
-        "adsorbate": tuple(
-            Formula.from_list(atoms).format("hill") if atoms else None for atoms in adsorbates
-        ),
-        "elements": tuple(" ".join(sorted({symbols[i] for i in rows})) for rows in systems),
+        "adsorbate": tuple(adsorbate_formula(atoms) or None for atoms in adsorbates),
+        "elements": tuple(" ".join(sorted(symbols)) for symbols in elements),
         "facet": tuple(structures.info.get("facet", (None,) * len(systems))),
     }

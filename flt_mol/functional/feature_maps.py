@@ -7,6 +7,8 @@ added inside φ: beside a subtracted maximum an eps of 1e-4 turns attention unif
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -24,13 +26,6 @@ from flt_mol.functional.groups import (
 LEAST_EXPONENT = {torch.float32: -60.0, torch.float64: -600.0}
 
 
-def gaussian_projection(
-    num_features: int, dim: int, *, generator: torch.Generator | None = None
-) -> Tensor:
-    """W (M, dim) with independent standard normal entries, float32 on CPU."""
-    return torch.randn(num_features, dim, generator=generator, dtype=torch.float32, device="cpu")
-
-
 def orthogonal_projection(
     num_features: int, dim: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -46,12 +41,13 @@ def orthogonal_projection(
         >>> bool(off_diagonal < 1e-5)
         True
     """
+    draw = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
     blocks = []
     for start in range(0, num_features, dim):
-        q, r = torch.linalg.qr(gaussian_projection(dim, dim, generator=generator))
+        q, r = torch.linalg.qr(draw(dim, dim))
         directions = (q * r.diagonal().sign()).T
         blocks.append(directions[: num_features - start])
-    lengths = gaussian_projection(num_features, dim, generator=generator)
+    lengths = draw(num_features, dim)
     projection: Tensor = torch.cat(blocks) * lengths.norm(dim=-1, keepdim=True)
     return projection
 

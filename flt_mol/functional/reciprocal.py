@@ -75,7 +75,7 @@ def reciprocal_vectors(
 
     With them Σ_T f(r + T) = Σ_k weight_k g(k) cos 2πk·r (Poisson), T all lattice vectors of the
     periodic directions and f the inverse Fourier transform of g, of width σ: padding = 4σ gives
-    errors of 2e-4 f(0), 5σ of 2e-5; k_max = 4/(2πσ) gives 1e-3, 5/(2πσ) 2e-5.
+    errors of 2e-4 f(0), k_max = 4/(2πσ) of 1e-3.
 
     Periodic directions keep their lattice, in any basis. Open directions, and periodic ones with a
     gap between atoms and their images wider than `padding`, get virtual vectors, perpendicular to

@@ -324,10 +324,10 @@ def _add_config(model: Any, weights: Any, prefix: str, metadata: Any) -> None:
 
 def _drop_config(model: Any, weights: Any, prefix: str, *rest: Any) -> None:
     weights.pop(f"{prefix}{CONFIG_KEY}", None)
-    make_room(model, weights, prefix)
+    add_buffers(model, weights, prefix)
 
 
-def make_room(model: EnergyModel, weights: Mapping[str, Tensor], prefix: str = "") -> None:
+def add_buffers(model: EnergyModel, weights: Mapping[str, Tensor], prefix: str = "") -> None:
     """Give `model` the buffers of `weights` that only some models have: reference energies."""
     for name in ("normalizer", "normalizer_initial"):
         part = getattr(model, name)

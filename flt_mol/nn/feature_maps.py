@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.feature_maps import (
-    gaussian_projection,
     orthogonal_projection,
     softmax_log_features,
     softplus_log_features,
 )
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.nn.layers import placed, seeded_generator
+from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 from flt_mol.nn.redraw import Redrawn
 
 
@@ -125,13 +124,15 @@ class RandomFeatures(FeatureMap, Redrawn):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
-        self.begin_step()
+        if redraws := self.redraw_every is not None:
+            self.begin_step()
         # What is subtracted is a constant of the row, which cancels for queries.
         norm, weights = key and self.exponential, (self.content_projection, at)
         features = softmax_log_features(
             x, *weights, self.position_projection, key=key, subtract_norm=norm
         )
-        self.watch(features)
+        if redraws:
+            self.watch(features)
         return features
 
 
@@ -292,7 +293,7 @@ def _directions(
     shape: FeatureMap, orthogonal: bool, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """W for content (H, M, D) and for positions (H, M, 2R), drawn as one matrix per head."""
-    draw = orthogonal_projection if orthogonal else gaussian_projection
+    draw = orthogonal_projection if orthogonal else draw_normal
     rows, widths = shape.num_features // shape.per_direction, [shape.position_dim, shape.head_dim]
     heads = [draw(rows, sum(widths), generator=generator) for _ in range(shape.num_heads)]
     drawn = torch.stack(heads)

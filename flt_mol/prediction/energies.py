@@ -41,16 +41,13 @@ class EnsembleEnergies:
         return np.asarray(self.members.mean(axis=0))
 
     @property
-    def spread(self) -> NDArray[np.float64]:
+    def std(self) -> NDArray[np.float64]:
         """(B,) float64, eV: the standard deviation over the members, with K − 1 (ddof = 1)."""
         return np.asarray(self.members.std(axis=0, ddof=1))
 
     def __len__(self) -> int:
         """Number of structures B."""
         return int(self.members.shape[1])
-
-    def __repr__(self) -> str:
-        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
 
 
 def predict(
@@ -75,7 +72,7 @@ def predict(
         frames: "first", "last" or "all" frames of a file; None takes the first of a relaxation.
 
     Returns:
-        The energies; of an ensemble `EnsembleEnergies` with `mean`, `spread`, `members`.
+        The energies; of an ensemble `EnsembleEnergies` with `mean`, `std`, `members`.
 
     Raises:
         ValueError: something that holds no structures, naming its place; a `batch_size` below 1;

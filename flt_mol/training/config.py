@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from flt_mol.data import recipes
 from flt_mol.data.tags import parse_rule
-from flt_mol.files import nearest, shipped_folder
-from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
+from flt_mol.files import find_shipped, shipped_folder
+from flt_mol.models.checkpoint import checkpoint_config
 from flt_mol.models.config import (
     Count,
     EnergyConfig,
@@ -26,7 +27,6 @@ from flt_mol.models.config import (
     explain,
     merged,
     named_config,
-    shipped_name,
 )
 from flt_mol.nn.feature_maps import FEATURE_MAPS
 
@@ -103,7 +103,7 @@ class DataConfig(Settings):
     @model_validator(mode="after")
     def _own_training_data(self) -> Self:
         """Models of one's own data are not ranked by another data set's systems, nor evaluated."""
-        if self.name and self.train in self.paths:
+        if self.train in self.paths:
             self.name = None
             if self.validation not in self.paths:
                 self.validation_fraction = self.validation_fraction or 0.1
@@ -363,12 +363,7 @@ def find_run(name_or_path: str) -> Path:
         if path.is_file():
             return path.resolve()
         raise ValueError(f"no configuration file {path}")
-    files = sorted(shipped_folder("configs").glob("*.yaml"))
-    shipped = {file.stem.replace("_", "-"): file for file in files}
-    if (file := shipped.get(name_or_path.replace("_", "-"))) is not None:
-        return file
-    hint = nearest(name_or_path, shipped)
-    raise ValueError(f"no run '{name_or_path}' in configs/: {hint}; files end in .yaml")
+    return find_shipped(name_or_path, "configs/*.yaml")
 
 
 def run_name(name_or_path: str) -> str:
@@ -437,8 +432,9 @@ def absolute_paths(content: dict[str, Any], base: Path, of_file: bool = True) ->
             data["paths"] = {k: str((base / v).resolve()) if v else v for k, v in paths.items()}
         if isinstance(name := data.get("name"), str):
             folders = [folder for folder in (base / name, Path(name)) if folder.is_dir()]
-            known = shipped_name("datasets", name, "dataset.yaml")
-            data["name"] = known or str(folders[0].resolve() if folders else name)
+            known = name.replace("-", "_")
+            own = str(folders[0].resolve() if folders else name)
+            data["name"] = known if known in recipes.names() else own
     start = finetune.get("checkpoint") if isinstance(finetune, dict) else None
     if isinstance(start, str) and start and (base / start).exists():
         content["finetune"]["checkpoint"] = str((base / start).resolve())
@@ -457,7 +453,7 @@ def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:
     if start is not None:
         if chosen is not None:
             raise ValueError(f"model is {chosen}, expected none beside finetune.checkpoint={start}")
-        config = checkpoint_config(find_checkpoint(str(start)))
+        config = checkpoint_config(str(start))
     else:
         config = EnergyConfig() if name is None else named_config(str(name))
     content["model"] = merged(config.model_dump(), model)

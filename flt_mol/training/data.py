@@ -29,7 +29,7 @@ from flt_mol.training.processes import World
 
 _IN_MEMORY = 20_000  # systems of a split
 _ATTACHED_IN_MEMORY = 1 << 30  # bytes of pairs and reciprocal vectors, for each split
-_AT_ONCE = 256
+_CHUNK = 256
 
 
 class Splits(NamedTuple):
@@ -190,7 +190,7 @@ def _load(config: RunConfig, split: str) -> Any:
         if split == data.validation:
             dataset.read_through()  # errors come now, not after the hours of a first epoch
         return dataset
-    return [system for batch in dataset.batches(_AT_ONCE) for system in batch]
+    return [system for batch in dataset.batches(_CHUNK) for system in batch]
 
 
 def check_splits(splits: Splits, model: EnergyModel) -> None:
@@ -202,7 +202,7 @@ def check_splits(splits: Splits, model: EnergyModel) -> None:
     for split in splits:
         count = min(len(split), _IN_MEMORY)
         rows = [i * len(split) // count for i in range(count)]
-        for batch in make_loader(Subset(split, rows), _AT_ONCE):
+        for batch in make_loader(Subset(split, rows), _CHUNK):
             unusual.add(batch)
             unusual.add_energies(batch, model.reference_energies)
             elements.update(batch.atomic_numbers.tolist())

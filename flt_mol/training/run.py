@@ -26,12 +26,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 
 from flt_mol.data import convert, open_dataset
-from flt_mol.data.loader import target_statistics, trained_on
+from flt_mol.data.loader import target_statistics
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
 from flt_mol.files import write_rows
 from flt_mol.models.build import needs_of, prepare_batch
-from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
+from flt_mol.models.checkpoint import load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
 from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage, make_loggers, say
@@ -195,7 +195,7 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
     statistics = target_statistics(training, workers, **options)
     start, before = config.finetune.checkpoint, None
     if start is not None:
-        before = read_checkpoint(find_checkpoint(start)).get("trained_on")
+        before = read_checkpoint(start).get("trained_on")
         say(console, start_from(model, config.finetune, training, statistics))
     else:
         model.normalizer.fit(statistics.energies)
@@ -204,7 +204,11 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
         for name, values in statistics.references.items():
             model.normalizers[name].set_reference(values)
         model.mark_seen(statistics.elements)
-    model.trained_on = trained_on(statistics, before)
+    model.trained_on = {
+        "systems": statistics.energies.count,
+        "energy_median": statistics.median,
+        "most_atoms": max(statistics.most_atoms, (before or {}).get("most_atoms", 0)),
+    }
     if statistics.references and (reference := model.normalizer.reference) is not None:
         each = [f"{chemical_symbols[z]} {reference[z]:.3f}" for z in statistics.elements]
         say(console, f"energies of elements (eV): {', '.join(each)}")
@@ -219,7 +223,7 @@ def _history(
     if start is not None:
         if (rule := surface_rule(start)) is not None:
             noted["inherited_tag_rule"] = {"surface": rule, "from": start}
-        before = read_checkpoint(find_checkpoint(start))["systems"]
+        before = read_checkpoint(start)["systems"]
         if trained is not None:
             trained = sorted({*trained, *map(str, before.get("trained") or ())})
     held_out = None if config.data.validation_fraction is None else sids_of(splits.validation)

@@ -9,6 +9,7 @@ import pytest
 import flt_mol
 from flt_mol.cli import main
 from flt_mol.cli.console import check_output, say
+from flt_mol.files import NoteWarning
 
 COMMANDS = [
     [],
@@ -40,7 +41,6 @@ def test_the_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Missing command"),
         (["trian"], "trian"),
         (["predict", "emt-small"], "files"),
         (["predict", "emt-small", "x.traj", "--bath-size", "2"], "--bath-size"),
@@ -132,13 +132,17 @@ def test_warnings_are_one_line_and_come_once(monkeypatch, capsys):
     def run(*arguments):
         for text in ("a", "b", "a"):
             warnings.warn(text, UserWarning, stacklevel=1)
+        for file in ("x", "y"):
+            warnings.warn(f"{file}: no sid", NoteWarning, stacklevel=1)
+            warnings.warn(f"{file}: skipped 1", UserWarning, stacklevel=1)
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         raise ValueError("end")
 
     monkeypatch.setattr("flt_mol.evaluation.checkpoint.evaluation_folder", run)
     main(["evaluate", "emt-small"])
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["flt-mol: warning: a", "flt-mol: warning: b", "flt-mol: error: end"]
+    shown = ("a", "b", "x: no sid", "x: skipped 1", "y: skipped 1")
+    assert lines == [*(f"flt-mol: warning: {text}" for text in shown), "flt-mol: error: end"]
 
 
 def test_text_that_terminals_must_not_be_sent_is_escaped(capsys):
@@ -193,6 +197,14 @@ def test_a_closed_pipe_is_silent():
     command = f"{sys.executable} -m flt_mol data inspect emt_adsorption --split val_id | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["submission", "make"]])
+def test_a_command_without_arguments_shows_its_help(arguments, capsys):
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert main([*arguments, "--help"]) == 0
+    assert shown.strip() == capsys.readouterr().out.strip()
 
 
 def test_public_names_are_complete():

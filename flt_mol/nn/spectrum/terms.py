@@ -150,7 +150,7 @@ class GaussianSpectrum(TermSpectrum):
     def _weights(self, length: Tensor) -> Tensor:
         if self.form == "weight":
             return at_least_float32(self.weight)
-        return at_least_float32(self.amplitude) * self._volume(length)
+        return self.amplitude * self._volume(length)
 
     def _volume(self, length: Tensor) -> Tensor:
         """(√(2π) σ)^ℓ, the integral of exp(−‖x‖²/2σ²)."""
