@@ -9,7 +9,7 @@ import re
 import shutil
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,16 @@ VERSION = "0.2.0"
 """Of the package; stored in the files that it writes."""
 
 _PACKAGE = Path(__file__).resolve().parent
+_FOREIGN = {
+    b"\x1f\x8b": "it is a gzip archive; unpack it first",
+    b"version https://git-lfs": "it is a git-lfs pointer; run `git lfs pull` to get the data",
+    b"<": "it is a web page or XML; the download went wrong",
+    b"\0" * 16: "it begins with zeros: an interrupted download",
+}
+
+
+class NoteWarning(UserWarning):
+    """``PATH: what was taken for what is missing``; commands print each text once, not per file."""
 
 
 @contextmanager
@@ -27,6 +37,15 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def foreign(path: Path) -> str:
+    """What a file is instead of one that can be read, by its first bytes; empty if unknown."""
+    with suppress(OSError), path.open("rb") as file:
+        if not (head := file.read(32)):
+            return "it is empty (0 bytes); download or write it again"
+        return next((text for start, text in _FOREIGN.items() if head.startswith(start)), "")
+    return ""
 
 
 @contextmanager
@@ -92,7 +111,7 @@ def write_rows(path: str | Path, rows: Iterable[Sequence[Any]]) -> Path:
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """The known name nearest to a wrong one, or all that there are, for messages.
 
-    Example:
+    Examples:
         >>> nearest("trian", ["train", "test"]), nearest("x", ["train", "test"])
         ('did you mean train?', 'there are: train, test')
     """
@@ -106,7 +125,7 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
 def some(items: Sequence[Any], shown: int = 5) -> str:
     """The first of `items`, and how many more there are.
 
-    Example:
+    Examples:
         >>> some(range(7))
         '0, 1, 2, 3, 4 and 2 more'
     """
@@ -114,10 +133,24 @@ def some(items: Sequence[Any], shown: int = 5) -> str:
     return ", ".join(map(str, items[:shown])) + more
 
 
+def listed(head: str, items: Sequence[Any], count: int = 0) -> str:
+    """A head with the `count` of items, the first of them, a line each, and how many more.
+
+    Example:
+        >>> print(listed("skipped", ["a", "b"]))
+        skipped: 2
+          a
+          b
+    """
+    count, shown = count or len(items), items[:20]
+    more = [f"… and {count - 20} more"] if count > 20 else []
+    return "\n  ".join([f"{head}: {count}", *map(str, shown), *more])
+
+
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
     """Sort key that orders the numbers in file names by value.
 
-    Example:
+    Examples:
         >>> sorted([Path("data.10.lmdb"), Path("data.2.lmdb")], key=natural_key)[0].name
         'data.2.lmdb'
     """
@@ -134,7 +167,7 @@ def shipped_folder(kind: str) -> Path:
     Raises:
         FileNotFoundError: neither exists; the installation is incomplete.
 
-    Example:
+    Examples:
         >>> shipped_folder("configs").name
         'configs'
     """
@@ -148,3 +181,21 @@ def shipped_folder(kind: str) -> Path:
         f"the folder '{kind}' of flt_mol is missing (expected {checkout / kind}, or "
         f"share/flt_mol/{kind} in a folder above); reinstall"
     )
+
+
+def find_shipped(name: str, pattern: str) -> Path:
+    """The shipped file of a name, as ``models/*/model.yaml`` has it; "-" and "_" are alike.
+
+    Raises:
+        ValueError: none of that name, with the nearest, or all.
+
+    Example:
+        >>> find_shipped("flt_small", "models/*/model.yaml").parent.name
+        'flt-small'
+    """
+    kind, _, inside = pattern.partition("/")
+    files = sorted(shipped_folder(kind).glob(inside))
+    known = {(x.parent.name if "/" in inside else x.stem).replace("_", "-"): x for x in files}
+    if (file := known.get(name.replace("_", "-"))) is None:
+        raise ValueError(f"no '{name}' in {pattern}: {nearest(name, known)}")
+    return file

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
+from flt_mol.files import some
+
 if TYPE_CHECKING:
     from flt_mol.functional import NeighborPairs, ReciprocalVectors
 
-_T = TypeVar("_T")
 # Field: whether its rows are atoms, systems, or their bounds; shape of a row; kind of its numbers.
 _FIELDS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "ptr": ("bounds", (), "int64"),
@@ -57,15 +59,15 @@ class Structures:
         positions_relaxed: (N, 3) float, Å, possibly wrapped differently from `positions`.
         forces: (N, 3) float, eV/Å, at `positions`, NaN where unknown; or None.
         info: further plain values by name, each a tuple of B entries, as stored.
-        pairs: neighbour pairs of the initial positions, sorted; see :meth:`with_pairs`.
+        pairs: neighbour pairs of the initial positions, sorted; see `with_pairs`.
         cutoff: Å, within which `pairs` were searched; None without pairs.
-        reciprocal: reciprocal vectors of the cells; see :meth:`with_reciprocal`.
+        reciprocal: reciprocal vectors of the cells; see `with_reciprocal`.
         reciprocal_settings: what they were made with.
 
     Raises:
         ValueError: dtypes of another kind (32 bits will do) or shapes that do not fit, by field.
 
-    Example:
+    Examples:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
         >>> Structures.cat([water, water])
         Structures(2 systems, 6 atoms)
@@ -245,30 +247,27 @@ class Structures:
         """The same batch with all pairs within `cutoff`, in Å, periodic images included.
 
         Raises:
-            ValueError: as :func:`flt_mol.functional.neighbor_pairs`, naming the sid.
+            ValueError: as `flt_mol.functional.neighbor_pairs`, naming the sid.
         """
         from flt_mol.functional import neighbor_pairs  # only who needs pairs waits for it
 
         if not 0 < cutoff < math.inf:
             raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
-
-        def search(some: Structures) -> NeighborPairs:
-            return neighbor_pairs(some.positions, some.cell, some.pbc, some.ptr, cutoff)
-
-        return replace(self, pairs=_naming_sid(search, self), cutoff=float(cutoff))
+        with naming_sid(self):
+            pairs = neighbor_pairs(self.positions, self.cell, self.pbc, self.ptr, cutoff)
+        return replace(self, pairs=pairs, cutoff=float(cutoff))
 
     def with_reciprocal(self, **settings: Any) -> Structures:
         """The same batch with the reciprocal vectors of its cells.
 
-        Arguments and errors are those of :func:`flt_mol.functional.reciprocal_vectors`, errors
+        Arguments and errors are those of `flt_mol.functional.reciprocal_vectors`, errors
         naming the sid.
         """
         from flt_mol.functional import reciprocal_vectors
 
-        def find(some: Structures) -> ReciprocalVectors:
-            return reciprocal_vectors(some.cell, some.pbc, some.positions, some.ptr, **settings)
-
-        return replace(self, reciprocal=_naming_sid(find, self), reciprocal_settings=settings)
+        with naming_sid(self):
+            found = reciprocal_vectors(self.cell, self.pbc, self.positions, self.ptr, **settings)
+        return replace(self, reciprocal=found, reciprocal_settings=settings)
 
     def moved(self, positions: Tensor) -> Structures:
         """The same batch with atoms elsewhere; forces, pairs and reciprocal vectors are dropped."""
@@ -311,13 +310,12 @@ def relaxed_displacement(structures: Structures) -> Tensor:
     """
     from flt_mol.functional import minimum_image
 
-    def shortest(some: Structures) -> Tensor:
-        if some.positions_relaxed is None:
-            raise ValueError("positions_relaxed are missing (of one system or more)")
-        vectors = some.positions_relaxed - some.positions
-        return minimum_image(vectors, some.cell, some.pbc, some.ptr)
-
-    return _naming_sid(shortest, structures).masked_fill(structures.fixed[:, None], 0.0)
+    if structures.positions_relaxed is None:
+        raise ValueError(f"some of sids {some(structures.sid)} have no positions_relaxed")
+    vectors = structures.positions_relaxed - structures.positions
+    with naming_sid(structures):
+        found = minimum_image(vectors, structures.cell, structures.pbc, structures.ptr)
+    return found.masked_fill(structures.fixed[:, None], 0.0)
 
 
 def known_forces(structures: Structures) -> Tensor:
@@ -346,14 +344,19 @@ def _joined(lattices: Sequence[ReciprocalVectors]) -> ReciprocalVectors:
     return type(lattices[0])._make([*(torch.cat(list(x)) for x in parts), moved])
 
 
-def _naming_sid(function: Callable[[Structures], _T], structures: Structures) -> _T:
-    """Call a function of a batch; if it raises ValueError, name the first system that makes it."""
+@contextmanager
+def naming_sid(structures: Structures) -> Iterator[None]:
+    """Errors about a system or atom, of which they have the place, as ValueErrors with its sid."""
     try:
-        return function(structures)
+        yield
     except ValueError as error:
-        for system in structures if len(structures) > 1 else ():
-            _naming_sid(function, system)
-        raise ValueError(f"sid {structures.sid[0]}: {getattr(error, 'reason', error)}") from None
+        given = vars(error)
+        if "reason" not in given:
+            raise
+        row = given.get("row")
+        b = given["system"] if row is None else int(structures.system[row])
+        atom = "" if row is None else f"atom {row - int(structures.ptr[b])} (counted from 0) has "
+        raise ValueError(f"sid {structures.sid[b]}: {atom}{given['reason']}") from None
 
 
 def _check(batch: Structures) -> None:

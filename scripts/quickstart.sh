@@ -6,9 +6,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh "train"
 
-RUN="runs/quickstart-$(date +%Y%m%d-%H%M%S)"
-echo "== flt-mol train quickstart"
-flt-mol train quickstart "output=$RUN" "$@"
-echo "== flt-mol evaluate $RUN/best.ckpt"
-flt-mol evaluate "$RUN/best.ckpt"
+echo "== flt-mol train quickstart, flt-mol evaluate"
+python scripts/quickstart.py "$@"
 echo "To use flt-mol in this shell: source $VENV/bin/activate"

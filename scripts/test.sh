@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up an environment of its own and runs ruff, import-linter, mypy, doctests and the tests.
+# Sets up an environment of its own and runs ruff, import-linter, mypy, mkdocs, doctests and the tests.
 # --all adds the tests marked slow (compilers, several processes, kills, statistics, wheel, fuzzing).
 # Other arguments go to pytest. PYTHON chooses the interpreter (3.11), FLT_MOL_VENV the environment.
 set -euo pipefail
@@ -21,5 +21,7 @@ echo "== import-linter"
 lint-imports
 echo "== mypy"
 mypy flt_mol
+echo "== site"
+NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 echo "== doctests and tests"
 python -m pytest -q -n 2 --dist worksteal "${MARKS[@]}" --doctest-modules flt_mol tests "${ARGUMENTS[@]}"

@@ -1,8 +1,10 @@
-"""Figures without pyplot: colours, axes, small PNG files; and a short fit."""
+"""Figures without pyplot: colours, axes, small PNG files, curves of runs; and a short fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import csv
+from collections.abc import Callable, Iterable, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,32 @@ def fit(
             loss().backward()
         optimizer.step()
         schedule.step()
+
+
+def curves(runs: Mapping[str, Path]) -> Figure:
+    """MAE in training (dotted) and validation by step, from the logs of runs.
+
+    Args:
+        runs: folders of `flt-mol train` by label.
+
+    Raises:
+        FileNotFoundError: a run without logs.
+    """
+    figure = new_figure(5.2, 3.4)
+    axis = figure.subplots()
+    for (label, folder), colour in zip(runs.items(), cycle((GREY, ORANGE, BLUE, GREEN))):
+        rows = read_log(folder)
+        steps = [row["step"] + 1 for row in rows]
+        axis.plot(steps, [row["train/mae"] for row in rows], ":", color=colour)
+        axis.plot(steps, [row["val/mae"] for row in rows], ".-", color=colour, label=label)
+    axis.set(xlabel="step", ylabel="MAE (eV)", yscale="log")
+    axis.legend(frameon=False, title="validation (dotted: training)")
+    clean(axis)
+    return figure
+
+
+def read_log(folder: Path) -> list[dict[str, float]]:
+    """Rows of a run's `logs/csv/metrics.csv`, an epoch each; empty cells are left out."""
+    with (folder / "logs" / "csv" / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        return [{k: float(v) for k, v in row.items() if v} for row in rows]

@@ -48,7 +48,7 @@ class Results:
 def mean_sd(values: Iterable[float], digits: int = 4) -> str:
     """Mean ± sample standard deviation as text; a dash where there is nothing.
 
-    Example:
+    Examples:
         >>> mean_sd([1.0, 3.0], 2), mean_sd([2.0], 1), mean_sd([])
         ('2.00 ± 1.41', '2.0', '–')
     """
@@ -62,7 +62,7 @@ def mean_sd(values: Iterable[float], digits: int = 4) -> str:
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table with aligned columns, the first to the left and the others to the right.
 
-    Example:
+    Examples:
         >>> print(markdown_table(["σ (Å)", "R"], [(1, 4921), (2, 995)]))
         | σ (Å) |    R |
         | ----- | ---: |

@@ -119,8 +119,9 @@ def candidates(
     for m in features:
         yield f"relu, M = {m}", {"feature_map": "relu", "num_features": m}, False
     yield "elu", {"feature_map": "elu", "num_features": None}, False
-    for m in features:
-        yield f"softplus, fitted, M = {m}", {"feature_map": "softplus", "num_features": m}, True
+    for name in ("learned_relu", "softplus"):
+        for m in features:
+            yield f"{name}, fitted, M = {m}", {"feature_map": name, "num_features": m}, True
 
 
 def feature_errors(

@@ -1,20 +1,30 @@
-"""Draw the figures of the documentation: spectra, masks, attention matrices, a spectral filter."""
+"""Draw the figures of the documentation: spectra, masks, a run, its evaluation, a relaxation."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import shutil
+import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import mkdtemp
 
 import torch
+from ase.build import add_adsorbate, fcc111
+from ase.calculators.emt import EMT
+from ase.visualize.plot import plot_atoms
+from PIL import Image
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.figures import BLUE, GREY, ORANGE, clean, fit, new_figure, save
+from figures.overview import draw_overview
 from flt_mol import load_model
+from flt_mol.cli import main as flt_mol
+from flt_mol.data import from_ase, tag_slab
 from flt_mol.models import EnergyModel
 from flt_mol.nn import (
     BSplineSpectrum,
@@ -27,6 +37,7 @@ from flt_mol.nn import (
     SpectralFilter,
     Spectrum,
 )
+from flt_mol.prediction.relaxation import relax_structures
 
 
 def _seed(number: int) -> torch.Generator:
@@ -78,7 +89,7 @@ def _distance(function: object, points: Tensor, target: Tensor) -> Tensor:
 
 def draw_learned_masks(path: Path) -> Path:
     """What training made of each head's mask: f(r), and the range of N̂ over directions."""
-    model = load_model("emt_small")
+    model = load_model("emt-small")
     rpe, start = model.encoder.rpe, EnergyModel(model.config).encoder.rpe
     r = torch.linspace(0, 10, 101)
     u = torch.nn.functional.normalize(torch.randn(200, 3, generator=_seed(0)), dim=-1)
@@ -192,12 +203,87 @@ def draw_spectral_filter(path: Path, steps: int = 1500) -> Path:
     return save(figure, path)
 
 
+def _shrink(source: Path, path: Path) -> Path:
+    """A PNG of few colours."""
+    Image.open(source).convert("RGB").quantize(128).save(path, optimize=True)
+    return path
+
+
+def _run(*arguments: object) -> None:
+    if flt_mol([str(x) for x in arguments]):
+        raise SystemExit("flt-mol failed")
+
+
+def draw_learning_curve(path: Path) -> Path:
+    """The learning curve of the quick start, which takes some minutes."""
+    folder = Path(mkdtemp()) / "quickstart"
+    _run("train", "quickstart", f"output={folder}")
+    return _shrink(folder / "learning_curve.png", path)
+
+
+@cache
+def _evaluation() -> Path:
+    folder = Path(mkdtemp())
+    splits = ["--split", "val_id", "--split", "val_ood_ads"]
+    _run("evaluate", "flt-small", *splits, "--output", folder)
+    page = folder / "report.html"
+    page.write_text(page.read_text("utf-8").replace(f"{Path(__file__).parents[2]}/", ""), "utf-8")
+    return folder
+
+
+def draw_parity(path: Path) -> Path:
+    """Predictions of flt-small against targets, on two splits."""
+    return _shrink(_evaluation() / "parity.png", path)
+
+
+def draw_report(path: Path) -> Path:
+    """The top of its report, as chromium shows it."""
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1250,1400"]
+    page = (_evaluation() / "report.html").as_uri()
+    shot = _evaluation() / "report.png"
+    browser = shutil.which("chromium") or "google-chrome"
+    subprocess.run(
+        [browser, *options, f"--screenshot={shot}", page], check=True, stderr=subprocess.DEVNULL
+    )
+    return _shrink(shot, path)
+
+
+def draw_relaxation(path: Path) -> Path:
+    """O on Pt(111) relaxed by emt-forces, and the energy of EMT, its method of training."""
+    slab = fcc111("Pt", (2, 2, 3), vacuum=7.0)
+    add_adsorbate(slab, "O", 1.8, "bridge", offset=0.1)
+    slab = tag_slab(slab, adsorbate="O", surface="half", fix=True)
+    frames = relax_structures("emt-forces", [from_ase(slab)])[0]
+    model = [atoms.get_potential_energy() for atoms in frames]
+    figure = new_figure(9.0, 3.2)
+    first, last, curve = figure.subplots(1, 3, width_ratios=(1, 1, 1.6))
+    for axis, atoms, title in ((first, frames[0], "initial"), (last, frames[-1], "relaxed")):
+        plot_atoms(atoms, axis, rotation="-80x,20y,0z")
+        axis.set_axis_off()
+        axis.set_title(title)
+    true = []
+    for atoms in frames:
+        atoms.calc = EMT()
+        true.append(atoms.get_potential_energy())
+    curve.plot([e - model[-1] for e in model], ".-", color=BLUE, label="emt-forces")
+    curve.plot([e - true[-1] for e in true], ".-", color=ORANGE, label="EMT, same frames")
+    curve.set(xlabel="step", ylabel="energy − last (eV)")
+    curve.legend(frameon=False)
+    clean(curve)
+    return save(figure, path)
+
+
 DRAWINGS = {
+    "overview": draw_overview,
     "spectra": draw_spectra,
     "learned_masks": draw_learned_masks,
     "local_masks": draw_local_masks,
     "attention_matrices": draw_attention_matrices,
     "spectral_filter": draw_spectral_filter,
+    "learning_curve": draw_learning_curve,
+    "parity": draw_parity,
+    "report": draw_report,
+    "relaxation": draw_relaxation,
 }
 
 

@@ -77,7 +77,7 @@ class Charges:
 def coulomb_energy(charges: Tensor, positions: Tensor, within: float = math.inf) -> float:
     """Energy of an open system, Σ_{i<j} k q_i q_j / r_ij, eV; of pairs `within` Å only.
 
-    Example:
+    Examples:
         >>> dimer = torch.tensor([[0.0, 0, 0], [0, 0, 2]])
         >>> round(coulomb_energy(torch.tensor([1.0, -1.0]), dimer), 4)
         -7.1998
@@ -94,7 +94,7 @@ def ewald_energy(charges: Tensor, positions: Tensor, cell: Tensor, accuracy: flo
     k [½ Σ' q_i q_j erfc(αr)/r + (2π/V) Σ_{k≠0} exp(−k²/4α²)/k² |Σ_j q_j exp(ik·r_j)|²
     − α/√π Σ q_i²]  (Ewald, Annalen der Physik 369 (1921) 253).
 
-    Example:
+    Examples:
         >>> salt = torch.tensor([[0.0, 0, 0], [1, 1, 1]])  # CsCl, edge 2 Å
         >>> energy = ewald_energy(torch.tensor([1.0, -1.0]), salt, 2 * torch.eye(3))
         >>> round(energy / COULOMB * 3**0.5, 6)
@@ -132,7 +132,7 @@ def short_energy(
 ) -> float:
     """Σ_{pairs} ε_{ab} (1 − r/reach)³ within `reach`, eV; ε is 1.5 (++), 0.5 (+−) or 1 (−−).
 
-    Example:
+    Examples:
         >>> dimer, none = torch.tensor([[0.0, 0, 0], [0, 0, 2]]), torch.zeros(3, 3)
         >>> round(short_energy(torch.tensor([1, 1]), dimer, none, False, 4.0), 4)
         0.1875

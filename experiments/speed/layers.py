@@ -1,7 +1,8 @@
 """Layers compared over lengths: ours, those of other packages, and what they replace.
 
 All are one pre-norm block, x ← x + Attention(LayerNorm(x)); x ← x + FFN(LayerNorm(x)), of the same
-sizes; only the attention differs. All call `forward(x, positions)` with rows (N, C).
+sizes; only the attention differs. All call `forward(x, positions)` with rows (N, C), of one
+sequence of `tokens` rows; ours and what they replace also take several, one after another.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from common.attentions import masked_attention
 from flt_mol.functional import orthogonal_projection
 from flt_mol.nn import (
     BSplineSpectrum,
@@ -23,8 +25,6 @@ from flt_mol.nn import (
     GaussianFrequencies,
     GaussianSpectrum,
 )
-
-_AT_ONCE = 4  # features per Fourier transform: they stay in the cache
 
 
 class Size(NamedTuple):
@@ -47,10 +47,11 @@ class OurBlock(nn.Module):
             size.embed_dim, size.num_heads, num_features=size.num_features, rpe=rpe
         )
         self.block, self.with_positions = FLTBlock(attention, size.ffn_dim), rpe is not None
+        self.tokens = size.tokens
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """(N, C), (N, 3) Å → (N, C)."""
-        ptr = torch.tensor([0, len(x)])
+        ptr = torch.arange(0, len(x) + 1, self.tokens)
         return self.block(x, ptr, positions=positions if self.with_positions else None)  # type: ignore[no-any-return]
 
 
@@ -76,17 +77,18 @@ class DenseBiasAttention(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.num_heads = size.num_heads
+        self.tokens, self.num_heads = size.tokens, size.num_heads
         self.qkv = nn.Linear(size.embed_dim, 3 * size.embed_dim)
         self.out = nn.Linear(size.embed_dim, size.embed_dim)
         self.table = nn.Parameter(0.1 * torch.randn(size.num_heads, 2 * size.tokens - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One sequence: (N, C) → (N, C)."""
-        q, k, v = self.qkv(x).view(1, len(x), 3, self.num_heads, -1).transpose(1, 3).unbind(2)
-        bias = self.table.flip(-1).unfold(-1, len(x), 1).flip(1)  # (H, N, N), b of i − j
+        """Sequences one after another: (N, C) → (N, C)."""
+        rows = self.qkv(x).view(-1, self.tokens, 3, self.num_heads, x.shape[-1] // self.num_heads)
+        q, k, v = rows.transpose(1, 3).unbind(2)
+        bias = self.table.flip(-1).unfold(-1, self.tokens, 1).flip(1)  # (H, N, N), b of i − j
         out = nn.functional.scaled_dot_product_attention(q, k, v, bias[None])
-        return self.out(out[0].transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
+        return self.out(out.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
 
 
 class LogLinearAttention(nn.Module):
@@ -100,7 +102,7 @@ class LogLinearAttention(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.num_heads = size.num_heads
+        self.tokens, self.num_heads = size.tokens, size.num_heads
         self.qkv = nn.Linear(size.embed_dim, 3 * size.embed_dim)
         self.out = nn.Linear(size.embed_dim, size.embed_dim)
         self.log_mask = nn.Parameter(0.1 * torch.randn(size.num_heads, 2 * size.tokens - 1))
@@ -108,55 +110,20 @@ class LogLinearAttention(nn.Module):
         self.register_buffer("projection", orthogonal_projection(size.num_features, head_dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One sequence: (N, C) → (N, C)."""
-        q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, -1).unbind(1)
-        query, key = self._features(q, -1), self._features(k, (0, 2))
-        return self.out(masked_attention(query, key, v, self.log_mask.exp()).flatten(1))  # type: ignore[no-any-return]
+        """Sequences one after another: (N, C) → (N, C)."""
+        mask, rows = self.log_mask.exp(), self.qkv(x).view(len(x), 3, self.num_heads, -1)
+        each = []
+        for part in rows.split(self.tokens):
+            q, k, v = part.unbind(1)
+            query, key = self._features(q, -1), self._features(k, (0, 2))
+            each.append(masked_attention(query, key, v, mask).flatten(1))
+        return self.out(torch.cat(each))  # type: ignore[no-any-return]
 
     def _features(self, rows: Tensor, over: int | tuple[int, int]) -> Tensor:
         """Positive softmax features exp(w·x − ‖x‖²/2 − max), (N, H, M)."""
         rows = rows * rows.shape[-1] ** -0.25
         logits = rows @ self.projection.T - 0.5 * rows.square().sum(-1, keepdim=True)
         return (logits - logits.amax(over, keepdim=True)).exp()
-
-
-def masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """out_i = Σ_j c_{i−j} φ(q_i)·φ(k_j) v_j / Σ_j c_{i−j} φ(q_i)·φ(k_j), by FFT.
-
-    Args:
-        query: φ(q) (N, H, M), not negative.
-        key: φ(k) (N, H, M), not negative.
-        value: (N, H, D).
-        mask: c (H, 2N − 1), from c_{1−N} to c_{N−1}, positive.
-
-    Example:
-        >>> ones, value = torch.ones(3, 1, 1), torch.tensor([0.0, 6.0, 3.0]).view(3, 1, 1)
-        >>> masked_attention(ones, ones, value, torch.ones(1, 5)).flatten()
-        tensor([3., 3., 3.])
-    """
-    length = value.shape[0]
-    values = torch.cat([value, value.new_ones(*value.shape[:2], 1)], -1)
-    # c_0 … c_{N−1}, then c_{−N} (never met: 0), c_{1−N} … c_{−1}: a circle of 2N.
-    circle = torch.cat(
-        [mask[:, length - 1 :], mask.new_zeros(len(mask), 1), mask[:, : length - 1]], -1
-    )
-    heads = [
-        _head(query[:, h], key[:, h], values[:, h], torch.fft.rfft(circle[h]))
-        for h in range(len(mask))
-    ]
-    sums = torch.stack(heads, 1)
-    return sums[..., :-1] / sums[..., -1:]
-
-
-def _head(query: Tensor, key: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Σ_j c_{i−j} φ(q_i)·φ(k_j) v_j of one head: (N, M), (N, M), (N, V) → (N, V)."""
-    length, columns = len(key), values.T.contiguous()
-    sums = torch.zeros_like(columns)
-    for q, k in zip(query.T.split(_AT_ONCE), key.T.split(_AT_ONCE), strict=True):
-        spectrum = torch.fft.rfft(k[:, None, :] * columns, n=2 * length) * mask
-        convolved = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
-        sums = sums + (convolved * q[:, None, :]).sum(0)
-    return sums.T
 
 
 def _gaussian(size: Size) -> FourierRPE:

@@ -13,7 +13,7 @@ import typer
 
 from flt_mol.cli import data, evaluation, prediction, submission, training
 from flt_mol.cli.console import say
-from flt_mol.files import VERSION
+from flt_mol.files import VERSION, NoteWarning
 
 __all__ = ["app", "main"]
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Linear-attention Transformers for 3D atoms.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    no_args_is_help=True,
 )
 for group in (training, evaluation, prediction):
     app.registered_commands += group.app.registered_commands
@@ -64,10 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 warnings.filterwarnings("ignore", category=category)
         shown: set[str] = set()
 
-        def show(message: Warning | str, *_: Any) -> None:
-            if str(message) not in shown:
-                shown.add(str(message))
-                say(f"flt-mol: warning: {message}", error=True)
+        def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+            text = str(message)
+            known = text.partition(": ")[2] if category is NoteWarning else text
+            if known not in shown:
+                shown.add(known)
+                say(f"flt-mol: warning: {text}", error=True)
 
         warnings.showwarning = show  # type: ignore[assignment]
         try:
@@ -88,6 +91,11 @@ def _run(arguments: list[str]) -> int:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
+    except _USAGE_ERROR as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            raise
+        say(error.format_message(), error=True)  # type: ignore[attr-defined]
+        return 2
     sys.stdout.flush()
     return 0
 

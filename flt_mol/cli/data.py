@@ -6,7 +6,6 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,10 +14,9 @@ import typer
 
 from flt_mol.cli import console
 from flt_mol.cli.console import SkipBad, Variadic, check_output, progress_bars, say, say_files
+from flt_mol.files import listed
 
-app = typer.Typer()
-
-_SHOWN = 20  # skipped records, sids
+app = typer.Typer(no_args_is_help=True)
 
 Source = Annotated[str, typer.Argument(help="File or folder of records, or a data set's name.")]
 Split = Annotated[str | None, typer.Option("--split", help="Split, when SOURCE is a data set.")]
@@ -117,15 +115,14 @@ def convert(
         raise ValueError("--references excludes --split, --forces and --energy")
     else:
         dataset = from_trajectories(source, references=references, **options)
-    _leave_out(dataset, drop, max_energy)
+    _drop(dataset, drop, max_energy)
     with progress_bars() as bars:
         progress = partial(bars, "converting")
         result = convert_data(dataset, output, overwrite=overwrite, progress=progress)
-    say(
-        f"{result.systems:,} systems in {result.bytes:,} bytes, {result.bytes_per_system:,.0f} a "
-        f"system, {result.seconds:.1f} s"
-    )
-    _say_list("invalid records skipped", result.skipped)
+    each = f"{result.bytes_per_system:,.0f} a system"
+    say(f"{result.systems:,} systems in {result.bytes:,} bytes, {each}")
+    if result.skipped:
+        say(listed("invalid records skipped", result.skipped))
     say_files([result.output])
 
 
@@ -152,13 +149,14 @@ def split(
     check_output(output.absolute().parent, "OUTPUT")
     on_error = "skip" if skip_bad else "raise"
     dataset = _open_to_write(source, part, energy=energy, forces=forces, on_error=on_error)
-    _leave_out(dataset, drop, max_energy)
+    _drop(dataset, drop, max_energy)
     with progress_bars() as bars:
         options: Any = {"seed": seed, "group_by": group_by, "progress": partial(bars, "splitting")}
         result = split_data(dataset, output, dict(wanted), **options)
     for name, found in result.splits.items():
         say(f"{name}: {found.systems:,} systems, {found.bytes:,} bytes")
-    _say_list("invalid records skipped", result.skipped)
+    if result.skipped:
+        say(listed("invalid records skipped", result.skipped))
     say_files(sorted(path for path in result.folder.iterdir() if path.is_file()))
 
 
@@ -221,16 +219,11 @@ def _open_to_write(source: str, split: str | None, **options: Any) -> Any:
     return dataset
 
 
-def _leave_out(dataset: Any, drop: str | None, max_energy: float | None) -> None:
-    from flt_mol.data.conversion import leave_out
+def _drop(dataset: Any, drop: str | None, max_energy: float | None) -> None:
+    from flt_mol.data.conversion import drop_systems
 
     sids = [sid.strip() for sid in (drop or "").split(",") if sid.strip()]
     if sids or max_energy is not None:
         largest = math.inf if max_energy is None else max_energy
-        _say_list("systems dropped", leave_out(dataset, sids, largest))
-
-
-def _say_list(head: str, lines: Sequence[str]) -> None:
-    if lines:
-        more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        say("\n  ".join([f"{head}: {len(lines)}", *lines[:_SHOWN], *more]))
+        if dropped := drop_systems(dataset, sids, largest):
+            say(listed("systems dropped", dropped))

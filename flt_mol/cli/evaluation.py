@@ -95,7 +95,8 @@ def _show_and_write(
     from flt_mol.evaluation import report
     from flt_mol.evaluation.plots import parity
 
-    text = "\n".join([report.table(summary), *report.notes(summary)["held_out"]])
+    notes = report.notes(summary)
+    text = "\n".join([report.table(summary), *notes["held_out"], *notes["displacement"]])
 
     def write() -> None:
         if folder is None:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,6 @@ from flt_mol.cli import console
 from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
-    from flt_mol.data import StructuresDataset
-    from flt_mol.prediction.members import Members
     from flt_mol.prediction.table import Prediction
     from flt_mol.structures import Structures
 
@@ -80,6 +78,7 @@ def predict(
     Models that were trained on forces write them to .extxyz, too.
     """
     from flt_mol.prediction import table
+    from flt_mol.prediction.energies import open_quietly
     from flt_mol.prediction.members import load_members
 
     _check_written(output, table.SUFFIXES, files)
@@ -98,8 +97,14 @@ def predict(
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
-    opened = _open(files, members, frames, tagger, skip_bad)
-    outputs = _outputs(members, to_structures, relaxed)
+    on_error = "skip" if skip_bad else "raise"
+    options: Any = {"check": members.check, "tag_slab": tagger, "on_error": on_error}
+    opened = open_quietly(files, frames, **options)
+    name = "displacement" if relaxed else "forces"
+    lacking = members.lacking(name)
+    if relaxed and lacking:
+        raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
+    outputs = [name] if to_structures and not lacking else []
     outputs += [] if embeddings is None else ["system_embeddings"]
     with console.progress_bars() as bars:
         progress = partial(bars, "predicting")
@@ -146,13 +151,16 @@ def relax(
 ) -> None:
     """Relax all structures in files by the forces of a model that was trained on forces."""
     from flt_mol.prediction import relaxation
+    from flt_mol.prediction.energies import open_quietly
     from flt_mol.prediction.members import load_members
 
     _check_written(output, relaxation.SUFFIXES, files)
     console.check_tagging(tag_slab, adsorbate, surface)
     members = load_members(checkpoint, device)
     tagger = _Tagger([checkpoint], adsorbate, surface) if tag_slab else None
-    opened = _open(files, members, frames, tagger, skip_bad)
+    on_error = "skip" if skip_bad else "raise"
+    options: Any = {"check": members.check, "tag_slab": tagger, "on_error": on_error}
+    opened = open_quietly(files, frames, **options)
     with console.progress_bars() as bars:
         found = relaxation.relax_structures(
             members,
@@ -184,28 +192,6 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
         console.check_output(output, "-o FILE", suffixes)
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to read, and would be overwritten")
-
-
-def _outputs(members: Members, to_structures: bool, relaxed: bool) -> list[str]:
-    """What is to be written beside energies; a ValueError if a model does not give it."""
-    name = "displacement" if relaxed else "forces"
-    lacking = members.lacking(name)
-    if relaxed and lacking:
-        raise ValueError(f"--relaxed: {lacking[0]} predicts no displacements")
-    return [name] if to_structures and not lacking else []
-
-
-def _open(
-    files: list[Path],
-    members: Members,
-    frames: str | None,
-    tagger: _Tagger | None,
-    skip_bad: bool,
-) -> StructuresDataset:
-    from flt_mol.prediction.energies import open_quietly
-
-    on_error = "skip" if skip_bad else "raise"
-    return open_quietly(files, frames, check=members.check, tag_slab=tagger, on_error=on_error)
 
 
 class _Tagger:
@@ -245,10 +231,10 @@ class _Tagger:
 
 def _tags_of(structures: Structures) -> str:
     """How many atoms of one system are below the surface and in it, and its adsorbate."""
-    from ase.symbols import Symbols
+    from flt_mol.data.tags import adsorbate_formula
 
     below, surface, adsorbate = (structures.atomic_numbers[structures.tags == i] for i in range(3))
-    formula = Symbols(adsorbate.numpy()).formula.format("hill") if len(adsorbate) else "none"
+    formula = adsorbate_formula(adsorbate.tolist()) or "none"
     return f"below {len(below)}, surface {len(surface)}, adsorbate {formula}"
 
 
@@ -256,7 +242,7 @@ def _lines(predictions: list[Prediction], notes: list[str]) -> str:
     width = max((len(p.name) for p in predictions), default=0)
     lines = []
     for p, note in zip(predictions, notes or repeat(""), strict=False):
-        deviation = "" if p.spread is None else f" ± {p.spread:.6f}"
+        deviation = "" if p.std is None else f" ± {p.std:.6f}"
         lines.append(f"{p.name:<{width}}  {p.energy:12.6f}{deviation} eV  {note}".rstrip())
     return "\n".join(lines)
 
@@ -267,7 +253,7 @@ def _summary(predictions: list[Prediction], notes: list[str]) -> str:
     if energies := [p.energy for p in predictions]:
         text = f"{min(energies):.3f} to {max(energies):.3f} eV, median {median(energies):.3f}"
         lines.append(f"{len(energies):,} structures: {text}")
-    if deviations := [p.spread for p in predictions if p.spread is not None]:
+    if deviations := [p.std for p in predictions if p.std is not None]:
         text = f"median {median(deviations):.3f} eV, up to {max(deviations):.3f}"
         lines.append(f"standard deviation of the members: {text}")
     lines += [f"  {count} × {kind}" for kind, count in Counter(notes).most_common(_SHOWN)]

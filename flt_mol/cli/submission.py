@@ -10,7 +10,7 @@ import typer
 
 from flt_mol.cli.console import check_output, say, say_files
 
-app = typer.Typer()
+app = typer.Typer(no_args_is_help=True)
 
 _SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 
@@ -23,7 +23,7 @@ Ids = Annotated[
 ]
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def make(
     output: Annotated[Path, typer.Argument(help="File to write, ending in .npz.")],
     id: Annotated[Path, Energies],

@@ -7,7 +7,6 @@ from flt_mol.data.flat import FlatDataset
 from flt_mol.data.lmdb import LmdbDataset
 from flt_mol.data.loader import BatchSampler, Loader, collate, make_loader, target_statistics
 from flt_mol.data.opening import open_dataset
-from flt_mol.data.pyg import from_pyg
 from flt_mol.data.schema import ReadOptions
 from flt_mol.data.splitting import split
 from flt_mol.data.tags import tag_slab
@@ -15,6 +14,6 @@ from flt_mol.data.trajectories import from_trajectories
 
 __all__ = [
     "BatchSampler", "FlatDataset", "LmdbDataset", "Loader", "ReadOptions", "StructuresDataset",
-    "collate", "convert", "from_ase", "from_pyg", "from_trajectories", "make_loader",
-    "open_dataset", "split", "tag_slab", "target_statistics", "to_ase",
+    "collate", "convert", "from_ase", "from_trajectories", "make_loader", "open_dataset",
+    "split", "tag_slab", "target_statistics", "to_ase",
 ]  # fmt: skip

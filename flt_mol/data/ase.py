@@ -16,6 +16,7 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.decoding import decode
 from flt_mol.data.schema import ReadOptions, Record
 from flt_mol.data.tags import layer_note
+from flt_mol.files import foreign
 from flt_mol.structures import Structures
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def from_ase(
         ignore_energy: targets and relaxed positions are not read, valid or not.
 
     Raises:
-        ValueError: as :func:`flt_mol.data.decoding.decode`.
+        ValueError: as `flt_mol.data.decoding.decode`.
 
-    Example:
+    Examples:
         >>> from ase.build import molecule
         >>> from_ase(molecule("H2O"), sid="water")
         Structures(1 systems, 3 atoms)
@@ -147,8 +148,8 @@ class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory; invalid frames are found immediately.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several; a relaxation is named without suffix, as of :func:`flt_mol.data.from_trajectories`.
-    Further fields are those of :func:`atoms_record`.
+    several; a relaxation is named without suffix, as of `flt_mol.data.from_trajectories`.
+    Further fields are those of `atoms_record`.
     """
 
     def _open(self) -> int:
@@ -258,8 +259,7 @@ def _format_of(path: Path) -> str:
     if head.startswith(b"SQLite format 3\0"):
         return "db"
     if not head.strip(b"\0"):
-        reason = "begins with zeros: an interrupted download" if head else "is empty (0 bytes)"
-        raise ValueError(f"{path} {reason}; download or write it again")
+        raise ValueError(f"{path}: {foreign(path)}")
     kind = ""
     with suppress(Exception):  # ASE raises anything
         kind = str(filetype(str(path)))
@@ -277,15 +277,15 @@ def _merged(pairs: Any, data: Any) -> dict[str, Any]:
         raise ValueError("data or key_value_pairs are not names with values")
     fields = {**pairs, **{name: value for name, value in data.items() if value is not None}}
     for name, value in pairs.items():
-        both = fields[name], value
-        if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
-            found = f"{both[0]!r:.40}, of key_value_pairs {value!r:.40}"
-            raise ValueError(f"{name} of data is {found}: keep one")
+        found, plain = fields[name], str | int | float
+        if isinstance(found, plain) and isinstance(value, plain) and found != value:
+            text = f"{found!r:.40}, of key_value_pairs {value!r:.40}"
+            raise ValueError(f"{name} of data is {text}: keep one")
     return fields
 
 
 def row_record(row: Any) -> dict[str, Any]:
-    """A row of ASE's database, as it is stored in JSON, as :func:`atoms_record`.
+    """A row of ASE's database, as it is stored in JSON, as `atoms_record`.
 
     Raises:
         ValueError: no such row, or constraints that hold atoms that are not there.

@@ -41,7 +41,7 @@ class Unusual:
     Kinds: tags all alike, no cell, atoms within 0.5 Å of each other, energies beyond ±10 eV; and
     those that are given.
 
-    Example:
+    Examples:
         >>> unusual, cell = Unusual(), [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
         >>> atom = Structures.single([29], [[0, 0, 0]], cell=cell, pbc=True, tags=[1], sid="Cu")
         >>> unusual.add(atom)
@@ -117,7 +117,7 @@ class Unusual:
         ]
 
     def warn(self, stacklevel: int = 2) -> None:
-        """Issue :meth:`messages` as warnings."""
+        """Issue `messages` as warnings."""
         for text in self.messages():
             warnings.warn(text, stacklevel=stacklevel + 1)
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,14 +23,14 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.opening import open_dataset
-from flt_mol.files import VERSION, temporary_path
+from flt_mol.files import temporary_path
 from flt_mol.structures import Structures
 
 Progress = Callable[[int, int | None], None]
 """Called with how many records are done, and of how many."""
 
 SUFFIXES = (".safetensors", ".aselmdb", ".extxyz")
-_AT_ONCE = 256  # systems read together
+_CHUNK = 256  # systems read together
 _DIGITS = 1e-8  # Å, of positions in .extxyz
 
 
@@ -44,14 +43,12 @@ class ConvertResult:
         systems: how many it holds.
         bytes: its size.
         skipped: those of the source.
-        seconds: duration.
     """
 
     output: Path
     systems: int
     bytes: int
     skipped: tuple[str, ...]
-    seconds: float
 
     @property
     def bytes_per_system(self) -> float:
@@ -77,7 +74,7 @@ def convert(
 
     Args:
         source: the records.
-        output: the file; its suffix, .safetensors (:mod:`flt_mol.data.flat`), .aselmdb or .extxyz,
+        output: the file; its suffix, .safetensors (`flt_mol.data.flat`), .aselmdb or .extxyz,
             sets the format.
         indices: which systems, in which order; None for all.
         overwrite: replace an output that exists.
@@ -91,9 +88,9 @@ def convert(
         OSError: a full disk.
 
     Warns:
-        UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
+        UserWarning: what looks wrong, `flt_mol.data.checks.Unusual`.
     """
-    begun, output = time.perf_counter(), Path(output)
+    output = Path(output)
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
@@ -117,17 +114,15 @@ def convert(
             count(len(batch))
 
     with temporary_path(output, durable=True) as temporary:
-        about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
-        _WRITERS[output.suffix.lower()](batches(), temporary, about)
+        _WRITERS[output.suffix.lower()](batches(), temporary)
         _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
     if unusual is None:
         found.warn()
-    seconds = time.perf_counter() - begun
-    return ConvertResult(output, len(chosen), size, tuple(source.skipped), seconds)
+    return ConvertResult(output, len(chosen), size, tuple(source.skipped))
 
 
-def leave_out(
+def drop_systems(
     source: StructuresDataset, sids: Iterable[Any] = (), largest: float = math.inf
 ) -> list[str]:
     """Take systems out of `source`, by sid or with |energy| beyond `largest`, eV; their sids.
@@ -157,8 +152,8 @@ def readable_batches(
     `on_invalid` gets the message of each record that cannot be read, which is skipped; without it
     the first raises its ValueError.
     """
-    for start in range(0, len(indices), _AT_ONCE):
-        rows = [int(index) for index in indices[start : start + _AT_ONCE]]
+    for start in range(0, len(indices), _CHUNK):
+        rows = [int(index) for index in indices[start : start + _CHUNK]]
         with suppress(ValueError):
             batch = source.batch(rows)
             if None not in (batch.energy, batch.energy_initial, batch.positions_relaxed):
@@ -185,7 +180,7 @@ def _atoms(system: Structures) -> Any:
     return atoms
 
 
-def _write_frames(batches: Iterator[Structures], path: Path, about: Any) -> None:
+def _write_frames(batches: Iterator[Structures], path: Path) -> None:
     """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
@@ -208,7 +203,7 @@ def _kept_text(text: str) -> str:
     return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
-def _write_rows(batches: Iterator[Structures], path: Path, about: Any) -> None:
+def _write_rows(batches: Iterator[Structures], path: Path) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
     from ase.io.jsonio import encode
 

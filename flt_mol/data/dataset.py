@@ -18,9 +18,10 @@ from torch.utils.data import Dataset
 
 from flt_mol.data.decoding import decode
 from flt_mol.data.schema import ReadOptions, Record, Tagger, decoded, may_be_energy, to_numpy
+from flt_mol.files import NoteWarning
 from flt_mol.structures import Structures
 
-_AT_ONCE = 64  # systems read together when a whole file is read
+_CHUNK = 64  # systems read together when a whole file is read
 
 
 class Notes:
@@ -35,11 +36,12 @@ class Notes:
         new = {kind: text for kind, text in kinds.items() if kind not in self.seen}
         self.seen.update(new)
         if new:
-            warnings.warn(f"{self.subject}: {'; '.join(new.values())}", stacklevel=4)
+            text = f"{self.subject}: {'; '.join(new.values())}"
+            warnings.warn(text, NoteWarning, stacklevel=4)
 
 
 class StructuresDataset(Dataset[Structures]):
-    """Systems in a file: ``dataset[i]`` is a :class:`Structures` with B = 1, `batch` reads many.
+    """Systems in a file: ``dataset[i]`` is a `Structures` with B = 1, `batch` reads many.
 
     Subclasses give `_open`, which counts the records and puts them into `_items`, or else
     `_records` (or `_systems`); `_where`; and `_default_sid` where records may lack one. All but the
@@ -115,7 +117,7 @@ class StructuresDataset(Dataset[Structures]):
         """
         return self._batch(self._rows_of(indices))
 
-    def batches(self, size: int = _AT_ONCE) -> Iterator[Structures]:
+    def batches(self, size: int = _CHUNK) -> Iterator[Structures]:
         """All systems, `size` at a time."""
         for start in range(0, len(self), size):
             yield self.batch(range(start, min(start + size, len(self))))
@@ -174,7 +176,7 @@ class StructuresDataset(Dataset[Structures]):
     def without_targets(self) -> str | None:
         """What to report of a data set whose first 64 valid records lack the target, else None."""
         found: dict[str, bool] = {}
-        for row in self._rows[:_AT_ONCE].tolist():
+        for row in self._rows[:_CHUNK].tolist():
             with suppress(ValueError):
                 record = self._records([row])[0]
                 if record.get(self.options.energy_of(record)) is not None:
@@ -237,7 +239,7 @@ class StructuresDataset(Dataset[Structures]):
         if self.options.require_energy and (text := self.without_targets()) is not None:
             raise ValueError(f"{self.path}: {text}")
         if self.options.on_error == "skip":
-            chunks = np.split(self._rows, range(_AT_ONCE, len(self), _AT_ONCE))
+            chunks = np.split(self._rows, range(_CHUNK, len(self), _CHUNK))
             self._rows = np.array([i for rows in chunks for i in self._valid(rows.tolist())], int)
             if not len(self):
                 reason = self.skipped[0] if self.skipped else "it is empty"

@@ -1,4 +1,4 @@
-"""The one decoder: stored records of the OC20 schema → a batch of :class:`Structures`."""
+"""The one decoder: stored records of the OC20 schema → a batch of `Structures`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def decode(
             not finite or too large for float32, counts that disagree, a cell singular along a
             periodic direction; naming `where`, the sid, and the field.
 
-    Example:
+    Examples:
         >>> record = {"pos": [[0, 0, 0.0]], "atomic_numbers": [29.0], "sid": 7, "y_relaxed": -1.5}
         >>> decode([record], ReadOptions(), where=str).sid
         (7,)

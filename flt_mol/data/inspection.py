@@ -14,12 +14,12 @@ from flt_mol.data.checks import LARGEST_ENERGY, Unusual
 from flt_mol.data.conversion import readable_batches
 from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.schema import Record
+from flt_mol.files import listed
 from flt_mol.structures import Structures
 
 _EXPECTED = ("sid", "natoms", "atomic_numbers", "pos", "cell", "tags", "fixed")
 _KEPT = 1000  # messages, outliers and repeated sids that are given; all are counted
 _STATISTICS = ("min", "median", "mean", "max", "std")
-_SHOWN = 20  # of those in the text
 
 
 def inspect(
@@ -51,7 +51,7 @@ def inspect(
         ValueError: a limit below one.
 
     Warns:
-        UserWarning: what looks wrong, :class:`~flt_mol.data.checks.Unusual`.
+        UserWarning: what looks wrong, `flt_mol.data.checks.Unusual`.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}, expected at least one record")
@@ -158,9 +158,8 @@ def render(summary: Mapping[str, Any]) -> str:
         ("skipped records", "skipped", summary["skipped"]),
         ("invalid records", "problems", summary["problems"]),
     ):
-        if count := summary["counts"][name]:
-            lines += [f"{count} {title}:", *(f"  {item}" for item in items[:_SHOWN])]
-            lines += [f"  … and {count - _SHOWN} more"] if count > _SHOWN else []
+        if items:
+            lines.append(listed(title, items, count=summary["counts"][name]))
     return "\n".join(lines)
 
 

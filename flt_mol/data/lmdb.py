@@ -19,7 +19,7 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.pyg import fields_of
 from flt_mol.data.schema import Record, decoded
 from flt_mol.data.unpickle import inflated, saved
-from flt_mol.files import readable, some, temporary_path
+from flt_mol.files import foreign, readable, some, temporary_path
 
 _MAGIC = b"\xde\xc0\xef\xbe"  # at byte 16 of a file
 _DIGITS = 18  # of a key that still is an int64
@@ -28,12 +28,6 @@ _is_about = re.compile(  # no record
 ).fullmatch
 _CHUNK = 1000  # records in one commit
 _LARGEST_FILE = 1 << 40  # bytes, of which only those written count
-_OTHER_KINDS = {
-    b"\x1f\x8b": "a gzip archive; unpack it first",
-    b"version https://git-lfs": "a git-lfs pointer; run `git lfs pull` to get the data",
-    b"<": "a web page or XML; the download went wrong",
-    b"\0" * 16: "zeros: an interrupted download",
-}
 _is_json = re.compile(rb"\s*[\[{\d]").match  # no pickle begins so
 
 _Stamp = tuple[int, int, int, int]
@@ -51,17 +45,6 @@ def is_lmdb(path: Path) -> bool:
         return file.read(20)[16:] == _MAGIC
 
 
-def _check_kind(path: Path) -> None:
-    with readable(path), path.open("rb") as file:
-        head = file.read(64)
-    if not head:
-        raise ValueError(f"{path} is empty (0 bytes); download or write it again")
-    if head[16:20] != _MAGIC:
-        other = f"something else, beginning with {head[:20]!r}"
-        kind = next((k for start, k in _OTHER_KINDS.items() if head.startswith(start)), other)
-        raise ValueError(f"{path} is not an LMDB file; it looks like {kind}")
-
-
 def _stamp(path: Path) -> _Stamp:
     """Device, inode, size and time of change of a file: which one it is, in which state."""
     status = os.stat(path)
@@ -72,7 +55,9 @@ class _Environment:
     """A file opened read-only in this process: no lock file, nothing is written."""
 
     def __init__(self, path: Path, stamp: _Stamp) -> None:
-        _check_kind(path)
+        if not is_lmdb(path):
+            found = foreign(path) or "it does not begin like one"
+            raise ValueError(f"{path} is not an LMDB file: {found}")
         try:
             self.lmdb = lmdb.open(
                 str(path), subdir=False, readonly=True, lock=False, readahead=False, meminit=False
@@ -109,7 +94,7 @@ class LmdbDataset(StructuresDataset):
     """Records of one LMDB file: keys are whole numbers in ascii; values plain, or zlib.
 
     Values are pickles of OC20, or JSON as in ASE's `.aselmdb`, of which the fields are those of
-    :func:`flt_mol.data.ase.atoms_record`. Where no key is a number, all keys but `length` and the
+    `flt_mol.data.ase.atoms_record`. Where no key is a number, all keys but `length` and the
     like are records. Each process that reads opens the file.
 
     Args:

@@ -23,14 +23,14 @@ from flt_mol.structures import Structures, known_forces
 Systems = Dataset[Structures] | Sequence[Structures]
 Integers = NDArray[np.int64]
 
-_AT_ONCE = 256  # systems read together for statistics
+_CHUNK = 256  # systems read together for statistics
 
 
 def collate(parts: Structures | Sequence[Structures]) -> Structures:
     """All systems of `parts`, in order, in one batch; sids and further values come out as stored.
 
     Raises:
-        ValueError: parts that are not :class:`Structures`.
+        ValueError: parts that are not `Structures`.
     """
     return parts if isinstance(parts, Structures) else Structures.cat(_checked(parts))
 
@@ -58,7 +58,7 @@ class BatchSampler(Sampler[list[int]]):
     Raises:
         ValueError: fewer systems than ranks, one larger than `limit`, a limit below 1.
 
-    Example:
+    Examples:
         >>> sampler = BatchSampler(np.array([4, 3, 2, 1]), limit=5)
         >>> list(sampler), len(sampler)
         ([[0], [1, 2], [3]], 3)
@@ -103,9 +103,7 @@ class BatchSampler(Sampler[list[int]]):
 
     def digest(self) -> int:
         """A number that differs between samplers that make other batches."""
-        order = (self.shuffle, self.seed if self.shuffle else 0)
-        settings = f"{self.limit, order, self.world_size}".encode()
-        return zlib.crc32(self.sizes.astype("<i8").tobytes(), zlib.crc32(settings))
+        return zlib.crc32(repr((self.world_size, self.plan(0))).encode())
 
     def plan(self, epoch: int) -> list[list[int]]:
         """All batches of an epoch, of all ranks; those of a rank are every `world_size`-th."""
@@ -177,13 +175,13 @@ class Window(NamedTuple):
 
 
 class Loader(DataLoader[Any]):
-    """torch's DataLoader with a state within the epoch, as :func:`make_loader` returns it.
+    """torch's DataLoader with a state within the epoch, as `make_loader` returns it.
 
     Each iteration is an epoch: the next one after the last, finished or not, or the one that
-    :meth:`set_epoch` chose. `len` is its number of batches, the same for all epochs. With `window`
+    `set_epoch` chose. `len` is its number of batches, the same for all epochs. With `window`
     so many batches are read together, and come with what all of them hold, (batch, Window).
 
-    Example:
+    Examples:
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
         >>> loader = make_loader([water] * 5, max_atoms=6)
         >>> [batch.natoms.tolist() for batch in loader]
@@ -216,7 +214,7 @@ class Loader(DataLoader[Any]):
         self._next = None
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its batches were given out: for :meth:`load_state_dict`.
+        """The epoch, and how many of its batches were given out: for `load_state_dict`.
 
         Batches that workers have read ahead do not count.
         """
@@ -253,14 +251,14 @@ def make_loader(
 
     Args:
         dataset: of single systems, or a list of them (of ASE Atoms or PyG Data,
-            :func:`flt_mol.data.open_dataset` makes one).
+            `flt_mol.data.open_dataset` makes one).
         batch_size: systems per batch; either this or `max_atoms`.
         shuffle: a new order in each epoch, drawn from `seed`.
         seed: of the orders.
         num_workers: processes that read and prepare; they live as long as the loader, or with
             ``persistent_workers=False`` for an epoch.
         max_atoms: atoms per batch at most.
-        prepare: called with each batch, by the workers, as :meth:`EnergyModel.prepare_batch`.
+        prepare: called with each batch, by the workers, as `EnergyModel.prepare_batch`.
         rank: which of the processes that train together this one is.
         world_size: how many there are: every system goes to one of them, and all make as many
             steps. Lightning's Trainer needs ``use_distributed_sampler=False`` then.
@@ -269,7 +267,7 @@ def make_loader(
 
     Raises:
         ValueError: none or both of the two sizes; fewer systems than ranks; a system larger than
-            the budget, by sid; a list of anything but :class:`Structures`.
+            the budget, by sid; a list of anything but `Structures`.
     """
     if (batch_size is None) == (max_atoms is None):
         raise ValueError(f"batch_size is {batch_size}, max_atoms {max_atoms}: give one of them")
@@ -356,7 +354,7 @@ class TargetStatistics:
         elements: atomic numbers that occur, ascending.
         energies_initial: as `energies`, before relaxation; None unless asked for.
         references: by field, "energy" and "energy_initial", energies of elements as of
-            :func:`fit_references`; moments are then of the rest. Empty unless asked for.
+            `fit_references`; moments are then of the rest. Empty unless asked for.
     """
 
     energies: Moments
@@ -384,7 +382,7 @@ def target_statistics(
         ValueError: no systems, or one that cannot be read, or whose target is missing or not
             finite, by its sid.
 
-    Example:
+    Examples:
         >>> atoms = [Structures.single([z], [[0, 0, 0]], energy=float(z)) for z in (1, 8)]
         >>> target_statistics(atoms)
         TargetStatistics(energies=Moments(count=2, mean=4.5, std=3.5), median=4.5, most_atoms=1,
@@ -393,7 +391,7 @@ def target_statistics(
     fields = ("energy", "energy_initial") if initial else ("energy",)
     targets: dict[str, list[float]] = {field: [] for field in fields}
     most_atoms, elements, seen, counts = 0, set[int](), 0, list[NDArray[np.int32]]()
-    for batch in make_loader(dataset, _AT_ONCE, num_workers=num_workers):
+    for batch in make_loader(dataset, _CHUNK, num_workers=num_workers):
         for field, values in targets.items():
             energy = getattr(batch, field)
             if energy is None or not energy.isfinite().all():
@@ -433,13 +431,13 @@ def fit_references(
     The shortest r, where the compositions allow several; 0 for elements that do not occur.
 
     Args:
-        counts: n (S, 119), of :func:`element_counts`.
+        counts: n (S, 119), of `element_counts`.
         energies: E (S,), eV.
 
     Returns:
         r (119,) float32, eV, and E − n·r (S,).
 
-    Example:
+    Examples:
         >>> counts = np.zeros((3, 119), np.int32)
         >>> counts[:, 1], counts[:, 8] = [2, 2, 0], [1, 0, 2]  # H2O, H2, O2
         >>> reference, rest = fit_references(counts, np.array([-14.0, -6.0, -16.0]))
@@ -453,9 +451,7 @@ def fit_references(
 
 
 def _moments(values: NDArray[np.float64]) -> Moments:
-    equal = bool((values == values[0]).all())  # of which rounding makes a mean that is not theirs
-    mean, std = (values[0], 0.0) if equal else (values.mean(), values.std())
-    return Moments(len(values), float(mean), float(std))
+    return Moments(len(values), float(values.mean()), float(values.std()))
 
 
 def _refuse(systems: Systems, rows: Iterable[int], field: str) -> None:
@@ -464,14 +460,3 @@ def _refuse(systems: Systems, rows: Iterable[int], field: str) -> None:
         if energy is None or not energy.isfinite().all():
             text = f"{field} is missing or not finite: give it or skip the system"
             raise ValueError(f"sid {system.sid[0]}: {text}")
-
-
-def trained_on(
-    statistics: TargetStatistics, before: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Statistics of training systems, and of those `before`, that a model keeps, by name."""
-    return {
-        "systems": statistics.energies.count,
-        "energy_median": statistics.median,
-        "most_atoms": max(statistics.most_atoms, (before or {}).get("most_atoms", 0)),
-    }

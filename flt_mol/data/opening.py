@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from flt_mol.data.ase import AseDataset, atoms_record, holds_structures
@@ -45,14 +44,14 @@ def open_dataset(
     forces: bool = False,
     tag_slab: Tagger | None = None,
 ) -> StructuresDataset:
-    """The systems in a file, a folder or in memory, as a data set of single :class:`Structures`.
+    """The systems in a file, a folder or in memory, as a data set of single `Structures`.
 
     Supported: an LMDB file of OC20 records (pickles) or of ASE's rows (`.aselmdb`), known by its
     contents under any name; LMDB's folder form (`data.mdb` inside); flat files
     (`.safetensors`); files of `torch.save` or `pickle.dump` with PyG objects; any file that ASE
     reads, with all its frames; a folder of LMDB or flat files, else of files that ASE reads, in
     the order of the numbers in their names. And objects in memory: `ase.Atoms`, torch_geometric's
-    `Data`, `Batch` and data sets, :class:`Structures`, mappings with OC20's names, each or several.
+    `Data`, `Batch` and data sets, `Structures`, mappings with OC20's names, each or several.
 
     Args:
         source: path of a file or folder (text or any `os.PathLike`), a list of them, or objects in
@@ -73,7 +72,7 @@ def open_dataset(
         forces: forces are read, too, eV/Å: `force`, `forces`, or what a calculator found; NaN where
             there are none. By default the target then is the energy of the same positions, `y` of
             OC20's S2EF or "calculator", if stored. Numeric sids get a frame's `fid`: ``"7#12"``.
-        tag_slab: of :func:`flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
+        tag_slab: of `flt_mol.data.tags.slab_tagger`, tags systems whose tags are all 0, or
             layer numbers of `ase.build`; frames of a relaxation get those of the first.
 
     Raises:
@@ -130,15 +129,11 @@ def split_index(path: Path) -> tuple[Path, str | None]:
 def _refuse_splits(path: Path) -> None:
     """Refuse the folder or name of a data set, whose splits would be mixed."""
     folder = path if path.exists() else shipped_folder("datasets") / path.name.replace("-", "_")
-    file = folder / "dataset.yaml"
-    if (path.exists() or len(path.parts) == 1) and file.is_file():
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        splits = content.get("splits") if isinstance(content, dict) else None
-        if isinstance(splits, dict):
-            raise ValueError(
-                f"{path} is a data set with the splits {', '.join(map(str, splits))}: open one, "
-                f'flt_mol.data.recipes.recipe("{path}").open(…), or --split in commands'
-            )
+    if (path.exists() or len(path.parts) == 1) and (folder / "dataset.yaml").is_file():
+        raise ValueError(
+            f"{path} is a data set of several splits: open one, --split in commands, or "
+            f'flt_mol.data.recipes.recipe("{path}").open(SPLIT)'
+        )
 
 
 def _open_file(path: Path, options: ReadOptions, notes: Notes) -> StructuresDataset:
@@ -258,7 +253,7 @@ def _is_shard(entry: Path) -> bool:
 
 
 class MemoryDataset(StructuresDataset):
-    """Systems from one or several objects in memory; kinds as in :func:`open_dataset`.
+    """Systems from one or several objects in memory; kinds as in `open_dataset`.
 
     Args:
         source: the objects.

@@ -9,28 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flt_mol.data.decoding import decode
-from flt_mol.data.schema import GRAPH_FIELDS, ReadOptions, Stored, to_numpy
-from flt_mol.structures import Structures
+from flt_mol.data.schema import GRAPH_FIELDS, Stored, to_numpy
 
 _KNOWN_BY = ("pos", "atomic_numbers", "z", "edge_index")
-
-
-def from_pyg(data: Any) -> Structures:
-    """A `Data`, or all graphs of a `Batch`, with OC20's names for their fields.
-
-    Objects of torch_geometric 1.x that were unpickled under 2.x are read too. Fields whose name
-    contains "index" come out as they were before batching, which adds running counts of nodes.
-    `atomic_numbers` may be called `z`.
-
-    Args:
-        data: `Data` or `Batch`, on any device.
-
-    Raises:
-        ValueError: no such object, or fields that :func:`flt_mol.data.decoding.decode` refuses.
-    """
-    kind = type(data).__name__
-    return decode(pyg_records(data), ReadOptions(), where=lambda b: f"graph {b} of {kind}")
 
 
 def is_pyg(value: Any) -> bool:
@@ -66,6 +47,10 @@ def pyg_records(
     data: Any, notes: dict[str, str] | None = None, slices: Mapping[str, Any] | None = None
 ) -> list[Mapping[str, Any]]:
     """The fields of each graph by name, without the edges; `slices` are where graphs begin and end.
+
+    Objects of torch_geometric 1.x that were unpickled under 2.x are read too. Fields whose name
+    contains "index" come out as they were before batching, which adds running counts of nodes.
+    `atomic_numbers` may be called `z`.
 
     Raises:
         ValueError: no `Data` or `Batch`, or one whose atoms are in no order.

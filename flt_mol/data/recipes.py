@@ -61,7 +61,7 @@ class Recipe:
         return found
 
     def find(self, split: str, folder: Path | None = None) -> Path | None:
-        """As :meth:`path`, or only in `folder`; None for a split that does not exist.
+        """As `path`, or only in `folder`; None for a split that does not exist.
 
         Raises:
             ValueError: an unknown split, with the known ones.
@@ -90,20 +90,20 @@ class Recipe:
         return Path(self.expected(split)["file"])
 
     def expected(self, split: str) -> Mapping[str, Any]:
-        """The entry of :attr:`splits`; ValueError for an unknown split, with the known ones."""
+        """The entry of `splits`; ValueError for an unknown split, with the known ones."""
         if split not in self.splits:
             hint = nearest(split, self.splits)
             raise ValueError(f"data set {self.name} has no split '{split}': {hint}")
         return self.splits[split]
 
     def open(self, split: str, **options: Any) -> StructuresDataset:
-        """The systems of a split; options as of :func:`flt_mol.data.open_dataset`.
+        """The systems of a split; options as of `flt_mol.data.open_dataset`.
 
         Raises:
             ValueError: an unknown split; a file that is missing or invalid.
 
         Warns:
-            UserWarning: as :meth:`check_count`.
+            UserWarning: as `check_count`.
         """
         dataset = open_dataset(self.path(split), **options)
         self.check_count(split, dataset, stacklevel=3)
@@ -162,7 +162,8 @@ def recipe(name_or_folder: Recipe | str | Path) -> Recipe:
         return _read(file)
     if path.exists():
         raise ValueError(f"{path} is not a data set: it has no {_FILE}")
-    raise ValueError(f"no data set '{path}', and no such folder; {nearest(str(path), known)}")
+    where = f"{path} does not exist (looked in {path.absolute().parent})"
+    raise ValueError(f"{where}, and is not a data set: {nearest(str(path), known)}")
 
 
 def _read(file: Path) -> Recipe:
@@ -192,9 +193,6 @@ def find_recipe(name_or_path: str | Path) -> Recipe | None:
     path, _ = split_index(Path(name_or_path))
     if path.exists() and not (path / _FILE).is_file():
         return None
-    if not path.exists() and str(path).replace("-", "_") not in names():
-        where = f"{path} does not exist (looked in {path.absolute().parent})"
-        raise ValueError(f"{where}, and is no data set: {nearest(str(path), names())}")
     return recipe(name_or_path)
 
 

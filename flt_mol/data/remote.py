@@ -84,7 +84,7 @@ def download(
         folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(folder / ".download.lock", blocking=False):
-                _check_room(archive, list(absent.values()))
+                _check_space(archive, list(absent.values()))
                 if not archive.target.is_file():
                     _fetch(url, archive, report)
                 _extract(archive.target, list(absent.values()), report)
@@ -135,7 +135,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _check_room(archive: _Expected, absent: Sequence[_Expected]) -> None:
+def _check_space(archive: _Expected, absent: Sequence[_Expected]) -> None:
     folder, present = archive.target.parent, max(_size(archive.target), _size(_part(archive)))
     needed = max(archive.size - present, 0) + sum(member.size for member in absent)
     if needed > (free := shutil.disk_usage(folder).free):
@@ -261,7 +261,7 @@ def verify(
     Args:
         name_or_folder: of a data set; or its recipe.
         splits: names; None for all.
-        folder: look for the files there only; None for all places of :meth:`Recipe.path`.
+        folder: look for the files there only; None for all places of `Recipe.path`.
         progress: called with bytes.
 
     Returns:

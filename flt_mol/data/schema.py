@@ -29,7 +29,7 @@ _FRAMES = re.compile(r"first|last|all|-?\d+|(-?\d*:){1,2}-?\d*").fullmatch
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How records are read; the arguments are those of :func:`flt_mol.data.open_dataset`.
+    """How records are read; the arguments are those of `flt_mol.data.open_dataset`.
 
     Raises:
         ValueError: another `on_error` or `frames`, or energies both required and ignored.
@@ -88,7 +88,7 @@ def to_numpy(value: Any) -> NDArray[Any]:
     Raises:
         ValueError: something else; the text goes after the name of a field.
 
-    Example:
+    Examples:
         >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
         array([1., 1.], dtype=float32)
     """

@@ -59,7 +59,7 @@ def split(
     """Put every system of `source` into one of several flat files, at random.
 
     The files and a `dataset.yaml` come into a new folder, which is a data set that
-    :func:`flt_mol.data.recipes.recipe` opens and `flt-mol train` takes. The folder appears
+    `flt_mol.data.recipes.recipe` opens and `flt-mol train` takes. The folder appears
     when it is complete. Which system goes where depends on the number of systems, the groups, the
     shares and the seed, and on nothing else; inside a file they keep their order.
 
@@ -77,7 +77,7 @@ def split(
     Raises:
         ValueError: invalid shares, a split that would be empty, a
             record without the field `group_by`, a folder that is not empty; and all that
-            :func:`flt_mol.data.conversion.convert` raises.
+            `flt_mol.data.conversion.convert` raises.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from flt_mol.data.schema import heights, to_numpy
@@ -26,6 +27,7 @@ _Rows = NDArray[np.int64]
 
 _VACUUM = 4.0  # Å; atoms of a solid leave no gap as wide, a slab without one is a bulk crystal
 _GUESSED = ("H", "C", "N", "O")
+_WRITTEN = {"HO": "OH", "HN": "NH", "H2N": "NH2", "H3N": "NH3", "CHN": "HCN"}  # by Hill's formula
 _DEPTH = 2.0  # Å below the highest atom of the slab
 _INSIDE = 3.5  # Å from either face: coordinated as in the bulk
 _LACKING = 0.02  # of the coordination number
@@ -66,7 +68,7 @@ def tag_slab(
         ValueError: not a slab (no cell, no vacuum, or vacuum along several directions), an
             adsorbate that is missing or ambiguous, too few layers.
 
-    Example:
+    Examples:
         >>> from ase.build import add_adsorbate, fcc111
         >>> slab = fcc111("Pt", (1, 1, 3), vacuum=7.0)
         >>> add_adsorbate(slab, "O", 1.3, "fcc")
@@ -96,12 +98,12 @@ def tag_slab(
 def tag_structures(
     structures: Structures, adsorbate: Adsorbate = None, *, surface: Surface = "oc20"
 ) -> Structures:
-    """The same batch, systems whose tags are all 0 tagged by :func:`tag_slab`.
+    """The same batch, systems whose tags are all 0 tagged by `tag_slab`.
 
     Of these, atoms of tag 0 are held fixed where no atom is.
 
     Raises:
-        ValueError: as :func:`tag_slab`, naming the sid.
+        ValueError: as `tag_slab`, naming the sid.
     """
     from ase import Atoms
 
@@ -128,7 +130,7 @@ def tag_structures(
 def slab_tagger(
     adsorbate: str | None = None, surface: Any = "oc20", name: str = "surface"
 ) -> partial[Structures]:
-    """:func:`tag_structures` with arguments as commands and files have them: ``12,13``, ``2``.
+    """`tag_structures` with arguments as commands and files have them: ``12,13``, ``2``.
 
     Raises:
         ValueError: another rule, by its `name`.
@@ -152,7 +154,7 @@ def parse_rule(value: Any, name: str) -> Surface:
     Raises:
         ValueError: something else, by its `name`.
 
-    Example:
+    Examples:
         >>> parse_rule("2", "data.tag_rule"), parse_rule("half", "data.tag_rule")
         (2, 'half')
     """
@@ -162,6 +164,19 @@ def parse_rule(value: Any, name: str) -> Surface:
         found: Surface = value
         return found
     raise ValueError(f"{name} is {value!r}, expected oc20, half or a number of layers")
+
+
+def adsorbate_formula(numbers: Sequence[int]) -> str:
+    """The formula of a few atoms as chemists write it: Hill's, but for OH, NH3 and the like.
+
+    Example:
+        >>> [adsorbate_formula(x) for x in ([8, 1], [1, 1, 7], [6, 7, 1], [6, 1, 1, 8])]
+        ['OH', 'NH2', 'HCN', 'CH2O']
+    """
+    from ase.formula import Formula
+
+    found = Formula.from_list([chemical_symbols[z] for z in numbers]).format("hill")
+    return _WRITTEN.get(found, found)
 
 
 def tags_are_layers(record: Mapping[str, Any]) -> bool:

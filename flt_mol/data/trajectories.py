@@ -41,7 +41,7 @@ def from_trajectories(
             energies are adsorption energies.
         fmax: eV/Å; a last frame with a larger force on a free atom is warned of.
         on_error: "raise", or "skip": skip such trajectories, and list them in `skipped`.
-        tag_slab: sets tags, as of :func:`flt_mol.data.open_dataset`.
+        tag_slab: sets tags, as of `flt_mol.data.open_dataset`.
 
     Raises:
         ValueError: no trajectories; several in a subfolder; one that cannot be read, of a single

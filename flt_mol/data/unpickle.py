@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flt_mol.data.schema import Stored
-from flt_mol.files import readable
+from flt_mol.files import foreign, readable
 
 _LARGEST = 1 << 26  # bytes of one decompressed record
 _EXPANSION = 50  # of a compressed archive
@@ -62,7 +62,7 @@ _LEGACY_HEAD = re.compile(
 
 
 def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
-    """A pickle's content: plain values, and :class:`Stored` or :class:`PygObject` in them.
+    """A pickle's content: plain values, and `Stored` or `PygObject` in them.
 
     Args:
         data: the pickle, of any protocol.
@@ -72,7 +72,7 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
         ValueError: a damaged pickle, or one that asks for a class or function outside the table,
             naming it.
 
-    Example:
+    Examples:
         >>> unpickle(pickle.dumps({"sid": 7}))["sid"]
         7
     """
@@ -109,18 +109,19 @@ def read_saved(path: Path) -> Any:
     """What a file of `torch.save` or `pickle.dump` holds.
 
     Raises:
-        ValueError: as :func:`unpickle`, and an archive of something else; naming the file.
+        ValueError: as `unpickle`, and an archive of something else; naming the file.
     """
     with readable(path):
         data = path.read_bytes()
     try:
         return saved(data)
     except ValueError as error:
-        raise ValueError(f"{path}, as of torch.save or pickle: {error}") from error
+        found = foreign(path) or error
+        raise ValueError(f"{path}, as of torch.save or pickle: {found}") from error
 
 
 def saved(data: bytes) -> Any:
-    """What `torch.save`, in either of its formats, or `pickle.dumps` wrote; as :func:`unpickle`."""
+    """What `torch.save`, in either of its formats, or `pickle.dumps` wrote; as `unpickle`."""
     try:
         if data.startswith(b"PK"):
             return _zipped(data)

@@ -41,7 +41,7 @@ def evaluate_checkpoint(
     """Errors of a checkpoint's model on the splits of its run, or on other data.
 
     Of a run with `data.validation_fraction` the systems that it held out are evaluated, under the
-    name of its validation split (:data:`HELD_OUT` where the data set has a split of that name),
+    name of its validation split (`HELD_OUT` where the data set has a split of that name),
     and its splits for evaluation.
 
     Args:
@@ -54,10 +54,10 @@ def evaluate_checkpoint(
         skip_bad: skip invalid records.
         batch_size: systems per call.
         device: of the model.
-        progress: as of :func:`~flt_mol.evaluation.splits.evaluate_splits`.
+        progress: as of `flt_mol.evaluation.splits.evaluate_splits`.
 
     Returns:
-        The summary, see :func:`~flt_mol.evaluation.summary.summarise`, and the results by split.
+        The summary, see `flt_mol.evaluation.summary.summarise`, and the results by split.
 
     Raises:
         ValueError: no such checkpoint, data or split; records without targets or invalid ones,

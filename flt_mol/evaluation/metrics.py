@@ -52,7 +52,7 @@ class EnergyMetrics:
 
     Errors, not means of batches, are kept, so batches may have any sizes and order.
 
-    Example:
+    Examples:
         >>> metrics = EnergyMetrics()
         >>> metrics.update(prediction=[0.0, 1.0], target=[0.01, 2.0])
         >>> metrics.update(prediction=[3.0], target=[3.0])
@@ -73,7 +73,7 @@ class EnergyMetrics:
             sid: B names, each of which comes once in all batches.
 
         Raises:
-            ValueError: as :func:`errors_of`; a sid that comes twice.
+            ValueError: as `errors_of`; a sid that comes twice.
         """
         errors = errors_of(prediction, target, sid)
         for name in map(str, () if sid is None else sid):
@@ -121,10 +121,10 @@ def errors_of(
 
 
 def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> dict[str, float]:
-    """All of :meth:`EnergyMetrics.compute` for one batch.
+    """All of `EnergyMetrics.compute` for one batch.
 
     Raises:
-        ValueError: as :class:`EnergyMetrics`.
+        ValueError: as `EnergyMetrics`.
     """
     metrics = EnergyMetrics()
     metrics.update(prediction, target, sid)
@@ -139,7 +139,7 @@ def error_sums(
     "mae" (eV) and "ewt" (systems with an error below 0.02 eV) of energies, "energy_initial_mae" and
     "…_ewt" of those before relaxation, "displacement" and, to compare with, "displacement_unmoved"
     (Å; as if every atom stayed where it is); with several recycles also "mae_recycle1" and so on
-    for each; and those of :func:`force_sums`.
+    for each; and those of `force_sums`.
 
     Raises:
         ValueError: a missing target, naming the sids.
@@ -191,8 +191,6 @@ def displacement_errors(
     Raises:
         ValueError: missing targets, naming the sids.
     """
-    if structures.positions_relaxed is None:
-        raise ValueError(f"some of sids {some(structures.sid)} have no positions_relaxed")
     target = relaxed_displacement(structures)
     difference = _recycles(outputs, "displacement").to(target.dtype) - target
     return torch.linalg.vector_norm(difference, dim=-1), torch.linalg.vector_norm(target, dim=-1)
@@ -234,7 +232,7 @@ def force_sums(
         structures: B systems with F*, their forces.
 
     Raises:
-        ValueError: as :func:`force_errors`.
+        ValueError: as `force_errors`.
 
     References:
         Chanussot et al., ACS Catal. 2021, table 2: S2EF.
@@ -276,7 +274,7 @@ def bootstrap_intervals(
     References:
         Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
 
-    Example:
+    Examples:
         >>> low, high = bootstrap_intervals(np.array([0.0, 1.0] * 200))["mae"]
         >>> 0.44 < low < 0.46 and 0.54 < high < 0.56  # 0.5 ± 1.96 · 0.5 / √400
         True

@@ -72,7 +72,7 @@ def parity(results: Results, path: str | Path) -> Path:
 
 
 def parity_figure(results: Results) -> Figure:
-    """The figure of :func:`parity`."""
+    """The figure of `parity`."""
     columns = math.ceil(math.sqrt(len(results)))
     lines = math.ceil(len(results) / columns)
     figure = _figure(0.6 + 3.6 * columns, 0.4 + 4.1 * lines)

@@ -29,6 +29,11 @@ _NOTES = {
     "skipped": "{split}: {value:,} invalid records were skipped",
 }
 
+_WORSE = (
+    "{split}: predicted displacements are worse than none, {displacement:.3f} Å from the relaxed "
+    "positions (unmoved {displacement_unmoved:.3f} Å)"
+)
+
 
 def table(summary: Summary) -> str:
     """A summary as aligned plain text: a row a split, and one for all where there are several.
@@ -38,7 +43,7 @@ def table(summary: Summary) -> str:
     baseline's MAE (eV); "-" where a split lacks it.
 
     Args:
-        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
+        summary: of `flt_mol.evaluation.summary.summarise`.
     """
     level = f"{100 * summary['intervals']['level']:g} %"
     baselines = summary["baselines"]
@@ -63,19 +68,26 @@ def table(summary: Summary) -> str:
 
 
 def notes(summary: Summary) -> dict[str, list[str]]:
-    """What there is to report of some splits, by kind: "held_out", "trained_on", "skipped"."""
+    """What there is to report of some splits, by kind, as "held_out"."""
     counts = {split: m["count"] for split, m in summary["splits"].items()}
-    return {
+    found = {
         kind: [
             text.format(split=split, count=counts[split], value=value)
             for split, value in summary.get(kind, {}).items()
         ]
         for kind, text in _NOTES.items()
     }
+    further = {split: m["further"] for split, m in summary["splits"].items()}
+    found["displacement"] = [
+        _WORSE.format(split=split, **each)
+        for split, each in further.items()
+        if "displacement" in each and each["displacement"] > each["displacement_unmoved"]
+    ]
+    return found
 
 
 def write_json(summary: Summary, path: str | Path) -> Path:
-    """Write a summary of :func:`~flt_mol.evaluation.summary.summarise`; return the path."""
+    """Write a summary of `flt_mol.evaluation.summary.summarise`; return the path."""
     return _write(json.dumps(summary, indent=1, allow_nan=False) + "\n", path)
 
 
@@ -83,7 +95,7 @@ def write_csv(results: Results, path: str | Path) -> Path:
     """Write every prediction; return the path.
 
     Columns are split, sid, energy, target (eV), and those of
-    :data:`~flt_mol.evaluation.splits.COLUMNS` that some split has. Numbers read back as the same
+    `flt_mol.evaluation.splits.COLUMNS` that some split has. Numbers read back as the same
     float64.
     """
     names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
@@ -99,7 +111,7 @@ def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
     """Write the report: one file that opens from disk, without scripts or network; return the path.
 
     Args:
-        summary: of :func:`~flt_mol.evaluation.summary.summarise`.
+        summary: of `flt_mol.evaluation.summary.summarise`.
         results: what it is of.
         path: of the file.
     """

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from ase.data import chemical_symbols
-from ase.formula import Formula
 from numpy.typing import NDArray
 
 from flt_mol.data.checks import Unusual
+from flt_mol.data.tags import adsorbate_formula
 from flt_mol.evaluation.metrics import TARGETS, error_sums, errors_of, metrics_of
 from flt_mol.prediction.energies import (
     UNSEEN,
@@ -54,11 +54,11 @@ class SplitResult:
         target: (S,) float64, eV.
         path: where the split was read from, empty if unknown.
         unseen: symbols of its elements that the model was never trained on.
-        columns: S values by name, see :data:`COLUMNS`; None where a system lacks one.
+        columns: S values by name, see `COLUMNS`; None where a system lacks one.
         further: errors of other outputs: "energy_initial_mae" (eV), "…_ewt", "…_count"; over free
             atoms "displacement", the mean distance between predicted and relaxed positions (Å),
             "displacement_unmoved", the same if no atom moved, and "displacement_atoms"; those of
-            :func:`~flt_mol.evaluation.metrics.force_sums`, and "forces_atoms".
+            `flt_mol.evaluation.metrics.force_sums`, and "forces_atoms".
     """
 
     sid: tuple[int | str, ...]
@@ -76,7 +76,7 @@ class SplitResult:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """As of :func:`~flt_mol.evaluation.metrics.metrics_of`."""
+        """As of `flt_mol.evaluation.metrics.metrics_of`."""
         return metrics_of(self.prediction, self.target)
 
     @classmethod
@@ -97,7 +97,7 @@ class SplitResult:
 
 
 def evaluate_model(model: Model, source: Any, batch_size: int = 64, **options: Any) -> SplitResult:
-    """:func:`evaluate_splits` of a single split, with the arguments described there."""
+    """`evaluate_splits` of a single split, with the arguments described there."""
     name = _path(source) or "this split"
     return evaluate_splits(model, {name: source}, batch_size, **options)[name]
 
@@ -124,8 +124,8 @@ def evaluate_splits(
             finite, naming the sid; a `batch_size` below 1.
 
     Warns:
-        UserWarning: once of each kind for all splits, as :func:`flt_mol.predict`, and energies that
-            are no adsorption energies (:class:`~flt_mol.data.checks.Unusual`).
+        UserWarning: once of each kind for all splits, as `flt_mol.predict`, and energies that
+            are no adsorption energies (`flt_mol.data.checks.Unusual`).
     """
     results, unusual = {}, Unusual()
     reference = getattr(model, "reference_energies", None)
@@ -227,15 +227,13 @@ class _Split:
 
 
 def _columns(structures: Structures) -> dict[str, tuple[Any, ...]]:
-    symbols = [chemical_symbols[z] for z in structures.atomic_numbers.tolist()]
-    tags = structures.tags.tolist()
+    numbers, tags = structures.atomic_numbers.tolist(), structures.tags.tolist()
     systems = [range(*ends) for ends in pairwise(structures.ptr.tolist())]
-    adsorbates = ([symbols[i] for i in rows if tags[i] == 2] for rows in systems)
+    adsorbates = ([numbers[i] for i in rows if tags[i] == 2] for rows in systems)
+    elements = ({chemical_symbols[numbers[i]] for i in rows} for rows in systems)
     return {
         "natoms": tuple(map(len, systems)),
-        "adsorbate": tuple(
-            Formula.from_list(atoms).format("hill") if atoms else None for atoms in adsorbates
-        ),
-        "elements": tuple(" ".join(sorted({symbols[i] for i in rows})) for rows in systems),
+        "adsorbate": tuple(adsorbate_formula(atoms) or None for atoms in adsorbates),
+        "elements": tuple(" ".join(sorted(symbols)) for symbols in elements),
         "facet": tuple(structures.info.get("facet", (None,) * len(systems))),
     }

@@ -31,15 +31,15 @@ Arrays = Mapping[str, NDArray[Any]]
 def write_submission(
     tables: Mapping[str, EnergyTable], path: str | Path, expected: Expected | None = None
 ) -> Path:
-    """Write energies as a compressed .npz, after the checks of :func:`check_submission`.
+    """Write energies as a compressed .npz, after the checks of `check_submission`.
 
     Args:
         tables: {"id", "ood_ads", "ood_cat", "ood_both": energies of the split}, in eV.
         path: where to write, ending in .npz.
-        expected: {split: all of its sids}; None expects :data:`TEST_COUNTS` systems.
+        expected: {split: all of its sids}; None expects `TEST_COUNTS` systems.
 
     Raises:
-        ValueError: a split too few or too many, or as :func:`check_submission`.
+        ValueError: a split too few or too many, or as `check_submission`.
     """
     path = Path(path)
     if path.suffix.lower() != ".npz":
@@ -65,7 +65,7 @@ def check_submission(
 
     Args:
         path: of the .npz file.
-        expected: {split: all of its sids}; None expects :data:`TEST_COUNTS` systems.
+        expected: {split: all of its sids}; None expects `TEST_COUNTS` systems.
 
     Returns:
         {split: (S,) energies, eV}.

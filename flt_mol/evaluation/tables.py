@@ -31,9 +31,9 @@ def score_files(
 
     Args:
         predictions: table of sid and energy (eV), with a column split or not; see
-            :func:`read_energies`.
+            `read_energies`.
         targets: table of sid and target, y_relaxed or energy (the first of these that is there);
-            or structures that hold them, as :func:`flt_mol.open_dataset` takes them; or a data
+            or structures that hold them, as `flt_mol.open_dataset` takes them; or a data
             set, of which the splits that are named here or in `predictions` are taken. None takes
             the column target of `predictions`, as `flt-mol evaluate` writes it.
         splits: only these.
@@ -90,14 +90,15 @@ def _stored_targets(source: str | Path, splits: Sequence[str]) -> EnergyTable:
         raise ValueError(f"{source}: choose its splits with --split: {', '.join(found.splits)}")
     options: Any = {"require_energy": True}
     opened = {split: found.open(split, **options) for split in splits} if found else {}
-    energies: dict[Key, float] = {}
+    energies, places = dict[Key, float](), dict[Key, str]()
     for split, dataset in (opened or {"": open_dataset(source, **options)}).items():
         for i, system in enumerate(dataset):
             key = split, str(system.sid[0])
             energy = float(energies_of(system.energy, system)[0])
             if energies.setdefault(key, energy) != energy:
-                where = f"{dataset.where(i)}, sid {named(key)}"
-                raise ValueError(f"{where}: the target is {energy!r}, and {energies[key]!r} above")
+                where = f"{dataset.where(i)}, sid {named(key)}: the target is {energy!r}"
+                raise ValueError(f"{where}, in {places[key]} {energies[key]!r}")
+            places.setdefault(key, dataset.where(i))
     return EnergyTable(Path(source), energies)
 
 

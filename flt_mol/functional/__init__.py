@@ -3,7 +3,6 @@
 from flt_mol.functional.causal import causal_attention, causal_log_attention
 from flt_mol.functional.exact import exact_attention
 from flt_mol.functional.feature_maps import (
-    gaussian_projection,
     orthogonal_projection,
     softmax_log_features,
     softplus_log_features,
@@ -28,12 +27,10 @@ from flt_mol.functional.streaming import CausalState, state_of, step
 
 __all__ = [
     "CausalState", "NeighborPairs", "PositionFeatures", "ReciprocalVectors", "UnfitSystemError",
-    "causal_attention", "causal_log_attention", "centred", "exact_attention",
-    "filtered_dots", "fourier_basis", "gaussian_projection", "group_budget",
-    "image_attention", "linear_attention",
-    "linear_sums", "minimum_image", "neighbor_pairs", "normalised", "offsets_of",
-    "orthogonal_projection", "pair_filter", "pair_sums", "position_features", "reciprocal_vectors",
-    "softmax_attention", "softmax_log_features",
-    "softplus_log_features", "stabilised_features", "state_of", "step", "sum_per_system",
-    "system_index",
+    "causal_attention", "causal_log_attention", "centred", "exact_attention", "filtered_dots",
+    "fourier_basis", "group_budget", "image_attention", "linear_attention", "linear_sums",
+    "minimum_image", "neighbor_pairs", "normalised", "offsets_of", "orthogonal_projection",
+    "pair_filter", "pair_sums", "position_features", "reciprocal_vectors", "softmax_attention",
+    "softmax_log_features", "softplus_log_features", "stabilised_features", "state_of", "step",
+    "sum_per_system", "system_index",
 ]  # fmt: skip

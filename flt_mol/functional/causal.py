@@ -62,7 +62,7 @@ def causal_log_attention(
         Katharopoulos et al., "Transformers are RNNs", ICML 2020, section 3.3 (causal sums);
         Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018 (rescaled sums).
 
-    Example:
+    Examples:
         >>> logits = torch.tensor([0.0, 0.0, 1e4]).reshape(3, 1, 1)
         >>> value = torch.tensor([1.0, 3.0, 7.0]).reshape(3, 1, 1)
         >>> causal_log_attention(logits, logits, value, torch.tensor([0, 3])).flatten().tolist()
@@ -79,7 +79,7 @@ def causal_attention(
     For features that are not exponentials, such as ReLU(Wx) or elu(x) + 1: used as they are,
     without stabiliser. All else as for `causal_log_attention`.
 
-    Example:
+    Examples:
         >>> ones = torch.ones(4, 1, 2)
         >>> value = torch.tensor([1.0, 3.0, 7.0, 9.0]).reshape(4, 1, 1)
         >>> causal_attention(ones, ones, value, torch.tensor([0, 2, 4])).flatten().tolist()

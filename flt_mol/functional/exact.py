@@ -52,7 +52,7 @@ def exact_attention(
         ValueError: `ptr` does not describe N rows, `key_ptr` not K rows of as many systems, or
             `causal` with `key_ptr`.
 
-    Example:
+    Examples:
         >>> zeros = torch.zeros(3, 1, 4)
         >>> value = torch.tensor([1.0, 3.0, 7.0]).reshape(3, 1, 1)
         >>> exact_attention(zeros, zeros, value, torch.tensor([0, 2, 3])).flatten().tolist()

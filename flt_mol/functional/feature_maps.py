@@ -7,6 +7,8 @@ added inside φ: beside a subtracted maximum an eps of 1e-4 turns attention unif
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -24,13 +26,6 @@ from flt_mol.functional.groups import (
 LEAST_EXPONENT = {torch.float32: -60.0, torch.float64: -600.0}
 
 
-def gaussian_projection(
-    num_features: int, dim: int, *, generator: torch.Generator | None = None
-) -> Tensor:
-    """W (M, dim) with independent standard normal entries, float32 on CPU."""
-    return torch.randn(num_features, dim, generator=generator, dtype=torch.float32, device="cpu")
-
-
 def orthogonal_projection(
     num_features: int, dim: int, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -40,18 +35,19 @@ def orthogonal_projection(
     positive diagonal; lengths are those of independent Gaussian vectors (Choromanski et al.,
     "Rethinking Attention with Performers", ICLR 2021, section 3.2). float32 on CPU.
 
-    Example:
+    Examples:
         >>> w = orthogonal_projection(3, 3, generator=torch.Generator().manual_seed(0))
         >>> off_diagonal = (w @ w.T).fill_diagonal_(0.0).abs().max()
         >>> bool(off_diagonal < 1e-5)
         True
     """
+    draw = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")
     blocks = []
     for start in range(0, num_features, dim):
-        q, r = torch.linalg.qr(gaussian_projection(dim, dim, generator=generator))
+        q, r = torch.linalg.qr(draw(dim, dim))
         directions = (q * r.diagonal().sign()).T
         blocks.append(directions[: num_features - start])
-    lengths = gaussian_projection(num_features, dim, generator=generator)
+    lengths = draw(num_features, dim)
     projection: Tensor = torch.cat(blocks) * lengths.norm(dim=-1, keepdim=True)
     return projection
 
@@ -117,7 +113,7 @@ def softplus_log_features(logits: Tensor) -> Tensor:
     softplus itself is 0 below −104 in float32, and a query with such logits only would lose its
     attention and its gradient; logarithms go through `stabilised_features`.
 
-    Example:
+    Examples:
         >>> softplus_log_features(torch.tensor([-1000.0, 1000.0]))
         tensor([-1000.0000,     6.9078])
     """
@@ -153,7 +149,7 @@ def stabilised_features(
         ValueError: offsets that decrease or end beyond the rows, or are of different numbers of
             systems.
 
-    Example:
+    Examples:
         >>> huge = torch.tensor([[900.0, -900.0]]).reshape(1, 1, 2)
         >>> queries, keys = stabilised_features(huge, huge, torch.tensor([0, 1]))
         >>> queries.flatten(), keys.flatten()

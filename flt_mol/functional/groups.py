@@ -25,7 +25,6 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _OUTSIDE: dict[Callable[..., object], Any] = {}
 _BUDGETS = {"cpu": 2**17}  # about a core's cache
 _BUDGET_ELSEWHERE = 2**30
-_WORTH_A_STEP = 2**13  # numbers of a system
 LOWEST = {dtype: torch.finfo(dtype).min / 4 for dtype in (torch.float32, torch.float64)}
 """Stands for log 0 where −∞ − (−∞) would be NaN; differences of two such are finite."""
 
@@ -39,7 +38,7 @@ def group_budget(numbers: int) -> Iterator[None]:
     Chunks of pairs hold as many. A group has one system at least. The default fits a CPU core's
     cache, and is 2³⁰ elsewhere. Results depend on it by rounding only.
 
-    Example:
+    Examples:
         >>> with group_budget(2**40):  # a batch is one group
         ...     budget_of(torch.device("cpu")) == 2**40
         True
@@ -67,7 +66,6 @@ class PaddedRows(NamedTuple):
         slots: (G·L,) int64, the row in each slot, else None; slots beyond a system repeat its last.
         by_row: (H·G·L,) int64, the same by head, of rows (N, H) in one.
         real: (G, L) bool, which slots are no such repetitions; None where all are real.
-        spans: first row and number of rows of each system.
     """
 
     number: int
@@ -76,7 +74,6 @@ class PaddedRows(NamedTuple):
     slots: Tensor | None = None
     by_row: Tensor | None = None
     real: Tensor | None = None
-    spans: tuple[tuple[int, int], ...] = ()
 
     def take(self, x: Tensor) -> Tensor:
         """(N, …) → (G, L, …), a view where rows are consecutive."""
@@ -99,16 +96,6 @@ class PaddedRows(NamedTuple):
         else:
             x = x.index_select(1, self.slots)
         return x.reshape(-1, self.length, x.shape[-1])
-
-    def write(self, block: Tensor, out: Tensor) -> None:
-        """A block (H·G, L, F) to its rows of (H, N, F), which takes a step for each system."""
-        if self.slots is None:
-            size = self.number * self.length
-            out[:, self.start : self.start + size] = block.reshape(len(out), size, -1)
-            return
-        parts = block.reshape(len(out), self.number, self.length, -1)
-        for part, (start, size) in zip(parts.unbind(1), self.spans, strict=True):
-            out[:, start : start + size] = part[:, :size]
 
 
 class Groups(NamedTuple):
@@ -203,8 +190,8 @@ def _block(
     step = torch.arange(length, device="cpu")
     index = (first + step.minimum(size - 1)).flatten()
     by_row = (index * heads + torch.arange(heads, device="cpu")[:, None]).flatten().to(device)
-    real, spans = None if even else (step < size).to(device), zip(starts, sizes, strict=True)
-    return PaddedRows(count, length, 0, index.to(device), by_row, real, tuple(spans))
+    real = None if even else (step < size).to(device)
+    return PaddedRows(count, length, 0, index.to(device), by_row, real)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -308,7 +295,7 @@ def row_offsets(
 def system_index(ptr: Tensor, num_rows: int) -> Tensor:
     """(N,) int64, the system of each row, ascending; B for rows beyond the last offset.
 
-    Example:
+    Examples:
         >>> system_index(torch.tensor([0, 2, 2, 5]), 6)
         tensor([0, 0, 2, 2, 2, 3])
     """
@@ -341,7 +328,7 @@ def offsets_of(system: Tensor, num_systems: int | None = None) -> tuple[Tensor, 
     Raises:
         ValueError: indices that are negative or ≥ `num_systems`.
 
-    Example:
+    Examples:
         >>> ptr, order = offsets_of(torch.tensor([1, 0, 1]), num_systems=3)
         >>> ptr.tolist(), order.tolist()
         ([0, 1, 3, 3], [1, 0, 2])
@@ -415,7 +402,7 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
     The first row of each system is taken off before the mean is formed, so coordinates of
     10⁵ Å lose no more than their own float32 spacing. Padding rows are 0.
 
-    Example:
+    Examples:
         >>> centred(torch.tensor([[100001.0], [100002.0], [5.0]]), torch.tensor([0, 2, 3])).tolist()
         [[-0.5], [0.5], [0.0]]
     """
@@ -541,14 +528,14 @@ def operator(
     """
 
     def forward(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str) -> Tensor:
-        groups, outputs = _groups(q, k, ptr, key_ptr, cost), [(0, width(v.shape[-1], mode), v)]
+        groups, outputs = _groups(q, k, ptr, key_ptr, cost), [(0, width(v.shape[-1], mode))]
         return _over_groups(attend, (q,), (k, v), groups, cost, outputs, mode)[0]
 
     def backward(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str
     ) -> list[Tensor]:
         groups = _groups(q, k, ptr, key_ptr, cost)
-        outputs = [(kind, x.shape[-1], x) for kind, x in ((0, q), (1, k), (1, v))]
+        outputs = [(kind, x.shape[-1]) for kind, x in ((0, q), (1, k), (1, v))]
         return _over_groups(gradients, (grad, q), (k, v), groups, cost, outputs, mode)
 
     step = single_step(
@@ -614,57 +601,37 @@ def _over_groups(
     of_keys: tuple[Tensor, ...],
     given: _BothGroups,
     cost: Cost,
-    outputs: list[tuple[int, int, Tensor]],
+    outputs: list[tuple[int, int]],
     mode: str,
 ) -> list[Tensor]:
     """`run` on the blocks of all groups; each output is by query (0) or key (1), and has a width.
-
-    It is laid out as a tensor given, by row or by head.
 
     A group of one system that is over the budget is taken in parts, some heads at a time.
     """
     first = of_rows[-1]
     heads = first.shape[0]
     *groups, budget = given
-    lengths = of_rows[0].shape[1], of_keys[0].shape[1]
     parts: list[list[Tensor]] = [[] for _ in outputs]
-    # On a CPU a block goes to its rows while it is in the cache, in a step for each system, of
-    # systems that are worth one.
-    number, plain = len(groups[0].rows), first.is_cpu and not torch.is_grad_enabled()
-    systems = sum(map(len, groups[0].systems))
-    several = (number > 1 or systems == 1) and first.numel() >= _WORTH_A_STEP * systems
-    direct = number == 0 or (plain and several)
-    whole = []
-    for kind, width, like in outputs if direct else ():
-        new = first.new_empty if groups[kind].complete else first.new_zeros
-        by_row = like.stride(0) < like.stride(1)
-        whole.append(
-            new(lengths[kind], heads, width).transpose(0, 1)
-            if by_row
-            else new(heads, lengths[kind], width)
-        )
     with without_autocast(first):
         for both in zip(groups[0].rows, groups[0].keys, strict=True):
             rows, keys = both
             size = rows.number * cost(rows.length, keys.length, first.shape[2])
-            found = []
+            found: list[list[Tensor]] = [[] for _ in outputs]
             step = max(1, budget // size)
             for head in range(0, heads, step):
-                some = None if step >= heads else slice(head, head + step)
-                own = (rows.by_head(x if some is None else x[some]) for x in of_rows)
-                others = (keys.by_head(x if some is None else x[some]) for x in of_keys)
+                some = slice(head, head + step)
+                own = (rows.by_head(x[some]) for x in of_rows)
+                others = (keys.by_head(x[some]) for x in of_keys)
                 blocks = run(*own, *others, rows, keys, mode)
-                if direct:
-                    for block, out, (kind, *_) in zip(blocks, whole, outputs, strict=True):
-                        both[kind].write(block, out if some is None else out[some])
-                else:
-                    found.append(blocks)
-            for all_groups, all_heads in zip(parts, zip(*found, strict=True), strict=False):
-                block = all_heads[0] if len(all_heads) == 1 else torch.cat(all_heads)
-                all_groups.append(block.reshape(heads, -1, block.shape[-1]))
-    if direct:
-        return whole
+                for each, block, (kind, width) in zip(found, blocks, outputs, strict=True):
+                    each.append(block.reshape(-1, both[kind].number * both[kind].length, width))
+            for part in parts:  # one after the other, as parts of large systems take memory
+                each = found.pop(0)
+                part.append(each[0] if len(each) == 1 else torch.cat(each))
+    if not groups[0].rows:
+        lengths = of_rows[0].shape[1], of_keys[0].shape[1]
+        return [first.new_zeros(heads, lengths[kind], width) for kind, width in outputs]
     return [
-        x[0] if number == 1 and groups[kind].place is None else groups[kind].put_back(x, 1)
-        for x, (kind, *_) in zip(parts, outputs, strict=True)
+        x[0] if len(x) == 1 and groups[kind].place is None else groups[kind].put_back(x, 1)
+        for x, (kind, _) in zip(parts, outputs, strict=True)
     ]

@@ -62,7 +62,7 @@ def image_attention(
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
 
-    Example:
+    Examples:
         >>> query = key = torch.zeros(2, 1, 1)
         >>> value, log_weight = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [2.0]]).log()
         >>> pairs = torch.tensor([0, 0]), torch.tensor([0, 1]), log_weight

@@ -94,7 +94,7 @@ def minimum_image(vectors: Tensor, cell: Tensor | None, pbc: Tensor | None, ptr:
         ValueError: shapes that do not belong together, numbers that are not finite, or a cell that
             is singular along its periodic axes.
 
-    Example:
+    Examples:
         >>> cell, pbc = 4.0 * torch.eye(3)[None], torch.tensor([[True, True, False]])
         >>> minimum_image(torch.tensor([[3.0, -9.0, 3.0]]), cell, pbc, torch.tensor([0, 1]))
         tensor([[-1., -1.,  3.]])

@@ -42,7 +42,7 @@ def linear_attention(
     Raises:
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
 
-    Example:
+    Examples:
         >>> ones = torch.ones(3, 1, 4)
         >>> value = torch.tensor([1.0, 3.0, 7.0]).reshape(3, 1, 1)
         >>> linear_attention(ones, ones, value, torch.tensor([0, 2, 3])).flatten().tolist()
@@ -88,7 +88,7 @@ def normalised(sums: Tensor) -> Tensor:
     The denominator is clamped at the smallest normal number, and nothing is added to it. Where it
     is 0 the result is the numerator, which is 0 too, with gradients that stay finite.
 
-    Example:
+    Examples:
         >>> normalised(torch.tensor([[6.0, 2.0], [0.0, 0.0]])).tolist()
         [[3.0], [0.0]]
     """
@@ -130,7 +130,7 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor]:
     q, k = _features(q, k, mode)
-    if mode != "sums" and keys.length <= _few(q.shape[-1], v.shape[-1]):
+    if _by_weights(q, v, keys, mode):
         weights = q.bmm(real_only(k, keys).mT)
         return (weights.bmm(v) / _positive(weights.sum(-1, keepdim=True)),)
     read = q.bmm(k.mT.bmm(real_only(with_ones(v), keys)))
@@ -141,7 +141,7 @@ def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     (q, k), grad = _features(q, k, mode), real_only(grad, rows)
-    if mode != "sums" and keys.length <= _few(q.shape[-1], v.shape[-1]):
+    if _by_weights(q, v, keys, mode):
         k = real_only(k, keys)
         weights = q.bmm(k.mT)
         total = _positive(weights.sum(-1, keepdim=True))
@@ -162,9 +162,10 @@ def _gradients(
     return (to_q.mul_(q), to_k.mul_(k), to_v) if mode == "log" else (to_q, to_k, to_v)
 
 
-def _few(features: int, channels: int) -> float:
-    """Up to how many keys (φ(q) φ(k)ᵀ) v takes fewer products than φ(q) (φ(k)ᵀ v)."""
-    return 2 * features * channels / (features + channels)
+def _by_weights(q: Tensor, v: Tensor, keys: PaddedRows, mode: str) -> bool:
+    """Whether (φ(q) φ(k)ᵀ) v takes fewer products than φ(q) (φ(k)ᵀ v)."""
+    features, channels = q.shape[-1], v.shape[-1]
+    return mode != "sums" and keys.length * (features + channels) <= 2 * features * channels
 
 
 _linear = operator(

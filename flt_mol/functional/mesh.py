@@ -23,14 +23,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from flt_mol.functional.groups import budget_of
+
 _WIDTH = 8  # nodes a kernel covers, and a bin is wide; a block has twice as many
 _OVERSAMPLING = 1.5  # nodes per half wave of k_max; both measured, see tests
 _BETA = 1.1 * math.pi * _WIDTH * (1 - 1 / (2 * _OVERSAMPLING))
 _TOP = float(torch.special.i0e(torch.tensor(_BETA, dtype=torch.float64)))
 _NODES = 2**27  # numbers on the meshes of channels that are transformed together
 _ATOMS = 2**16  # whose kernels are computed together
-_BLOCKS = {"cpu": 2**18}  # numbers of the blocks of bins that are spread together
-_BLOCKS_ELSEWHERE = 2**26
+_BLOCKS = 2**26  # numbers of the blocks of bins that are spread together, at most
 
 
 class Mesh(NamedTuple):
@@ -164,7 +165,7 @@ def _octants(mesh: Mesh, channels: int) -> Iterator[tuple[slice, Tensor, Tensor,
 
     Kernels are (G, L, w²), products of those in two directions, and (G, L, 1, w) in the third.
     """
-    budget = _BLOCKS.get(mesh.atoms.device.type, _BLOCKS_ELSEWHERE)
+    budget = min(2 * budget_of(mesh.atoms.device), _BLOCKS)
     step = max(1, budget // (_WIDTH**3 * channels))
     for first in range(0, len(mesh.atoms), step):
         some = slice(first, first + step)

@@ -116,7 +116,7 @@ def neighbor_pairs(
     References:
         [1] Fraux et al., vesin, https://luthaf.fr/vesin.
 
-    Example:
+    Examples:
         >>> one, ptr = torch.zeros(1, 3), torch.tensor([0, 1])
         >>> chain = torch.tensor([[True, False, False]])
         >>> neighbor_pairs(one, 2.0 * torch.eye(3)[None], chain, ptr, 2.5).shift.tolist()

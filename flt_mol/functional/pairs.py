@@ -46,7 +46,7 @@ def pair_filter(
     References:
         Schütt et al., "SchNet", NeurIPS 2017, equation 3.
 
-    Example:
+    Examples:
         >>> i, j = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0])
         >>> basis, value = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[1.0], [10.0], [5.0]])
         >>> pair_filter(basis, torch.ones(1, 1), value, i, j, num_rows=3).flatten().tolist()

@@ -75,7 +75,7 @@ def reciprocal_vectors(
 
     With them Σ_T f(r + T) = Σ_k weight_k g(k) cos 2πk·r (Poisson), T all lattice vectors of the
     periodic directions and f the inverse Fourier transform of g, of width σ: padding = 4σ gives
-    errors of 2e-4 f(0), 5σ of 2e-5; k_max = 4/(2πσ) gives 1e-3, 5/(2πσ) 2e-5.
+    errors of 2e-4 f(0), k_max = 4/(2πσ) of 1e-3.
 
     Periodic directions keep their lattice, in any basis. Open directions, and periodic ones with a
     gap between atoms and their images wider than `padding`, get virtual vectors, perpendicular to
@@ -99,7 +99,7 @@ def reciprocal_vectors(
         ValueError: arguments that do not fit together; as `UnfitSystemError` for a singular cell or
             numbers that are not finite.
 
-    Example:
+    Examples:
         >>> lattice = reciprocal_vectors(
         ...     5.0 * torch.eye(3)[None], torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3),
         ...     torch.tensor([0, 1]), k_max=0.2, padding=10.0)

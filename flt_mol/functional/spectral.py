@@ -39,8 +39,17 @@ def spectral_tables(
         key_ptr: (B + 1,), first vector of each system; those without vectors are skipped.
         below: systems of up to so many atoms go by kernels.
     """
-    run = _tables_step if torch.compiler.is_compiling() else _tables
-    return run(fraction, spectra, integers, ptr, key_ptr, below)
+    if torch.compiler.is_compiling():
+        return _tables_step(fraction, spectra, integers, ptr, key_ptr, below)
+    parts = []
+    for kernels, groups in _groups(ptr, key_ptr, len(fraction), len(integers), below):
+        for rows, keys in zip(groups.rows, groups.keys, strict=True):
+            waves = plane_waves(rows.take(fraction), keys.take(integers)).to(spectra.dtype)
+            table = kernel_matrices(waves, _real(spectra, keys)) if kernels else waves
+            parts.append(table.flatten())
+    if not parts:
+        return spectra.new_zeros(0)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def spectral_sums(
@@ -57,11 +66,29 @@ def spectral_sums(
     All of one dtype, at least float32; the rest as of `spectral_tables`. Rows of systems without
     vectors are 0.
     """
-    run = _sums_step if torch.compiler.is_compiling() else _sums
-    return run(value, amplitudes, spectra, table, ptr, key_ptr, below)
+    if torch.compiler.is_compiling():
+        return _sums_step(value, amplitudes, spectra, table, ptr, key_ptr, below)
+    total, start = None, 0
+    for kernels, groups in _groups(ptr, key_ptr, len(value), len(spectra), below):
+        parts = []
+        for rows, keys in zip(groups.rows, groups.keys, strict=True):
+            functions = (spectra.shape[1], rows.length, rows.length)
+            shape = rows.number, *(functions if kernels else (rows.length, 2 * keys.length))
+            own = table[start : start + math.prod(shape)].view(shape)
+            start += own.numel()
+            of_rows = _real(value, rows)
+            if kernels:
+                out = kernel_filter(of_rows, amplitudes, own)
+            else:
+                spectrum = _real(spectra, keys) @ amplitudes.T
+                out = structure_factor_filter(of_rows, spectrum, own)
+            parts.append(out.flatten(0, 1))
+        found = groups.put_back(parts)
+        total = found if total is None else total + found
+    return torch.zeros_like(value) if total is None else total
 
 
-def lattice_waves(fraction: Tensor, integers: Tensor) -> Tensor:
+def plane_waves(fraction: Tensor, integers: Tensor) -> Tensor:
     """[cos 2πk·r_i | sin 2πk·r_i] (G, L, 2K) of fractions (G, L, 3) and integers (G, K, 3)."""
     # Not a matmul: TF32 would cost phases three digits.
     k, r = integers.to(fraction.dtype)[:, None], fraction[:, :, None]
@@ -98,49 +125,6 @@ def kernel_filter(value: Tensor, amplitudes: Tensor, kernels: Tensor) -> Tensor:
     return out
 
 
-def _tables(
-    fraction: Tensor, spectra: Tensor, integers: Tensor, ptr: Tensor, key_ptr: Tensor, below: int
-) -> Tensor:
-    parts = []
-    for kernels, groups in _groups(ptr, key_ptr, len(fraction), len(integers), below):
-        for rows, keys in zip(groups.rows, groups.keys, strict=True):
-            waves = lattice_waves(rows.take(fraction), keys.take(integers)).to(spectra.dtype)
-            table = kernel_matrices(waves, _real(spectra, keys)) if kernels else waves
-            parts.append(table.flatten())
-    if not parts:
-        return spectra.new_zeros(0)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _sums(
-    value: Tensor,
-    amplitudes: Tensor,
-    spectra: Tensor,
-    table: Tensor,
-    ptr: Tensor,
-    key_ptr: Tensor,
-    below: int,
-) -> Tensor:
-    total, start = None, 0
-    for kernels, groups in _groups(ptr, key_ptr, len(value), len(spectra), below):
-        parts = []
-        for rows, keys in zip(groups.rows, groups.keys, strict=True):
-            functions = (spectra.shape[1], rows.length, rows.length)
-            shape = rows.number, *(functions if kernels else (rows.length, 2 * keys.length))
-            own = table[start : start + math.prod(shape)].view(shape)
-            start += own.numel()
-            of_rows = _real(value, rows)
-            if kernels:
-                out = kernel_filter(of_rows, amplitudes, own)
-            else:
-                spectrum = _real(spectra, keys) @ amplitudes.T
-                out = structure_factor_filter(of_rows, spectrum, own)
-            parts.append(out.flatten(0, 1))
-        found = groups.put_back(parts)
-        total = found if total is None else total + found
-    return torch.zeros_like(value) if total is None else total
-
-
 def _groups(
     ptr: Tensor, key_ptr: Tensor, rows: int, vectors: int, below: int
 ) -> Iterator[tuple[bool, Groups]]:
@@ -172,7 +156,7 @@ def _real(x: Tensor, block: PaddedRows) -> Tensor:
 _tables_step = single_step(
     "spectral_tables",
     ("Tensor fraction, Tensor spectra", "Tensor integers, Tensor ptr, Tensor key_ptr, int below"),
-    _tables,
+    spectral_tables,
     lambda *_: (cast(int, torch.library.get_ctx().new_dynamic_size()),),
 )
 _sums_step = single_step(
@@ -181,6 +165,6 @@ _sums_step = single_step(
         "Tensor value, Tensor amplitudes, Tensor spectra, Tensor table",
         "Tensor ptr, Tensor key_ptr, int below",
     ),
-    _sums,
+    spectral_sums,
     lambda value, *_: value.shape,
 )

@@ -96,7 +96,7 @@ def step(
     Raises:
         ValueError: shapes that do not belong together.
 
-    Example:
+    Examples:
         >>> one = torch.ones(1, 1, 1)
         >>> state = state_of(0 * one, one, torch.tensor([0, 1]), log=True)
         >>> for logit, token in ((0.0, 3.0), (1e4, 7.0)):

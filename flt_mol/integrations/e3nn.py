@@ -53,7 +53,7 @@ class IrrepsAttention(Attention):
     Raises:
         ValueError: irreps without invariants, and what `nn.FLTAttention` refuses.
 
-    Example:
+    Examples:
         >>> attention = IrrepsAttention("8x0e + 3x1o", num_heads=4)
         >>> attention(torch.randn(5, 17), ptr=torch.tensor([0, 2, 5])).shape
         torch.Size([5, 17])

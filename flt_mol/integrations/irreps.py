@@ -62,7 +62,7 @@ class IrrepsLinear(o3.Linear):  # type: ignore[misc]
         bias: whether 0e channels get one; 0 at first. Of those that `irreps_in` lacks it is all.
         generator: on CPU; None takes a seed from torch's global one.
 
-    Example:
+    Examples:
         >>> IrrepsLinear("8x0e + 4x1o", "2x0e + 2x1o")(torch.randn(5, 20)).shape
         torch.Size([5, 8])
     """

@@ -29,7 +29,8 @@ class FLT(nn.Module):
     s, `normalizer`, a new model takes μ = m, σ = s, one of a checkpoint keeps its own, and outputs
     are (E − m) / s, which is ŷ in a new model: the trainer predicts E, and so do the weights in
     flt_mol. Without `normalizer` m = 0 and s = 1, for a trainer that has none; a new model then
-    gives ŷ and trains with any, but its weights alone predict (E − m) / s.
+    gives ŷ and trains with any, but its weights alone predict (E − m) / s; beside `checkpoint` the
+    trainer's is needed.
 
     Args:
         config: a named model, whose settings come first; None for those of `EnergyConfig`.
@@ -40,7 +41,7 @@ class FLT(nn.Module):
 
     Raises:
         ValueError: no such model or checkpoint, settings that cannot work or beside a checkpoint,
-            a normaliser without numbers.
+            a normaliser without numbers, or none beside a checkpoint.
     """
 
     def __init__(
@@ -61,6 +62,9 @@ class FLT(nn.Module):
         elif config is not None or settings:
             key = next(iter(settings), "config")
             raise ValueError(f"model.{key} beside model.checkpoint={checkpoint}: it has its own")
+        elif normalizer is None:
+            wanted = "that of the trainer's transforms, or {} for a trainer without one"
+            raise ValueError(f"model.normalizer is missing beside model.checkpoint: give {wanted}")
         else:
             self.model = load_model(checkpoint)
         if (head := self.model.displacement_head) is not None:
@@ -72,7 +76,7 @@ class FLT(nn.Module):
         In units of `normalizer`, else eV and eV/Å. Elements in training are recorded as seen.
 
         Raises:
-            ValueError: as of :func:`structures_of` and `EnergyModel.forward`.
+            ValueError: as of `structures_of` and `EnergyModel.forward`.
         """
         structures = structures_of(data)
         found = self.model(structures)

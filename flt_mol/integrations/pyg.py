@@ -30,7 +30,7 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
         ValueError: attention of another width.
         TypeError: an option of PyG's own attention.
 
-    Example:
+    Examples:
         >>> import torch
         >>> layer = FLTGPSConv(16, None, FLTAttention(16, 4))
         >>> layer(torch.randn(5, 16), None, batch=torch.tensor([0, 0, 0, 1, 1])).shape

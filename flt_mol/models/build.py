@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -35,9 +34,9 @@ from flt_mol.nn import (
     PairWeights,
     SpectralFilter,
 )
-from flt_mol.nn.embedding import AtomError
 from flt_mol.nn.spectral_filter import MAX_PRODUCTS
 from flt_mol.structures import Structures
+from flt_mol.structures import naming_sid as errors_with_sid
 
 
 def build_encoder(config: EnergyConfig, generator: torch.Generator) -> FLTEncoder:
@@ -168,7 +167,7 @@ class Geometry(nn.Module):
         filters = (block.spectral for block in encoder.blocks)
         first = next((layer for layer in filters if isinstance(layer, SpectralFilter)), None)
         if first is not None:
-            found["waves"] = first.geometry(*where, structures.reciprocal)
+            found["plane_waves"] = first.geometry(*where, structures.reciprocal)
         if encoder.rpe is not None:
             finite = structures.positions.isfinite().all(1)
             if not torch.compiler.is_compiling() and not bool(finite.all()):
@@ -242,20 +241,8 @@ def prepare_batch(needs: Needs, structures: Structures) -> Structures:
 
 
 def naming_sid(structures: Structures) -> AbstractContextManager[None]:
-    """Errors about a system or atom as ValueErrors that name its sid; graphs have none."""
-    return nullcontext() if torch.compiler.is_compiling() else _naming_sid(structures)
-
-
-@contextmanager
-def _naming_sid(structures: Structures) -> Iterator[None]:
-    try:
-        yield
-    except UnfitSystemError as error:
-        raise ValueError(f"sid {structures.sid[error.system]}: {error.reason}") from None
-    except AtomError as error:
-        b = int(structures.system[error.row])
-        atom = f"atom {error.row - int(structures.ptr[b])} (counted from 0)"
-        raise ValueError(f"sid {structures.sid[b]}: {atom} has {error.reason}") from None
+    """As `flt_mol.structures.naming_sid`; graphs do not name any."""
+    return nullcontext() if torch.compiler.is_compiling() else errors_with_sid(structures)
 
 
 def check_systems(

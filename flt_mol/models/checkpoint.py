@@ -16,9 +16,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from flt_mol.files import VERSION, readable, shipped_folder, temporary_path
-from flt_mol.models.config import EnergyConfig, explain, shipped_name
-from flt_mol.models.energy import CONFIG_KEY, EnergyModel, make_room
+from flt_mol.files import VERSION, find_shipped, foreign, readable, temporary_path
+from flt_mol.models.config import EnergyConfig, explain
+from flt_mol.models.energy import CONFIG_KEY, EnergyModel, add_buffers
 
 FORMAT = "flt_mol.checkpoint"
 FORMAT_VERSION = 2
@@ -95,10 +95,10 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     for candidate in (path, *(path / file for file in _IN_FOLDERS)):
         if candidate.is_file():
             return candidate
-    if (found := shipped_name("models", name, "weights.ckpt")) is not None:
-        return shipped_folder("models") / found / "weights.ckpt"
-    shipped = sorted(x.parent.name for x in shipped_folder("models").glob("*/weights.ckpt"))
-    raise ValueError(f"no checkpoint at '{name}'; models with weights: {', '.join(shipped)}")
+    try:
+        return find_shipped(name, "models/*/weights.ckpt")
+    except ValueError as error:
+        raise ValueError(f"no checkpoint at '{name}', and {error}") from None
 
 
 def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu") -> EnergyModel:
@@ -120,7 +120,7 @@ def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu
     weights = content["state_dict"]
     with torch.random.fork_rng(devices=[]):
         model = EnergyModel(_config(path, weights))
-    make_room(model, weights)
+    add_buffers(model, weights)
     problems = misfits(model.state_dict(), weights)
     if problems:
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))
@@ -150,7 +150,7 @@ def _config(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
         raise ValueError(f"{path}: its model configuration is damaged: {error}") from error
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(name_or_path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint file, on CPU, the model's weights by name in ``state_dict``.
 
     Weights are found under the names that tools give them, averaged ones (EMA) first, or bare;
@@ -158,13 +158,13 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     ``metrics``, ``trained_on`` and ``systems`` are mappings, empty where there are none.
 
     Args:
-        path: a file; of an exported folder, its ``model.safetensors``.
+        name_or_path: see `find_checkpoint`.
 
     Raises:
         ValueError: damaged, not a checkpoint, of a later format, or asking for more than tensors
             and plain data; the message names the file.
     """
-    path = Path(path)
+    path = find_checkpoint(name_or_path)
     refuse_damaged(path)
     content = _load_export(path) if path.suffix.lower() == ".safetensors" else _load(path)
     if not isinstance(content, Mapping):
@@ -187,13 +187,12 @@ def refuse_damaged(path: Path) -> None:
     """Refuse what is not a checkpoint at first sight, and wrong checksums, which torch ignores.
 
     Raises:
-        ValueError: a git-lfs pointer, or a file that is damaged or cannot be read.
+        ValueError: a file of another kind, or one that is damaged or cannot be read.
     """
     with readable(path), path.open("rb") as file:
-        head = file.read(32)
         packed = zipfile.is_zipfile(file)
-    if head.startswith(b"version https://git-lfs"):
-        raise ValueError(f"{path} is a git-lfs pointer, not the weights: `git lfs pull` gets them")
+    if text := foreign(path):
+        raise ValueError(f"{path} is not a checkpoint: {text}")
     if packed:
         try:
             with zipfile.ZipFile(path) as archive:

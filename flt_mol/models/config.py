@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from flt_mol.files import nearest, shipped_folder
+from flt_mol.files import find_shipped, nearest
 from flt_mol.nn.feature_maps import FEATURE_MAPS
 from flt_mol.nn.frequencies import FREQUENCIES
 from flt_mol.nn.spectrum import SPECTRA
@@ -114,14 +114,6 @@ class SpectralConfig(Settings):
     padding: Length | None = None
     """Vacuum kept in open directions, Å; null is 4 sigma_max."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_max_vectors(cls, given: Any) -> Any:
-        """Older configurations and weights have it, as null."""
-        if isinstance(given, Mapping) and given.get("max_vectors", 0) is None:
-            return {key: value for key, value in given.items() if key != "max_vectors"}
-        return given
-
 
 class PairConfig(Settings):
     """Parts that act on neighbour pairs; all blocks share their basis."""
@@ -204,8 +196,8 @@ class EnergyConfig(Settings):
     """Seed of random features, frequencies and most weights; the embedding, feed-forward networks
     and heads use torch's global generator. A run adds `training.seed`."""
     far_scale: Positive = 1.0
-    """Scale of the initial output weights of attention and spectral filters; below 1, local sums
-    dominate at first."""
+    """Factor of the initial output weights of what sees all atoms, attention and spectral filters;
+    below 1, local filters dominate at first."""
     far_blocks: Count | None = None
     """Number of blocks, counted from the last, with attention and spectral filters; null is all."""
     feature_map: Literal[tuple(FEATURE_MAPS)] = "softmax"  # type: ignore[valid-type]
@@ -299,12 +291,6 @@ def _rules_of_images(model: EnergyConfig) -> list[Rule]:
     ]
 
 
-def shipped_name(kind: str, name: str, file: str) -> str | None:
-    """The folder of that name in the shipped ``models`` or ``datasets``; "-" and "_" are alike."""
-    names = [path.parent.name for path in shipped_folder(kind).glob(f"*/{file}")]
-    return {x.replace("_", "-"): x for x in names}.get(name.replace("_", "-"))
-
-
 def named_config(name: str) -> EnergyConfig:
     """The configuration of a named model: ``EnergyModel`` of it is untrained.
 
@@ -314,19 +300,14 @@ def named_config(name: str) -> EnergyConfig:
     Raises:
         ValueError: an unknown name, with the known ones.
 
-    Example:
+    Examples:
         >>> config = named_config("flt-small")
         >>> config.embed_dim, config.pairs.cutoff, config.outputs
         (64, 5.0, ['energy', 'displacement'])
     """
     import yaml
 
-    folder = shipped_folder("models")
-    found = shipped_name("models", name, "model.yaml")
-    if found is None:
-        known = sorted(file.parent.name for file in folder.glob("*/model.yaml"))
-        raise ValueError(f"no model called '{name}': {nearest(name, known)}")
-    file = folder / found / "model.yaml"
+    file = find_shipped(name, "models/*/model.yaml")
     try:
         return EnergyConfig.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     except ValidationError as error:
@@ -346,7 +327,7 @@ def merged(base: Any, over: Any) -> Any:
 def explain(error: ValidationError, schema: type[Settings], prefix: str = "") -> str:
     """The first problem in one line: the key, its value, what is expected.
 
-    Example:
+    Examples:
         >>> try: EnergyConfig.model_validate({"dropuot": 0.1})
         ... except ValidationError as error: explain(error, EnergyConfig, "model.")
         "unknown key 'model.dropuot': did you mean model.dropout?"

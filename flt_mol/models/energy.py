@@ -29,7 +29,7 @@ class Normalizer(nn.Module):
 
     `reference`, r (119,), eV by atomic number, is None but for models of total energies.
 
-    Example:
+    Examples:
         >>> normalizer = Normalizer()
         >>> normalizer.fit(torch.tensor([1.0, 3.0]))
         >>> normalizer.denormalize(torch.tensor([0.0, 1.0]))
@@ -117,7 +117,7 @@ class EnergyModel(nn.Module):
         trained_on: what a checkpoint says of the training systems, if it does: "systems", how many;
             "energy_median", eV; "most_atoms" of one system.
 
-    Example:
+    Examples:
         >>> model = EnergyModel(EnergyConfig(embed_dim=16, num_layers=1))
         >>> water = Structures.single([8, 1, 1], [[0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]])
         >>> model(water)["energy"].shape
@@ -324,10 +324,10 @@ def _add_config(model: Any, weights: Any, prefix: str, metadata: Any) -> None:
 
 def _drop_config(model: Any, weights: Any, prefix: str, *rest: Any) -> None:
     weights.pop(f"{prefix}{CONFIG_KEY}", None)
-    make_room(model, weights, prefix)
+    add_buffers(model, weights, prefix)
 
 
-def make_room(model: EnergyModel, weights: Mapping[str, Tensor], prefix: str = "") -> None:
+def add_buffers(model: EnergyModel, weights: Mapping[str, Tensor], prefix: str = "") -> None:
     """Give `model` the buffers of `weights` that only some models have: reference energies."""
     for name in ("normalizer", "normalizer_initial"):
         part = getattr(model, name)

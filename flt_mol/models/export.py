@@ -12,7 +12,7 @@ from typing import Any
 from ase.data import chemical_symbols
 from safetensors.torch import save
 
-from flt_mol.files import temporary_path
+from flt_mol.files import shipped_folder, temporary_path
 from flt_mol.models.checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -26,13 +26,15 @@ from flt_mol.models.energy import EnergyModel
 
 
 def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
-    """:func:`export_model` of a checkpoint, with what it says of its run and its metrics.
+    """`export_model` of a checkpoint, with what it says of its run and its metrics.
 
     Raises:
         ValueError: as of `load_model` and `export_model`.
     """
-    content = read_checkpoint(find_checkpoint(name_or_path))
-    return export_model(load_model(name_or_path), folder, content["config"], content["metrics"])
+    path = find_checkpoint(name_or_path)
+    content, model = read_checkpoint(path), load_model(path)
+    licence = "mit" if shipped_folder("models") in path.parents else None
+    return export_model(model, folder, content["config"], content["metrics"], licence)
 
 
 def export_model(
@@ -40,18 +42,20 @@ def export_model(
     folder: str | Path,
     config: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    licence: str | None = None,
 ) -> list[Path]:
     """Write `model` as a folder in Hugging Face's layout, which `load_model` reads; its files.
 
     model.safetensors holds weights, buffers and the model's settings; config.json describes them,
-    with a checksum; README.md is a model card to fill in, kept if it is there. The same model gives
-    the same bytes. Paths that `config` names are not written.
+    with a checksum; README.md is a model card, kept if it is there. The same model gives the same
+    bytes. Paths that `config` names are not written.
 
     Args:
         model: in any mode, on any device, of any dtype.
         folder: created if missing.
         config: plain data of the run, as checkpoints hold it.
         metrics: by name, eV.
+        licence: of the weights, as "mit"; without it the card leaves it open.
 
     Raises:
         ValueError: weights that are not finite, or a config.json of something else there.
@@ -80,7 +84,7 @@ def export_model(
     text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     files = {folder / WEIGHTS_FILE: data, folder / CONFIG_FILE: f"{text}\n".encode()}
     if not (folder / "README.md").exists():
-        files[folder / "README.md"] = _card(folder.resolve().name, settings).encode()
+        files[folder / "README.md"] = _card(folder.resolve().name, settings, licence).encode()
     for path, content in files.items():
         with temporary_path(path, durable=True) as temporary:
             temporary.write_bytes(content)
@@ -99,26 +103,31 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     return public
 
 
-def _card(name: str, settings: Mapping[str, Any]) -> str:
-    blank = "*to be filled in*"
-    data = (settings["config"].get("data") or {}).get("name") or blank
-    base = (settings["config"].get("finetune") or {}).get("checkpoint")
+def _card(name: str, settings: Mapping[str, Any], licence: str | None) -> str:
+    blank, found, metrics = "*to be filled in*", settings["config"], settings["metrics"]
+    data, base = (found.get(part) or {} for part in ("data", "finetune"))
+    source, base, trained = data.get("name"), base.get("checkpoint"), settings["trained_on"]
+    head = {"library_name": "flt_mol", "license": licence, "base_model": base}
+    head |= {"datasets": source and f"[{source}]", "tags": "[chemistry, materials, catalysis]"}
+    lines = "\n".join(f"{key}: {value}" for key, value in head.items() if value)
     elements = ", ".join(chemical_symbols[z] for z in settings["elements_seen"]) or "none noted"
-    metrics = settings["metrics"]
-    shown = sorted(set(metrics) - {"epoch", "step", "train/gradient_norm"})
+    shown = sorted(set(metrics) - {"epoch", "step", "train/gradient_norm", "train/loss"})
     measured = ", ".join(f"{key} {metrics[key]:.4f}" for key in shown)
+    count, target = trained.get("systems", "?"), data.get("energy", blank)
     return f"""---
-library_name: flt_mol
-tags: [chemistry, materials, catalysis, adsorption-energy]
+{lines}
 ---
 
 # {name}
 
 Predicts the {" and ".join(settings["model"]["outputs"])} of adsorption systems from the initial
-structure, in eV and Å (flt_mol {settings["flt_mol_version"]}): `flt_mol.predict(atoms, "{name}")`.
+structure, in eV and Å. To use it, install flt_mol {settings["flt_mol_version"]} (`pip install .` in
+its repository): `flt-mol predict {name} slab.traj`, `flt_mol.predict(atoms, "{name}")`.
 
-- Trained on: {data}{f", from {base}" if base else ""}
+- Data: {source or blank}, {count} systems, target {target}
+- Base model: {base or "none"}
+- Metrics, validated on {data.get("validation", blank)}: {measured or blank}
 - Elements seen: {elements}; for others energies are extrapolated
-- Measured: {measured or blank}
-- Limits, licence: {blank}
+- Licence: {licence or blank}
+- Limits: {blank}
 """

@@ -7,6 +7,7 @@ from flt_mol.nn.feature_maps import (
     ELUFeatures,
     FeatureMap,
     HyperbolicFeatures,
+    LearnedReLUFeatures,
     ReLUFeatures,
     SoftmaxFeatures,
     SoftplusFeatures,
@@ -50,8 +51,8 @@ __all__ = [
     "FLTBlock", "FLTEncoder", "FLTMultiheadAttention", "FeatureMap", "Fidelity", "FourierRPE",
     "Frequencies", "GaussianBias", "GaussianFrequencies", "GaussianMixtureSpectrum",
     "GaussianSpectrum", "HyperbolicFeatures", "ImageKeys", "LatticeFrequencies",
-    "LebedevFrequencies", "LocalBasis", "LocalFilter", "LocalGeometry", "MaternSpectrum",
-    "PairCorrection", "PairWeights", "ProductSpectrum", "ReLUFeatures",
+    "LearnedReLUFeatures", "LebedevFrequencies", "LocalBasis", "LocalFilter", "LocalGeometry",
+    "MaternSpectrum", "PairCorrection", "PairWeights", "ProductSpectrum", "ReLUFeatures",
     "SoftmaxFeatures", "SoftplusFeatures", "SpectralFilter", "SpectralGeometry", "Spectrum",
     "SumSpectrum",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
 
 MODES = ("linear", "exact", "auto")
-# Features held at once where no gradient needs all of them: 32 MB.
+# Features in memory where no gradient needs all of them: 32 MB.
 MAX_FEATURES = 2**23
 
 
@@ -380,7 +380,7 @@ class FLTAttention(Streaming, Attention):
         Encodings in Transformers", AISTATS 2024.
         [2] Choromanski et al., "Rethinking Attention with Performers", ICLR 2021.
 
-    Example:
+    Examples:
         >>> from flt_mol.nn import FLTAttention, FourierRPE, GaussianFrequencies, GaussianSpectrum
         >>> rpe = FourierRPE(GaussianSpectrum(4, num_terms=8), GaussianFrequencies(16))
         >>> attention = FLTAttention(32, 4, rpe=rpe)
@@ -554,13 +554,6 @@ class FLTAttention(Streaming, Attention):
         distance = sum((a - b).abs().sum((1, 2)) / 2 for a, b in both) + torch.zeros_like(error)
         return Fidelity(error.sqrt(), distance / max(len(rows.query), 1))
 
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, "
-            f"position_dim={self.position_dim}, mode={self.mode!r}, causal={self.causal}"
-        )
-
 
 def logit_factors(rows: AttentionRows) -> tuple[Tensor, Tensor]:
     """[q/√D, T] and [k, Ψ ∘ a], whose product is the logit q·k/√D + Φ·Ψ, Φ = T ∘ a."""
@@ -617,8 +610,6 @@ def _systems_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, T
 def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_heads: int) -> int:
     """2R, from whichever of the two is given, checked against the other."""
     if rpe is None:
-        if position_dim is not None and position_dim < 0:
-            raise ValueError(f"position_dim must be ≥ 0, got {position_dim}")
         return position_dim or 0
     if rpe.num_heads != num_heads:
         raise ValueError(f"the rpe has {rpe.num_heads} heads, the attention {num_heads}")

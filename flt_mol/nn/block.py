@@ -20,7 +20,7 @@ from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.streaming import placed_state, present
 
 EncoderState = tuple[CausalState, ...]
-_HIDDEN = 16  # group budgets of the hidden layer at once: larger tensors leave a CPU's cache
+_HIDDEN = 16  # group budgets of one part of the hidden layer: larger tensors leave a CPU's cache
 
 
 class BlockGeometry(NamedTuple):
@@ -31,7 +31,7 @@ class BlockGeometry(NamedTuple):
         positions: (N, ℓ), Å, for attention with an RPE of its own.
         pairs: weights of near pairs, of a `PairCorrection`.
         images: keys that are periodic images, of an `ImageKeys`.
-        waves: for spectral filters, of `SpectralFilter.geometry`.
+        plane_waves: for spectral filters, of `SpectralFilter.geometry`.
         local: for local filters, of a `LocalBasis`.
     """
 
@@ -39,7 +39,7 @@ class BlockGeometry(NamedTuple):
     positions: Tensor | None = None
     pairs: PairWeights | None = None
     images: PairWeights | None = None
-    waves: SpectralGeometry | None = None
+    plane_waves: SpectralGeometry | None = None
     local: LocalGeometry | None = None
 
 
@@ -123,12 +123,12 @@ class FLTBlock(nn.Module):
                 images=at.images,
             )
         if self.spectral is not None:
-            if at.waves is None:
-                raise ValueError("this block needs waves: the result of SpectralFilter.geometry")
-            out = out + self.spectral(h, at.waves)
+            if at.plane_waves is None:
+                raise ValueError("this block needs plane_waves, of SpectralFilter.geometry")
+            out = out + self.spectral(h, at.plane_waves)
         if self.local is not None:
             if at.local is None:
-                raise ValueError("this block needs local: the result of a LocalBasis")
+                raise ValueError("this block needs local, of a LocalBasis")
             out = out + self.local(h if self.local_norm else x, at.local)
         parts: Sequence[Tensor] = [out]
         if not torch.compiler.is_compiling():
@@ -196,7 +196,7 @@ class FLTEncoder(nn.Module):
             system: likewise.
             num_systems: likewise.
             mask: likewise.
-            **geometry: pairs, images, waves and local of `BlockGeometry`, of packed rows.
+            **geometry: pairs, images, plane_waves and local of `BlockGeometry`, of packed rows.
 
         Raises:
             ValueError: arguments that do not belong together or do not fit `x`.

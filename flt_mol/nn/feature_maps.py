@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from flt_mol.functional.feature_maps import (
-    gaussian_projection,
     orthogonal_projection,
     softmax_log_features,
     softplus_log_features,
 )
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32
-from flt_mol.nn.layers import placed, seeded_generator
+from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 from flt_mol.nn.redraw import Redrawn
 
 
@@ -43,7 +42,7 @@ class FeatureMap(nn.Module):
         estimates_softmax: whether E[φ(q)·φ(k)] = exp(q·k/√D + Φ·Ψ), up to a factor of the query.
         learned: whether it has weights, which exact attention would never train.
 
-    Example:
+    Examples:
         >>> class Squares(FeatureMap):
         ...     def forward(self, x, at, *, key):
         ...         positions = (at.key if key else at.query).expand(-1, self.num_heads, -1)
@@ -59,6 +58,7 @@ class FeatureMap(nn.Module):
     exponential = False
     estimates_softmax = False
     learned = False
+    per_direction = 1
 
     def __init__(self, num_heads: int, head_dim: int, position_dim: int, num_features: int) -> None:
         super().__init__()
@@ -96,7 +96,6 @@ class RandomFeatures(FeatureMap, Redrawn):
 
     content_projection: Tensor
     position_projection: Tensor | None
-    per_direction = 1
 
     def __init__(
         self,
@@ -125,14 +124,14 @@ class RandomFeatures(FeatureMap, Redrawn):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
-        if self.redraw_every is not None:
+        if redraws := self.redraw_every is not None:
             self.begin_step()
         # What is subtracted is a constant of the row, which cancels for queries.
         norm, weights = key and self.exponential, (self.content_projection, at)
         features = softmax_log_features(
             x, *weights, self.position_projection, key=key, subtract_norm=norm
         )
-        if self.redraw_every is not None:
+        if redraws:
             self.watch(features)
         return features
 
@@ -159,26 +158,23 @@ class HyperbolicFeatures(SoftmaxFeatures):
 
 
 class ReLUFeatures(RandomFeatures):
-    """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed: the map of the paper's image model."""
+    """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed; see `LearnedReLUFeatures`."""
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ of rows (N, H, D) → (N, H, M); a row that has no feature has no attention: 0."""
         return super().forward(x, at, key=key).clamp(min=0.0)
 
 
-class SoftplusFeatures(FeatureMap):
-    """φ(x) = softplus(W [Φ, x̂] + b), with W and b learned, as logarithms.
-
-    Learned maps follow a given softmax far more closely than random ones of the same M once they
-    are trained; before that they are no estimate of anything.
+class LearnedFeatures(FeatureMap):
+    """Base of maps with learned directions W (M, 2R + D) per head, and a learned b if `biased`.
 
     Args:
         num_heads, head_dim, position_dim, num_features: H, D, 2R and M.
-        generator: on CPU, for W at the start; None takes a seed from torch's global one.
+        generator: on CPU, for W at the start; None as of `RandomFeatures`.
     """
 
-    exponential = True
     learned = True
+    biased = False
 
     def __init__(
         self,
@@ -192,15 +188,38 @@ class SoftplusFeatures(FeatureMap):
         super().__init__(num_heads, head_dim, position_dim, num_features)
         content, positions = _directions(self, True, seeded_generator(generator))
         self.weight = nn.Parameter(placed(content))
-        self.bias = nn.Parameter(torch.zeros_like(self.weight[..., 0]))
+        self.bias = nn.Parameter(torch.zeros_like(self.weight[..., 0])) if self.biased else None
         self.position_weight = nn.Parameter(placed(positions)) if position_dim else None
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
-        """Log φ of rows (N, H, D) → (N, H, M)."""
+        """W [Φ, x̂] + b of rows (N, H, D) → (N, H, M)."""
         logits = softmax_log_features(
             x, self.weight, at, self.position_weight, key=key, subtract_norm=False
         )
-        return softplus_log_features(logits + self.bias.to(logits.dtype))
+        return logits if self.bias is None else logits + self.bias.to(logits.dtype)
+
+
+class LearnedReLUFeatures(LearnedFeatures):
+    """φ(x) = ReLU(W [Φ, x̂]), with W learned: the map of the paper's image model."""
+
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """φ of rows (N, H, D) → (N, H, M)."""
+        return super().forward(x, at, key=key).clamp(min=0.0)
+
+
+class SoftplusFeatures(LearnedFeatures):
+    """φ(x) = softplus(W [Φ, x̂] + b), with W and b learned, as logarithms.
+
+    Learned maps follow a given softmax far more closely than random ones of the same M once they
+    are trained; before that they are no estimate of anything.
+    """
+
+    exponential = True
+    biased = True
+
+    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
+        """Log φ of rows (N, H, D) → (N, H, M)."""
+        return softplus_log_features(super().forward(x, at, key=key))
 
 
 class ELUFeatures(FeatureMap):
@@ -226,9 +245,11 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "softmax": SoftmaxFeatures,
     "hyperbolic": HyperbolicFeatures,
     "relu": ReLUFeatures,
+    "learned_relu": LearnedReLUFeatures,
     "softplus": SoftplusFeatures,
     "elu": ELUFeatures,
 }
+"""Feature maps by name."""
 
 
 def feature_map_of(
@@ -272,12 +293,11 @@ def _directions(
     shape: FeatureMap, orthogonal: bool, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """W for content (H, M, D) and for positions (H, M, 2R), drawn as one matrix per head."""
-    draw = orthogonal_projection if orthogonal else gaussian_projection
-    opposite = getattr(shape, "per_direction", 1) == 2
-    rows = shape.num_features // 2 if opposite else shape.num_features
-    width = shape.position_dim + shape.head_dim
-    heads = [draw(rows, width, generator=generator) for _ in range(shape.num_heads)]
+    draw = orthogonal_projection if orthogonal else draw_normal
+    rows, widths = shape.num_features // shape.per_direction, [shape.position_dim, shape.head_dim]
+    heads = [draw(rows, sum(widths), generator=generator) for _ in range(shape.num_heads)]
     drawn = torch.stack(heads)
-    both = torch.cat([drawn, -drawn], 1) if opposite else drawn
-    positions, content = both.split([shape.position_dim, shape.head_dim], -1)
+    if shape.per_direction == 2:
+        drawn = torch.cat([drawn, -drawn], 1)
+    positions, content = drawn.split(widths, -1)
     return content.contiguous(), positions.contiguous()

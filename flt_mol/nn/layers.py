@@ -48,7 +48,7 @@ def drawn_linear(
 ) -> nn.Linear:
     """A linear map with Xavier-uniform weights times `gain`, drawn on CPU, and no bias at first.
 
-    Example:
+    Examples:
         >>> drawn_linear(2, 3, bias=False, generator=torch.Generator().manual_seed(0))
         Linear(in_features=2, out_features=3, bias=False)
     """
@@ -68,7 +68,7 @@ def drawn_linear(
 def applied(layer: nn.Linear, x: Tensor) -> Tensor:
     """A linear map in the dtype of `x`, for weights of any dtype.
 
-    Example:
+    Examples:
         >>> applied(nn.Linear(2, 3).double(), torch.ones(1, 2)).dtype
         torch.float32
     """

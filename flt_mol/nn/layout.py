@@ -57,8 +57,8 @@ class Layout(NamedTuple):
         """
         if self.order is not None and any(given is not None for given in counted):
             raise ValueError(
-                "pairs, images, waves and local geometry count packed rows: sort rows by system, "
-                "and give ptr or system"
+                "pairs, images, plane waves and local geometry count packed rows: sort rows by "
+                "system, and give ptr or system"
             )
 
     def pack(self, x: Tensor) -> Tensor:
@@ -198,11 +198,7 @@ def require(condition: Tensor, message: str) -> None:
 
 
 def check_rows(x: Tensor, width: int, name: str) -> None:
-    """Refuse rows that are not (N, C) or (B, L, C) of this width C.
-
-    Raises:
-        ValueError: as said.
-    """
+    """Refuse rows that are not (N, C) or (B, L, C) of this width C."""
     if x.dim() not in (2, 3) or x.shape[-1] != width:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}, expected (N, {width}) or (B, L, {width})"

@@ -172,7 +172,7 @@ class PairCorrection(nn.Module):
     F_h = 5 tanh(S_h / 5), S_h(i, j) = Σ_T Σ_t W_th B_t(‖r_i − r_j − T‖), the sum over
     the pairs (i, j, T) given. Exact by `functional.pair_sums`, at cost O(N). Where most weights are
     negative, float32 loses about exp(5): attention of 50 atoms with all F = −5 is wrong by 8e-5 of
-    its size (with a bound of 10 by 1 %). **Not the same in a supercell**: the global sum
+    its size. **Not the same in a supercell**: the global sum
     counts each atom of the cell once, not each of its images.
 
     Args:

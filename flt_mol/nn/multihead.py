@@ -45,7 +45,7 @@ class FLTMultiheadAttention(nn.Module):
         batch_first: whether tensors are (B, L, C) instead of (L, B, C).
         **settings: further arguments of `FLTAttention`: feature_map, rpe, mode, causal, …
 
-    Example:
+    Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
         >>> layer.self_attn = FLTMultiheadAttention.from_torch(layer.self_attn, mode="auto")
         >>> layer(torch.randn(2, 10, 32)).shape

@@ -37,7 +37,7 @@ class FourierRPE(nn.Module):
         [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
         Encodings in Transformers", AISTATS 2024.
 
-    Example:
+    Examples:
         >>> from flt_mol.nn import GaussianFrequencies, GaussianSpectrum
         >>> rpe = FourierRPE(GaussianSpectrum(num_heads=4, num_terms=8), GaussianFrequencies(16))
         >>> rpe(torch.rand(10, 3)).key.shape
@@ -83,8 +83,7 @@ class FourierRPE(nn.Module):
         """
         if ptr is None:
             ptr = torch.arange(2, device=positions.device) * positions.shape[0]
-        redraws = self.frequencies.redraw_every is not None
-        if redraws:
+        if redraws := self.frequencies.redraw_every is not None:
             self.frequencies.begin_step()
         frequencies, ratio = self.frequencies(self.spectrum)
         basis = fourier_basis(_relative(positions, ptr, origin), frequencies)
@@ -113,14 +112,13 @@ def _relative(positions: Tensor, ptr: Tensor, origin: str | Tensor) -> Tensor:
     local = positions if positions.is_floating_point() else positions.double()
     if isinstance(origin, str) and origin == "mean":
         local = centred(local, ptr)
-        return local if positions.is_floating_point() else local.float()
-    local = at_least_float32(local)
-    if isinstance(origin, Tensor):
-        if origin.shape != (expected := (ptr.numel() - 1, local.shape[-1])):
+    else:
+        local = at_least_float32(local)
+        if isinstance(origin, str):
+            if origin != "first":
+                raise ValueError(f"origin is {origin!r}, expected 'mean', 'first' or points (B, ℓ)")
+            origin = first_per_system(local, ptr)
+        elif origin.shape != (expected := (ptr.numel() - 1, local.shape[-1])):
             raise ValueError(f"origin has shape {tuple(origin.shape)}, expected {expected}")
         local = local - spread(origin.to(local.dtype), ptr, local.shape[0])
-    elif origin == "first":
-        local = local - spread(first_per_system(local, ptr), ptr, local.shape[0])
-    else:
-        raise ValueError(f"origin is {origin!r}, expected 'mean', 'first' or points (B, ℓ)")
     return local if positions.is_floating_point() else local.float()

@@ -76,8 +76,8 @@ class SpectralFilter(nn.Module):
         embed_dim: C.
         num_heads: H, filters; ``num_heads=embed_dim`` is one per channel.
         k_max: cutoff, cycles/Å; detail finer than about 1/(2 k_max) is left to local terms.
-        sigma_max: Å, the width f_h may have: each of the T functions is at most 1.5e-2 of its f(0)
-            beyond 3σ_max, 6e-4 beyond 4σ_max and 2e-5 beyond 5σ_max.
+        sigma_max: Å, the width f_h may have: beyond 4σ_max each of the T functions is at most 6e-4
+            of its f(0).
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
         generator: on CPU, for the initial weights; None takes a seed from torch's global one.
@@ -85,7 +85,7 @@ class SpectralFilter(nn.Module):
     Raises:
         ValueError: sizes that do not fit together.
 
-    Example:
+    Examples:
         >>> layer = SpectralFilter(embed_dim=16, num_heads=4)
         >>> positions, ptr = torch.rand(5, 3), torch.tensor([0, 2, 5])
         >>> cell, pbc = 6.0 * torch.eye(3).expand(2, 3, 3), torch.ones(2, 3, dtype=torch.bool)

@@ -11,7 +11,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from flt_mol.data import from_ase
+from flt_mol.data.ase import atoms_record
 from flt_mol.prediction.energies import open_quietly, predict_structures
 from flt_mol.prediction.members import load_members
 
@@ -25,23 +25,23 @@ class FLTCalculator(Calculator):
     forces, that is has them among its `config.outputs`; its energy is that of the positions shown.
 
     Tags count as positions do: set them first (`flt_mol.data.tag_slab`). Warnings are those of
-    :func:`flt_mol.predict`.
+    `flt_mol.predict`.
 
     Args:
         checkpoint: a checkpoint, the name of a shipped model, or a module; a list or tuple of them
-            is an ensemble, whose energy is the mean and which has a :attr:`spread`.
+            is an ensemble, whose energy is the mean and which has a `std`.
         device: where models of checkpoints go (cpu if not given); modules stay where they are.
 
     Raises:
-        ValueError: as :func:`flt_mol.predict`.
+        ValueError: as `flt_mol.predict`.
 
-    Example:
+    Examples:
         >>> from ase.build import add_adsorbate, fcc111
         >>> from flt_mol.data import tag_slab
         >>> slab = fcc111("Pt", (2, 2, 3), vacuum=7.0)
         >>> add_adsorbate(slab, "O", 1.3, "fcc")
         >>> slab = tag_slab(slab, surface="half")
-        >>> slab.calc = FLTCalculator("emt_small")
+        >>> slab.calc = FLTCalculator("emt-small")
         >>> -3 < slab.get_potential_energy() < 0
         True
     """
@@ -50,7 +50,7 @@ class FLTCalculator(Calculator):
     # Of what ASE compares, what no energy here depends on.
     ignored_changes = {"initial_charges", "initial_magmoms"}  # noqa: RUF012
 
-    spread: float | None = None
+    std: float | None = None
     """For an ensemble, the standard deviation of the last energies (ddof = 1), eV; else None."""
 
     def __init__(self, checkpoint: Any, *, device: str | torch.device | None = None) -> None:
@@ -82,9 +82,8 @@ class FLTCalculator(Calculator):
         """What has changed since the last calculation, tags and fixed atoms too."""
         changes: list[str] = list(super().check_state(atoms, tol))  # type: ignore[no-untyped-call]
         if self.atoms is not None:
-            before, now = (from_ase(x.copy(), ignore_energy=True) for x in (self.atoms, atoms))
-            both = ((x, getattr(before, x), getattr(now, x)) for x in ("tags", "fixed"))
-            changes += [name for name, old, new in both if not torch.equal(old, new)]
+            before, now = (atoms_record(x.copy()) for x in (self.atoms, atoms))
+            changes += [x for x in ("tags", "fixed") if not np.array_equal(before[x], now[x])]
         return changes
 
     def calculate(
@@ -104,7 +103,7 @@ class FLTCalculator(Calculator):
             self._members, [structure], collect=lambda _, outputs: each.extend(outputs), **asked
         )
         if self._members.ensemble:
-            self.spread, found = float(found.spread[0]), found.mean
+            self.std, found = float(found.std[0]), found.mean
         self.results = {"energy": float(found[0])}
         if "forces" not in self.implemented_properties:
             return

@@ -28,7 +28,7 @@ class EnsembleEnergies:
     Args:
         members: (K, B) float64, eV, in the order in which the members were given.
 
-    Example:
+    Examples:
         >>> EnsembleEnergies(np.array([[-1.0, 2.0], [-3.0, 2.0]])).mean
         array([-2.,  2.])
     """
@@ -41,16 +41,13 @@ class EnsembleEnergies:
         return np.asarray(self.members.mean(axis=0))
 
     @property
-    def spread(self) -> NDArray[np.float64]:
+    def std(self) -> NDArray[np.float64]:
         """(B,) float64, eV: the standard deviation over the members, with K − 1 (ddof = 1)."""
         return np.asarray(self.members.std(axis=0, ddof=1))
 
     def __len__(self) -> int:
         """Number of structures B."""
         return int(self.members.shape[1])
-
-    def __repr__(self) -> str:
-        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
 
 
 def predict(
@@ -67,23 +64,23 @@ def predict(
     `flt_mol.data.tag_slab`. Nothing in it is changed, and targets are ignored.
 
     Args:
-        source: `ase.Atoms`, one or several; or anything that :func:`flt_mol.open_dataset` takes or
+        source: `ase.Atoms`, one or several; or anything that `flt_mol.open_dataset` takes or
             has opened.
-        checkpoint: as of :func:`~flt_mol.prediction.members.load_members`.
+        checkpoint: as of `flt_mol.prediction.members.load_members`.
         batch_size: structures per call of the model; it changes no energy beyond rounding.
         device: where models of checkpoints go (cpu if not given); modules stay where they are.
         frames: "first", "last" or "all" frames of a file; None takes the first of a relaxation.
 
     Returns:
-        The energies; of an ensemble :class:`EnsembleEnergies` with `mean`, `spread`, `members`.
+        The energies; of an ensemble `EnsembleEnergies` with `mean`, `std`, `members`.
 
     Raises:
         ValueError: something that holds no structures, naming its place; a `batch_size` below 1;
             an energy that is not finite; no such checkpoint, or no possible ensemble.
 
     Warns:
-        UserWarning: once of each kind for all structures, :class:`~flt_mol.data.checks.Unusual`,
-            :func:`unfit_for` and elements never trained on; tags like layer numbers; frames that
+        UserWarning: once of each kind for all structures, `flt_mol.data.checks.Unusual`,
+            `unfit_for` and elements never trained on; tags like layer numbers; frames that
             are not predicted.
     """
     members = load_members(checkpoint, device)
@@ -132,7 +129,7 @@ def predict_structures(
         collect: called with each batch and all that the members gave for it.
         asked: further arguments of the models, such as ``embeddings=True``.
 
-    Returns, raises, warns: as :func:`predict`.
+    Returns, raises, warns: as `predict`.
     """
     members = load_members(model)
     energies = [np.empty((len(members.models), 0))]
@@ -220,7 +217,7 @@ def energy_array(values: Any, name: str = "energies") -> NDArray[np.float64]:
         ValueError: values that are not real numbers, or another shape: against (B,), (1, B) would
             broadcast to (B, B).
 
-    Example:
+    Examples:
         >>> energy_array([[1.0], [2.0]])
         array([1., 2.])
     """

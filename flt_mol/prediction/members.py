@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import nn
 
 from flt_mol.data.recipes import recipe
 from flt_mol.data.tags import Surface, parse_rule
-from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
+from flt_mol.models.checkpoint import load_model, read_checkpoint
 from flt_mol.structures import Structures
 
 
@@ -50,9 +49,6 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
     Raises:
         ValueError: no such checkpoint; an ensemble of fewer than two, or of models that were
             trained on different energies; a device for a module.
-
-    Warns:
-        UserWarning: members with the same weights.
     """
     if isinstance(checkpoint, Members):
         return checkpoint
@@ -67,10 +63,6 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
         f"member {place}" if isinstance(one, nn.Module) else str(one)
         for place, one in enumerate(given)
     )
-    for i, one in enumerate(models):
-        if any(x is one or (one is not given[i] and _same(one, x)) for x in models[:i]):
-            text = f"{labels[i]}: twice in the ensemble, so its standard deviation is too low"
-            warnings.warn(text, stacklevel=3)
     return Members(models, labels, ensemble)
 
 
@@ -82,11 +74,6 @@ def _load(one: Any, device: str | torch.device | None) -> nn.Module:
     if device is not None:
         raise ValueError("device is for checkpoints; move a module yourself: model.to(device)")
     return one
-
-
-def _same(one: nn.Module, other: nn.Module) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(x, theirs[k]) for k, x in ours.items())
 
 
 def _refuse_different_targets(given: Sequence[Any]) -> None:
@@ -101,12 +88,12 @@ def _refuse_different_targets(given: Sequence[Any]) -> None:
 
 
 def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
-    config: Mapping[str, Any] = read_checkpoint(find_checkpoint(checkpoint))["config"]
+    config: Mapping[str, Any] = read_checkpoint(checkpoint)["config"]
     return config
 
 
 def surface_rule(checkpoint: Any) -> Surface | None:
-    """The `surface` of :func:`flt_mol.data.tag_slab` that fits a model, None if it is not known.
+    """The `surface` of `flt_mol.data.tag_slab` that fits a model, None if it is not known.
 
     It is ``data.tag_rule`` of the run; else ``tag_rule`` in the `dataset.yaml` of its training
     data; else, of a fine-tuned model, the rule of the checkpoint that it started from.
@@ -118,8 +105,8 @@ def surface_rule(checkpoint: Any) -> Surface | None:
     Raises:
         ValueError: no such checkpoint; members of an ensemble with different rules.
 
-    Example:
-        >>> surface_rule("emt_small")
+    Examples:
+        >>> surface_rule("emt-small")
         'half'
     """
     rules = tag_rules(checkpoint if isinstance(checkpoint, list | tuple) else [checkpoint])

@@ -22,7 +22,7 @@ from flt_mol.structures import Structures
 
 OPTIMIZERS = {"bfgs": BFGS, "lbfgs": LBFGS, "fire": FIRE}
 SUFFIXES = (".traj", ".extxyz")
-"""Of the files that :func:`relax_structures` writes."""
+"""Of the files that `relax_structures` writes."""
 
 
 def relax_structures(
@@ -58,7 +58,7 @@ def relax_structures(
         ValueError: a model without forces, forces that are not finite, another optimiser.
 
     Warns:
-        UserWarning: as :func:`flt_mol.predict`.
+        UserWarning: as `flt_mol.predict`.
     """
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"optimizer is {optimizer!r}, expected {', '.join(OPTIMIZERS)}")

@@ -21,7 +21,7 @@ from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
 
 SUFFIXES = (".csv", ".json", ".extxyz")
-"""Of the files that :func:`write_predictions` writes."""
+"""Of the files that `write_predictions` writes."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Prediction:
             to sids that repeat.
         energy: eV; of an ensemble, the mean.
         file: the file that it was read from.
-        spread: of an ensemble, the standard deviation of its members (ddof = 1), eV; else None.
+        std: of an ensemble, the standard deviation of its members (ddof = 1), eV; else None.
         frame: which record of the file, from 0.
-        further: other outputs by name, as asked for: see :func:`predict_files`.
+        further: other outputs by name, as asked for: see `predict_files`.
     """
 
     name: str
     energy: float
     file: str
-    spread: float | None = None
+    std: float | None = None
     frame: int = 0
     further: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -51,19 +51,16 @@ def predict_files(
     files: str | Path | Sequence[str | Path] | StructuresDataset,
     batch_size: int = 32,
     *,
-    skip_bad: bool = False,
-    frames: str | None = None,
     outputs: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Prediction]:
     """Energies of all structures of `files`, in order: LMDB, and all that ASE reads.
 
     Args:
-        model: as of :func:`~flt_mol.prediction.members.load_members`.
-        files: one path or several; a file may hold many frames. Or the data set of them.
+        model: as of `flt_mol.prediction.members.load_members`.
+        files: one path or several; a file may hold many frames. Or the data set of them, with
+            options of `flt_mol.data.open_dataset`.
         batch_size: structures per call of the model, across files.
-        skip_bad: skip invalid records and files, with a warning that counts and names them.
-        frames: as of :func:`flt_mol.predict`.
         outputs: of the model, to be kept too: "forces" (N, 3), eV/Å, "displacement" (N, 3), Å,
             "system_embeddings" (C,); of an ensemble, the means.
         progress: called with (structures done, structures in all) after each batch.
@@ -73,13 +70,12 @@ def predict_files(
             before anything is predicted; an energy that is not finite.
 
     Warns:
-        UserWarning: as :func:`flt_mol.predict`, and sids that repeat.
+        UserWarning: as `flt_mol.predict`, and sids that repeat.
     """
     members = load_members(model)
     opened: Any = files
     if not isinstance(opened, StructuresDataset):
-        on_error = "skip" if skip_bad else "raise"
-        opened = open_quietly(files, frames, check=members.check, on_error=on_error)
+        opened = open_quietly(files, check=members.check)
     opened.read_through()
     sids: list[str] = []
     further: dict[str, list[NDArray[np.float32]]] = {name: [] for name in outputs}
@@ -98,10 +94,10 @@ def predict_files(
     )
     rows = [(sid, *opened.place(i)) for i, sid in enumerate(sids)]
     mean = found.mean if members.ensemble else found
-    spread = found.spread.tolist() if members.ensemble else [None] * len(rows)
+    std = found.std.tolist() if members.ensemble else [None] * len(rows)
     others = [dict(zip(further, x, strict=True)) for x in zip(*further.values(), strict=True)]
     others = others or [{} for _ in rows]
-    columns = zip(_names(rows), mean.tolist(), rows, spread, others, strict=True)
+    columns = zip(_names(rows), mean.tolist(), rows, std, others, strict=True)
     return [
         Prediction(name, energy, str(path), deviation, frame, other)
         for name, energy, (_, path, frame), deviation, other in columns
@@ -135,17 +131,17 @@ def write_embeddings(predictions: Sequence[Prediction], path: str | Path) -> Pat
 def write_predictions(
     predictions: Iterable[Prediction], path: str | Path, files: StructuresDataset | None = None
 ) -> Path:
-    """Write `.csv` or `.json` (sid, energy, spread, file; eV), or `.extxyz` (the structures).
+    """Write `.csv` or `.json` (sid, energy, std, file; eV), or `.extxyz` (the structures).
 
-    `spread` is there for ensembles only. Numbers read back as the same float64. In `.extxyz`
-    the energies are `energy_predicted` and `energy_predicted_spread` in ``atoms.info``: not
+    `std` is there for ensembles only. Numbers read back as the same float64. In `.extxyz`
+    the energies are `energy_predicted` and `energy_predicted_std` in ``atoms.info``: not
     `energy`, which ASE takes for the total energy of these positions, nor `y_relaxed`, a target.
     Predictions with "forces" have these and their energy as ASE's own, too; those with
     "displacement" are written at the predicted relaxed positions. The file appears whole, or not at
     all.
 
     Args:
-        predictions: as of :func:`predict_files`.
+        predictions: as of `predict_files`.
         path: the file.
         files: for `.extxyz`, the structures that were predicted, in their order; if not given, the
             files that `predictions` name are read again.
@@ -158,8 +154,8 @@ def write_predictions(
     if suffix not in SUFFIXES:
         names = " or ".join(SUFFIXES)
         raise ValueError(f"cannot write predictions to {path}: use a name ending in {names}")
-    is_ensemble = any(p.spread is not None for p in predictions)
-    columns = ["sid", "energy", *(["spread"] if is_ensemble else []), "file"]
+    is_ensemble = any(p.std is not None for p in predictions)
+    columns = ["sid", "energy", *(["std"] if is_ensemble else []), "file"]
     rows = [{name: {**vars(p), "sid": p.name}[name] for name in columns} for p in predictions]
     if suffix == ".csv":
         return write_rows(path, [columns, *(list(row.values()) for row in rows)])
@@ -190,8 +186,8 @@ def _write_extxyz(predictions: list[Prediction], f: IO[str], files: StructuresDa
         if positions is not None:  # as stored: structures are float32, and moved to the origin
             atoms.positions = positions
         atoms.info = {"sid": prediction.name, "energy_predicted": prediction.energy}
-        if prediction.spread is not None:
-            atoms.info["energy_predicted_spread"] = prediction.spread
+        if prediction.std is not None:
+            atoms.info["energy_predicted_std"] = prediction.std
         if (forces := prediction.further.get("forces")) is not None:
             atoms.calc = SinglePointCalculator(atoms, energy=prediction.energy, forces=forces)
         if (displacement := prediction.further.get("displacement")) is not None:

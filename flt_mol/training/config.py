@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from flt_mol.data import recipes
 from flt_mol.data.tags import parse_rule
-from flt_mol.files import nearest, shipped_folder
-from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
+from flt_mol.files import find_shipped, shipped_folder
+from flt_mol.models.checkpoint import checkpoint_config
 from flt_mol.models.config import (
     Count,
     EnergyConfig,
@@ -26,7 +27,6 @@ from flt_mol.models.config import (
     explain,
     merged,
     named_config,
-    shipped_name,
 )
 from flt_mol.nn.feature_maps import FEATURE_MAPS
 
@@ -103,7 +103,7 @@ class DataConfig(Settings):
     @model_validator(mode="after")
     def _own_training_data(self) -> Self:
         """Models of one's own data are not ranked by another data set's systems, nor evaluated."""
-        if self.name and self.train in self.paths:
+        if self.train in self.paths:
             self.name = None
             if self.validation not in self.paths:
                 self.validation_fraction = self.validation_fraction or 0.1
@@ -320,7 +320,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
     Args:
         name_or_path: name in `configs/`, or path to a yaml file.
         overrides: ``KEY=VALUE`` with dots in keys and yaml values, as ``training.epochs=5`` or
-            ``model=emt_small``, which replaces the file's model. Paths need no quotes.
+            ``model=emt-small``, which replaces the file's model. Paths need no quotes.
 
     Raises:
         ValueError: unknown run, not yaml, unknown key (the nearest known one is named), wrong type,
@@ -353,7 +353,7 @@ def load_run_config(name_or_path: str, overrides: Sequence[str] = ()) -> RunConf
 
 
 def find_run(name_or_path: str) -> Path:
-    """The file of a run: by name in `configs/`, or by path.
+    """The file of a run: by name in `configs/`, where "-" and "_" are alike, or by path.
 
     Raises:
         ValueError: neither, naming the nearest one, or all.
@@ -363,19 +363,15 @@ def find_run(name_or_path: str) -> Path:
         if path.is_file():
             return path.resolve()
         raise ValueError(f"no configuration file {path}")
-    shipped = {file.stem: file for file in sorted(shipped_folder("configs").glob("*.yaml"))}
-    if name_or_path in shipped:
-        return shipped[name_or_path]
-    hint = nearest(name_or_path, shipped)
-    raise ValueError(f"no run '{name_or_path}' in configs/: {hint}; files end in .yaml")
+    return find_shipped(name_or_path, "configs/*.yaml")
 
 
 def run_name(name_or_path: str) -> str:
     """What a run is called: its file, or, where that is a run's config.yaml, that run's folder.
 
-    Example:
-        >>> run_name("emt_small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
-        ('emt_small', 'mine', 'mine')
+    Examples:
+        >>> run_name("emt-small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
+        ('emt-small', 'mine', 'mine')
     """
     path = Path(name_or_path)
     if path.name == "config.yaml":
@@ -436,8 +432,9 @@ def absolute_paths(content: dict[str, Any], base: Path, of_file: bool = True) ->
             data["paths"] = {k: str((base / v).resolve()) if v else v for k, v in paths.items()}
         if isinstance(name := data.get("name"), str):
             folders = [folder for folder in (base / name, Path(name)) if folder.is_dir()]
-            known = shipped_name("datasets", name, "dataset.yaml")
-            data["name"] = known or str(folders[0].resolve() if folders else name)
+            known = name.replace("-", "_")
+            own = str(folders[0].resolve() if folders else name)
+            data["name"] = known if known in recipes.names() else own
     start = finetune.get("checkpoint") if isinstance(finetune, dict) else None
     if isinstance(start, str) and start and (base / start).exists():
         content["finetune"]["checkpoint"] = str((base / start).resolve())
@@ -456,7 +453,7 @@ def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:
     if start is not None:
         if chosen is not None:
             raise ValueError(f"model is {chosen}, expected none beside finetune.checkpoint={start}")
-        config = checkpoint_config(find_checkpoint(str(start)))
+        config = checkpoint_config(str(start))
     else:
         config = EnergyConfig() if name is None else named_config(str(name))
     content["model"] = merged(config.model_dump(), model)

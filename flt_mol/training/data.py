@@ -29,7 +29,7 @@ from flt_mol.training.processes import World
 
 _IN_MEMORY = 20_000  # systems of a split
 _ATTACHED_IN_MEMORY = 1 << 30  # bytes of pairs and reciprocal vectors, for each split
-_AT_ONCE = 256
+_CHUNK = 256
 
 
 class Splits(NamedTuple):
@@ -131,7 +131,7 @@ def _file_of(config: RunConfig, split: str) -> Path:
 def files_line(config: RunConfig) -> str:
     """What a run is trained and validated on.
 
-    Example:
+    Examples:
         >>> files_line(RunConfig(data={"paths": {"train": "a.lmdb", "val_id": "b.lmdb"}}))
         'train: a.lmdb; val_id: b.lmdb'
     """
@@ -150,7 +150,7 @@ def load_splits(config: RunConfig) -> Splits:
     is not kept together; ``flt-mol data split --group-by`` does that.
 
     Raises:
-        ValueError: as of :func:`open_split`, or nothing left to train on.
+        ValueError: as of `open_split`, or nothing left to train on.
 
     Warns:
         UserWarning: skipped records, how many and why; sids that both splits have.
@@ -190,19 +190,19 @@ def _load(config: RunConfig, split: str) -> Any:
         if split == data.validation:
             dataset.read_through()  # errors come now, not after the hours of a first epoch
         return dataset
-    return [system for batch in dataset.batches(_AT_ONCE) for system in batch]
+    return [system for batch in dataset.batches(_CHUNK) for system in batch]
 
 
 def check_splits(splits: Splits, model: EnergyModel) -> None:
     """Warn of what looks wrong, of each kind once; in large splits 20,000 systems are looked at.
 
-    See :class:`~flt_mol.data.checks.Unusual`; and elements of validation systems alone.
+    See `flt_mol.data.checks.Unusual`; and elements of validation systems alone.
     """
     unusual, elements = Unusual(), set[int]()
     for split in splits:
         count = min(len(split), _IN_MEMORY)
         rows = [i * len(split) // count for i in range(count)]
-        for batch in make_loader(Subset(split, rows), _AT_ONCE):
+        for batch in make_loader(Subset(split, rows), _CHUNK):
             unusual.add(batch)
             unusual.add_energies(batch, model.reference_energies)
             elements.update(batch.atomic_numbers.tolist())

@@ -19,14 +19,14 @@ from flt_mol.data import make_loader
 from flt_mol.data.loader import TargetStatistics, element_counts, fit_references
 from flt_mol.files import some
 from flt_mol.models.checkpoint import checkpoint_config, misfits, read_weights
-from flt_mol.models.energy import CONFIG_KEY, EnergyModel, make_room
+from flt_mol.models.energy import CONFIG_KEY, EnergyModel, add_buffers
 from flt_mol.nn.radial import PairTypes
 from flt_mol.prediction.energies import evaluating
 from flt_mol.structures import Structures
 from flt_mol.training.config import FinetuneConfig
 from flt_mol.training.folder import differences
 
-_AT_ONCE = 64
+_CHUNK = 64
 _AT_MOST = 1000  # systems by which energies are shifted
 _FAR = 10.0  # standard deviations of the targets that the checkpoint was trained on
 
@@ -73,7 +73,7 @@ def _load(
     model: EnergyModel, path: Path, weights: Mapping[str, Tensor]
 ) -> tuple[list[str], list[str]]:
     """Names that the checkpoint lacks, and those that only it has."""
-    make_room(model, weights)
+    add_buffers(model, weights)
     own = {name: value for name, value in model.state_dict().items() if name != CONFIG_KEY}
     shared = {name: value for name, value in weights.items() if name in own}
     wrong = misfits({name: own[name] for name in shared}, shared)
@@ -146,7 +146,7 @@ def _residuals(
     """Target − prediction (S,), eV."""
     missed: dict[str, list[Tensor]] = {name: [] for name in outputs}
     with evaluating(model), torch.inference_mode():
-        for batch in make_loader(systems, _AT_ONCE, prepare=model.prepare_batch):
+        for batch in make_loader(systems, _CHUNK, prepare=model.prepare_batch):
             found = model(batch)
             for name, values in missed.items():
                 values.append(getattr(batch, name).double() - found[name].double())
@@ -157,7 +157,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """Take the parameters whose names match any pattern out of training; their names.
 
     They need no gradient, and have no optimiser state and no weight decay. Patterns are as of
-    :func:`fnmatch.fnmatchcase`, where ``*`` crosses dots. A name of a part stands for all in it.
+    `fnmatch.fnmatchcase`, where ``*`` crosses dots. A name of a part stands for all in it.
 
     Raises:
         ValueError: a pattern that matches nothing, or patterns that match everything.

@@ -40,7 +40,7 @@ def training_loss(
     moved: Tensor | None = None,
     share: Callable[[str, int], float] = lambda name, count: 1.0,
 ) -> Loss:
-    """The loss on one batch, by the formula of :class:`LossConfig`.
+    """The loss on one batch, by the formula of `LossConfig`.
 
     Args:
         outputs: of the model: "energy" (B,) eV, and as far as it has them "energy_initial" (B,) eV

@@ -41,22 +41,31 @@ def world_of(devices: int, nodes: int) -> World:
     What SLURM allots to a job does not count.
 
     Raises:
-        ValueError: others were started than asked for, or several by srun.
+        ValueError: others were started than asked for, or several by srun; a variable that should
+            be a number and is not.
     """
     env = os.environ
     if FOLDER in env:  # Lightning starts the same command for every further device
-        return World(devices, 1, int(env["LOCAL_RANK"]))
+        return World(devices, 1, _number("LOCAL_RANK"))
     if env.keys() >= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}:
-        on_this = int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
-        machines = int(env["WORLD_SIZE"]) // on_this
+        size = _number("WORLD_SIZE")
+        on_this = _number("LOCAL_WORLD_SIZE", size)
+        machines = size // on_this
         for name, asked, there in (("devices", devices, on_this), ("nodes", nodes, machines)):
             if asked not in (1, there):
                 raise ValueError(f"training.{name} is {asked}, and torchrun started {there}")
-        return World(on_this, machines, int(env["RANK"]), torchrun=True)
-    if nodes > 1 or (devices > 1 and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1):
+        return World(on_this, machines, _number("RANK"), torchrun=True)
+    if nodes > 1 or (devices > 1 and _number("SLURM_STEP_NUM_TASKS", 1) > 1):
         hint = "start with torchrun, or sbatch without srun on one node (docs/train.md)"
         raise ValueError(f"training.devices is {devices}, training.nodes is {nodes}: {hint}")
     return World(devices)
+
+
+def _number(name: str, default: int = 0) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ValueError(f"{name} is {text!r} in the environment, expected a whole number")
+    return int(text)
 
 
 class Strategy(DDPStrategy):

@@ -26,12 +26,12 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from rich.console import Console
 
 from flt_mol.data import convert, open_dataset
-from flt_mol.data.loader import target_statistics, trained_on
+from flt_mol.data.loader import target_statistics
 from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
 from flt_mol.files import write_rows
 from flt_mol.models.build import needs_of, prepare_batch
-from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
+from flt_mol.models.checkpoint import load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
 from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage, make_loggers, say
@@ -84,7 +84,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     """Train a model; write ``best.ckpt``, ``last.ckpt``, logs and plots.
 
     A run that was interrupted, however abruptly, is resumed when the same settings are given again,
-    from the latest point in its folder (:class:`~flt_mol.training.resume.ResumePoint`), to the same
+    from the latest point in its folder (`flt_mol.training.resume.ResumePoint`), to the same
     weights, bit for bit. One that is finished in `config.output` is not changed.
 
     The random states of torch, numpy and Python are restored afterwards. A run that fails or
@@ -148,13 +148,13 @@ def finetune(
 
     Args:
         checkpoint: file, folder of a run, or name of a shipped model.
-        structures: as :func:`flt_mol.open_dataset` takes them, with targets.
+        structures: as `flt_mol.open_dataset` takes them, with targets.
         output: folder of the run.
         settings: further ones, as ``["training.epochs=5"]``.
         energy: name of the target, eV.
 
     Raises:
-        ValueError: as :func:`train` and :func:`flt_mol.open_dataset`.
+        ValueError: as `train` and `flt_mol.open_dataset`.
     """
     file = Path(f"{output}.safetensors")
     convert(open_dataset(structures, require_energy=True, energy=energy), file, overwrite=True)
@@ -165,7 +165,7 @@ def finetune(
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
     """The best epoch; for a fine-tuning without improvement, a hint.
 
-    Example:
+    Examples:
         >>> closing_lines(RunConfig(), {"epoch": 11.0, "val/mae": 0.08141, "val/ewt": 0.2555})
         ['best epoch 11: val_id MAE 0.0814 eV, EwT 25.55 %']
     """
@@ -182,9 +182,9 @@ def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
 def build_model(config: RunConfig, training: Any, console: Console | None = None) -> EnergyModel:
     """The model with its normalisers fitted and the elements marked that it will have seen.
 
-    With ``finetune.checkpoint`` it starts as :func:`~flt_mol.training.finetune.start_from` says,
+    With ``finetune.checkpoint`` it starts as `flt_mol.training.finetune.start_from` says,
     whose line goes to `console`. Its seed is ``model.seed + training.seed``; what else is drawn
-    comes from torch's global generator, which :func:`train` seeds with ``training.seed``.
+    comes from torch's global generator, which `train` seeds with ``training.seed``.
     """
     seed = config.model.seed + config.training.seed
     model = EnergyModel(config.model.model_copy(update={"seed": seed}))
@@ -195,7 +195,7 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
     statistics = target_statistics(training, workers, **options)
     start, before = config.finetune.checkpoint, None
     if start is not None:
-        before = read_checkpoint(find_checkpoint(start)).get("trained_on")
+        before = read_checkpoint(start).get("trained_on")
         say(console, start_from(model, config.finetune, training, statistics))
     else:
         model.normalizer.fit(statistics.energies)
@@ -204,7 +204,11 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
         for name, values in statistics.references.items():
             model.normalizers[name].set_reference(values)
         model.mark_seen(statistics.elements)
-    model.trained_on = trained_on(statistics, before)
+    model.trained_on = {
+        "systems": statistics.energies.count,
+        "energy_median": statistics.median,
+        "most_atoms": max(statistics.most_atoms, (before or {}).get("most_atoms", 0)),
+    }
     if statistics.references and (reference := model.normalizer.reference) is not None:
         each = [f"{chemical_symbols[z]} {reference[z]:.3f}" for z in statistics.elements]
         say(console, f"energies of elements (eV): {', '.join(each)}")
@@ -219,7 +223,7 @@ def _history(
     if start is not None:
         if (rule := surface_rule(start)) is not None:
             noted["inherited_tag_rule"] = {"surface": rule, "from": start}
-        before = read_checkpoint(find_checkpoint(start))["systems"]
+        before = read_checkpoint(start)["systems"]
         if trained is not None:
             trained = sorted({*trained, *map(str, before.get("trained") or ())})
     held_out = None if config.data.validation_fraction is None else sids_of(splits.validation)

@@ -47,23 +47,23 @@ def read_csv(path):
 
 
 def test_predict_prints_a_line_a_structure(run, slabs):
-    lines = run("predict", "emt_small", slabs).out.splitlines()
+    lines = run("predict", "emt-small", slabs).out.splitlines()
     assert [line.split()[0] for line in lines] == ["s0", "s1", "s2"]
     assert all(re.fullmatch(r"s\d +-?\d+\.\d{6} eV", line) for line in lines)
-    lines = run("predict", "emt_small", slabs, "--ensemble", "emt_performer_small").out.splitlines()
+    lines = run("predict", "emt-small", slabs, "--ensemble", "emt-performer-small").out.splitlines()
     assert all(re.fullmatch(r"s\d +-?\d+\.\d{6} ± \d+\.\d{6} eV", line) for line in lines)
 
 
 def test_predict_writes_the_same_energies_whatever_the_batches(run, slabs):
-    text = run("predict", "emt_small", slabs, "-o", "new/a.csv").out
+    text = run("predict", "emt-small", slabs, "-o", "new/a.csv").out
     assert text.startswith("3 structures: ")
     assert text.endswith("written:\n  new/a.csv\n")
-    run("predict", "emt_small", slabs, "-o", "b.json", "--batch-size", 1)
+    run("predict", "emt-small", slabs, "-o", "b.json", "--batch-size", 1)
     a, b = read_csv("new/a.csv"), json.loads(Path("b.json").read_text())
     assert [row["sid"] for row in a] == [row["sid"] for row in b] == ["s0", "s1", "s2"]
     np.testing.assert_allclose([float(x["energy"]) for x in a], [x["energy"] for x in b], atol=1e-5)
     assert len({row["energy"] for row in a}) == 3
-    run("predict", "emt_small", slabs, "-o", "c.extxyz")
+    run("predict", "emt-small", slabs, "-o", "c.extxyz")
     assert [x.info["energy_predicted"] for x in ase.io.read("c.extxyz", ":")] == [
         float(x["energy"]) for x in a
     ]
@@ -83,10 +83,10 @@ def test_a_run_of_untagged_slabs_tags_them_wherever_it_reads_them(run):
     assert "--surface" in run("data", "convert", "raw.extxyz", "b.extxyz", "--tag-slab").err
     run("data", "convert", "raw.extxyz", "c.extxyz", "--surface", "half", status=2)
     settings = ["data.paths.train=raw.safetensors", "training.epochs=1", "training.batch_size=4"]
-    text = run("train", "finetune", "--finetune", "emt_small", *settings, "output=raw")
+    text = run("train", "finetune", "--finetune", "emt-small", *settings, "output=raw")
     assert text.err.count("all tags are 0") == 1
     settings += ["--tag-slab", "output=tagged"]
-    text = run("train", "finetune", "--finetune", "emt_small", *settings)
+    text = run("train", "finetune", "--finetune", "emt-small", *settings)
     assert "all tags" not in text.err
     text = run("evaluate", "tagged", "--json", "--no-report")
     assert "all tags" not in text.err
@@ -122,27 +122,27 @@ def test_predict_writes_relaxed_positions_and_embeddings(run, slabs):
         np.testing.assert_allclose(file["embeddings"][2:], out, atol=1e-3)
     run("predict", "flt-small", slabs, "--relaxed", status=2)
     run("predict", "flt-small", slabs, "-o", "x.csv", "--relaxed", status=2)
-    run("predict", "emt_small", slabs, "-o", "x.extxyz", "--relaxed", status=2)
-    two = ["--ensemble", "emt_performer_small", "--embeddings", "e.npz"]
-    run("predict", "emt_small", slabs, *two, status=2)
+    run("predict", "emt-small", slabs, "-o", "x.extxyz", "--relaxed", status=2)
+    two = ["--ensemble", "emt-performer-small", "--embeddings", "e.npz"]
+    run("predict", "emt-small", slabs, *two, status=2)
 
 
 def test_predict_tags_slabs_by_the_rule_of_the_model(run, slabs):
     untagged = platinum(tags=False)
     ase.io.write("POSCAR", untagged, format="vasp")
-    text = run("predict", "emt_small", "POSCAR")
+    text = run("predict", "emt-small", "POSCAR")
     assert "warning: all tags are 0" in text.err
-    text = run("predict", "emt_small", "POSCAR", slabs, "--tag-slab", "-o", "p.csv")
+    text = run("predict", "emt-small", "POSCAR", slabs, "--tag-slab", "-o", "p.csv")
     assert "1 × below 4, surface 8, adsorbate CO" in text.out
     assert "tagged by the rule 'half', that of the model's training data" in text.err
     text = run(
-        "predict", "emt_small", "POSCAR", "--tag-slab", "--surface", 1, "--adsorbate", "12,13"
+        "predict", "emt-small", "POSCAR", "--tag-slab", "--surface", 1, "--adsorbate", "12,13"
     )
     assert "below 8, surface 4, adsorbate CO" in text.out
     assert "warning: tagged by the rule '1', and the model was trained by 'half'" in text.err
-    text = run("predict", "emt_small", "POSCAR", "--tag-slab", "--adsorbate", "N2", status=2)
+    text = run("predict", "emt-small", "POSCAR", "--tag-slab", "--adsorbate", "N2", status=2)
     assert "N2" in text.err
-    text = run("predict", "emt_small", "POSCAR", "--tag-slab", "--surface", "soft", status=2)
+    text = run("predict", "emt-small", "POSCAR", "--tag-slab", "--surface", "soft", status=2)
     assert "soft" in text.err
 
 
@@ -150,14 +150,14 @@ def test_invalid_records_are_refused_or_skipped(run, slabs):
     frames = ase.io.read(slabs, ":")
     frames[1].positions[0] = float("nan")
     ase.io.write(slabs, frames)
-    assert "sid s1" in run("predict", "emt_small", slabs, status=2).err
-    text = run("predict", "emt_small", slabs, "--skip-bad")
+    assert "sid s1" in run("predict", "emt-small", slabs, status=2).err
+    text = run("predict", "emt-small", slabs, "--skip-bad")
     assert [line.split()[0] for line in text.out.splitlines()] == ["s0", "s2"]
     assert "skipped 1 of 3" in text.err
 
 
 def test_evaluate_prints_the_table_and_writes_its_files(run, slabs):
-    text = run("evaluate", "emt_small", "--data", slabs, "--output", "out")
+    text = run("evaluate", "emt-small", "--data", slabs, "--output", "out")
     (row,) = [line for line in text.out.splitlines() if line.startswith("slabs ")]
     names = ["results.json", "predictions.csv", "parity.png", "report.html"]
     assert text.out.endswith("\n  ".join(["written:", *(f"out/{name}" for name in names)]) + "\n")
@@ -165,14 +165,14 @@ def test_evaluate_prints_the_table_and_writes_its_files(run, slabs):
     errors = [abs(float(x["energy"]) - float(x["target"])) for x in rows]
     assert row.split()[1:3] == ["3", f"{np.mean(errors):.4f}"]
     assert [x["sid"] for x in rows] == ["s0", "s1", "s2"]
-    text = run("evaluate", "emt_small", "--data", slabs, "--output", "out", "--no-report")
+    text = run("evaluate", "emt-small", "--data", slabs, "--output", "out", "--no-report")
     assert text.err == "flt-mol: results in out are replaced\n"
 
 
 def test_evaluate_predictions_repeats_the_results(run, slabs):
     shown = json.loads(
         run(
-            "evaluate", "emt_small", "--data", slabs, "--json", "--output", "out", "--no-report"
+            "evaluate", "emt-small", "--data", slabs, "--json", "--output", "out", "--no-report"
         ).out
     )
     stored = json.loads(Path("out/results.json").read_text())
@@ -188,11 +188,11 @@ def test_results_survive_a_folder_that_cannot_be_written(run, slabs, monkeypatch
         raise OSError(28, "No space left on device", "out/results.json")
 
     monkeypatch.setattr("flt_mol.evaluation.report.write_json", full)
-    text = run("evaluate", "emt_small", "--data", slabs, "--output", "out", status=2)
+    text = run("evaluate", "emt-small", "--data", slabs, "--output", "out", status=2)
     assert "slabs" in text.out
     assert "No space left" in text.err
     monkeypatch.setattr("flt_mol.prediction.table.write_predictions", full)
-    assert "s2 " in run("predict", "emt_small", slabs, "-o", "p.csv", status=2).out
+    assert "s2 " in run("predict", "emt-small", slabs, "-o", "p.csv", status=2).out
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_data_is_split_into_shares(run):
     assert list(counts) == ["train", "val_id", "test"]
     assert sum(map(int, counts.values())) == 411
     text = run(
-        "evaluate", "emt_small", "--data", "mine", "--split", "train", "--no-report", "--json"
+        "evaluate", "emt-small", "--data", "mine", "--split", "train", "--no-report", "--json"
     )
     assert json.loads(text.out)["splits"]["train"]["count"] == int(counts["train"])
 
@@ -257,13 +257,13 @@ def test_data_is_verified(run):
 
 
 def test_settings_are_printed(run):
-    text = run("train", "emt_small", "--print-config", "training.epochs=7", "output=x").out
+    text = run("train", "emt-small", "--print-config", "training.epochs=7", "output=x").out
     assert "epochs: 7" in text
-    assert run("train", "emt_small", "training.epochs=7", "output=x", "--print-config").out == text
+    assert run("train", "emt-small", "training.epochs=7", "output=x", "--print-config").out == text
     text = run(
-        "train", "finetune", "--finetune", "emt_small", "--print-config", "data.paths.train=x"
+        "train", "finetune", "--finetune", "emt-small", "--print-config", "data.paths.train=x"
     )
-    assert "checkpoint: emt_small" in text.out
+    assert "checkpoint: emt-small" in text.out
 
 
 def test_a_run_is_trained_evaluated_exported_and_predicted_with(run, slabs):
@@ -279,7 +279,7 @@ def test_a_run_is_trained_evaluated_exported_and_predicted_with(run, slabs):
         "training.epochs=1",
         "output=mine",
     ]
-    text = run("train", "finetune", "--finetune", "emt_small", *settings)
+    text = run("train", "finetune", "--finetune", "emt-small", *settings)
     assert "best epoch" in text.out
     assert "mine/best.ckpt" in text.out
     mae = json.loads(run("evaluate", "mine", "--json", "--no-report").out)["splits"]["val"]["mae"]

@@ -9,6 +9,7 @@ import pytest
 import flt_mol
 from flt_mol.cli import main
 from flt_mol.cli.console import check_output, say
+from flt_mol.files import NoteWarning
 
 COMMANDS = [
     [],
@@ -40,22 +41,21 @@ def test_the_version(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Missing command"),
         (["trian"], "trian"),
-        (["predict", "emt_small"], "files"),
-        (["predict", "emt_small", "x.traj", "--bath-size", "2"], "--bath-size"),
-        (["predict", "emt_small", "x.traj", "--batch-size", "0"], "--batch-size"),
-        (["predict", "emt_small", "x.traj", "--ensemble"], "--ensemble"),
-        (["predict", "emt_small", "none.traj"], "none.traj"),
+        (["predict", "emt-small"], "files"),
+        (["predict", "emt-small", "x.traj", "--bath-size", "2"], "--bath-size"),
+        (["predict", "emt-small", "x.traj", "--batch-size", "0"], "--batch-size"),
+        (["predict", "emt-small", "x.traj", "--ensemble"], "--ensemble"),
+        (["predict", "emt-small", "none.traj"], "none.traj"),
         (["predict", "emt_smal", "none.traj"], "emt_smal"),
-        (["predict", "emt_small", "none.traj", "--device", "cuda:99"], "cuda:99"),
-        (["predict", "emt_small", "x.traj", "--surface", "half"], "--tag-slab"),
-        (["predict", "emt_small", "x.traj", "-o", "x.txt"], "x.txt"),
-        (["predict", "emt_small", "x.csv", "-o", "x.csv"], "x.csv"),
+        (["predict", "emt-small", "none.traj", "--device", "cuda:99"], "cuda:99"),
+        (["predict", "emt-small", "x.traj", "--surface", "half"], "--tag-slab"),
+        (["predict", "emt-small", "x.traj", "-o", "x.txt"], "x.txt"),
+        (["predict", "emt-small", "x.csv", "-o", "x.csv"], "x.csv"),
         (["evaluate"], "--predictions"),
-        (["evaluate", "emt_small", "--targets", "t.csv"], "--targets"),
+        (["evaluate", "emt-small", "--targets", "t.csv"], "--targets"),
         (["evaluate", "--predictions", "p.csv", "--data", "d"], "--data"),
-        (["evaluate", "emt_small", "--split", "vall"], "vall"),
+        (["evaluate", "emt-small", "--split", "vall"], "vall"),
         (["submission", "check", "none.npz"], "none.npz"),
         (["submission", "check", "none.npz", "--ids", "i", "--data", "d"], "--ids"),
         (["submission", "check", "none.npz", "--data", "oc21"], "oc21"),
@@ -67,7 +67,7 @@ def test_the_version(capsys):
         (["data", "download", "emt_adsorption"], "emt_adsorption"),
         (["train", "no-such-run"], "no-such-run"),
         (["train", "quickstart", "training.epocs=1"], "epocs"),
-        (["export", "emt_small", "pyproject.toml/sub"], "pyproject.toml"),
+        (["export", "emt-small", "pyproject.toml/sub"], "pyproject.toml"),
     ],
 )
 def test_errors_are_one_line_and_status_2(arguments, words, capsys, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ class Killed(SystemExit):
 def test_statuses(error, status, text, monkeypatch, capsys):
     monkeypatch.setattr("flt_mol.evaluation.checkpoint.evaluation_folder", raising(error))
     error.add_note("weights are in runs/x")
-    assert main(["evaluate", "emt_small"]) == status
+    assert main(["evaluate", "emt-small"]) == status
     assert capsys.readouterr().err == f"{text}flt-mol: weights are in runs/x\n"
 
 
@@ -118,13 +118,13 @@ def test_statuses(error, status, text, monkeypatch, capsys):
 def test_errors_of_the_program_are_not_hidden(error, monkeypatch):
     monkeypatch.setattr("flt_mol.evaluation.checkpoint.evaluation_folder", raising(error))
     with pytest.raises(type(error)):
-        main(["evaluate", "emt_small"])
+        main(["evaluate", "emt-small"])
 
 
 def test_a_missing_package_is_named(monkeypatch, capsys):
     error = ModuleNotFoundError("No module named 'lightning'", name="lightning")
     monkeypatch.setattr("flt_mol.evaluation.checkpoint.evaluation_folder", raising(error))
-    assert main(["evaluate", "emt_small"]) == 2
+    assert main(["evaluate", "emt-small"]) == 2
     assert "lightning is not installed" in capsys.readouterr().err
 
 
@@ -132,13 +132,17 @@ def test_warnings_are_one_line_and_come_once(monkeypatch, capsys):
     def run(*arguments):
         for text in ("a", "b", "a"):
             warnings.warn(text, UserWarning, stacklevel=1)
+        for file in ("x", "y"):
+            warnings.warn(f"{file}: no sid", NoteWarning, stacklevel=1)
+            warnings.warn(f"{file}: skipped 1", UserWarning, stacklevel=1)
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         raise ValueError("end")
 
     monkeypatch.setattr("flt_mol.evaluation.checkpoint.evaluation_folder", run)
-    main(["evaluate", "emt_small"])
+    main(["evaluate", "emt-small"])
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["flt-mol: warning: a", "flt-mol: warning: b", "flt-mol: error: end"]
+    shown = ("a", "b", "x: no sid", "x: skipped 1", "y: skipped 1")
+    assert lines == [*(f"flt-mol: warning: {text}" for text in shown), "flt-mol: error: end"]
 
 
 def test_text_that_terminals_must_not_be_sent_is_escaped(capsys):
@@ -193,6 +197,14 @@ def test_a_closed_pipe_is_silent():
     command = f"{sys.executable} -m flt_mol data inspect emt_adsorption --split val_id | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"], ["submission", "make"]])
+def test_a_command_without_arguments_shows_its_help(arguments, capsys):
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert main([*arguments, "--help"]) == 0
+    assert shown.strip() == capsys.readouterr().out.strip()
 
 
 def test_public_names_are_complete():

@@ -37,7 +37,12 @@ def agree(shown, printed):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/{x.stem}.md" for x in sorted((ROOT / "docs").glob("*.md")))]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{x.stem}.md" for x in sorted((ROOT / "docs").glob("*.md"))),
+    ],
 )
 @pytest.mark.filterwarnings("default")
 def test_blocks_run_and_print_what_the_page_shows(page, tmp_path, monkeypatch, capsys):

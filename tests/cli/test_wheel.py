@@ -58,9 +58,9 @@ def test_data_and_weights_are_found(installed, tmp_path):
         cwd=tmp_path,
     )  # fmt: skip
     assert json.loads(text)["count"] > 100
-    table = run(installed, "flt-mol", "evaluate", "emt_small", "--split", "val_id", cwd=tmp_path)
+    table = run(installed, "flt-mol", "evaluate", "emt-small", "--split", "val_id", cwd=tmp_path)
     assert "val_id" in table
-    assert (tmp_path / "runs" / "emt_small-evaluation" / "results.json").is_file()
+    assert (tmp_path / "runs" / "emt-small-evaluation" / "results.json").is_file()
 
 
 def test_the_wheel_holds_the_data_of_the_checkout_and_nothing_else(installed):

@@ -6,7 +6,7 @@ import torch
 
 from flt_mol.data import convert, open_dataset, split
 from flt_mol.data.checks import Unusual
-from flt_mol.data.conversion import leave_out
+from flt_mol.data.conversion import drop_systems
 from flt_mol.data.inspection import inspect
 from flt_mol.structures import Structures
 from helpers.systems import make_record, make_system, write_records
@@ -98,8 +98,8 @@ def test_systems_are_left_out_by_sid_and_energy(tmp_path):
     del records[3]["y_relaxed"]
     path = write_records(tmp_path / "a.lmdb", records)
     source = open_dataset(path)
-    assert leave_out(source, ["1"], 10.0) == ["1", "4"]
+    assert drop_systems(source, ["1"], 10.0) == ["1", "4"]
     assert [system.sid[0] for system in source] == [0, 2, 3, 5]
     assert convert(source, tmp_path / "b.safetensors").systems == 4
     with pytest.raises(ValueError, match="77"):
-        leave_out(open_dataset(path), [1, 77])
+        drop_systems(open_dataset(path), [1, 77])

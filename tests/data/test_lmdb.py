@@ -122,7 +122,7 @@ FOREIGN = {
     "git-lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
     "zeros": bytes(9000),
     "web page": b"<html>" + b" " * 9000,
-    "something else": b"abc" * 5000,
+    "does not begin": b"abc" * 5000,
 }
 
 
@@ -130,7 +130,7 @@ FOREIGN = {
 def test_foreign_files_are_named(kind, tmp_path):
     path = tmp_path / "data.lmdb"
     path.write_bytes(FOREIGN[kind])
-    with pytest.raises(ValueError, match=rf"data\.lmdb is .*{kind}"):
+    with pytest.raises(ValueError, match=rf"data\.lmdb is not .*{kind}"):
         open_dataset(path)
 
 

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import pickle
 import time
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from flt_mol.data import BatchSampler, collate, make_loader, open_dataset, target_statistics
-from flt_mol.data.loader import Moments, sizes_of, trained_on
+from flt_mol.data.loader import sizes_of
 from flt_mol.structures import Structures
 from helpers.systems import make_record, make_system, make_systems, same, write_records
 
@@ -262,14 +263,12 @@ def test_statistics():
     )
     assert found.most_atoms == 6
     assert set(found.elements) == set(Structures.cat(systems).atomic_numbers.tolist())
-    assert trained_on(found) == {"systems": 4, "energy_median": 1.5, "most_atoms": 6}
-    assert trained_on(found, {"most_atoms": 90})["most_atoms"] == 90
 
 
 @pytest.mark.parametrize("count", [1, 300])
 def test_equal_targets_do_not_deviate(count):
     systems = [make_system(i, 3, energy=0.1) for i in range(count)]
-    assert target_statistics(systems).energies == Moments(count, 0.1, 0.0)
+    assert astuple(target_statistics(systems).energies) == pytest.approx((count, 0.1, 0.0))
 
 
 @pytest.mark.parametrize("energy", [None, float("nan")])

@@ -12,7 +12,7 @@ from ase.constraints import FixAtoms
 from ase.db import connect
 from ase.io import write
 
-from flt_mol.data import from_ase, from_pyg, open_dataset, to_ase
+from flt_mol.data import from_ase, open_dataset, to_ase
 from flt_mol.data.flat import write_flat
 from flt_mol.structures import Structures
 
@@ -207,7 +207,7 @@ def test_folders(tmp_path, write_lmdb, make_record):
     assert dataset.where(2).endswith("data.10.lmdb, key 0")
     (tmp_path / "data.3.lmdb").write_bytes(b"")
     (tmp_path / "notes.npz").unlink()
-    with pytest.raises(ValueError, match="data.3.lmdb is empty"):
+    with pytest.raises(ValueError, match="data.3.lmdb is not an LMDB file: it is empty"):
         open_dataset(tmp_path)
     rest = open_dataset(tmp_path, on_error="skip")
     assert len(rest) == 3
@@ -227,23 +227,23 @@ def test_paths_that_are_no_data(tmp_path):
         (tmp_path / "nowhere.lmdb", "does not exist"),
         ("", "path is empty"),
         ("/dev/null", "not a regular file"),
-        ("emt_adsorption", "is a data set.*val_id"),
+        ("emt_adsorption", "is a data set"),
     ):
         with pytest.raises(ValueError, match=reason):
             open_dataset(path)
 
 
 def test_the_folder_of_a_data_set_is_not_mixed():
-    with pytest.raises(ValueError, match="splits train, val_id"):
+    with pytest.raises(ValueError, match="is a data set"):
         open_dataset("datasets/emt_adsorption")
 
 
-def test_from_pyg_and_layer_numbers(make_record):
+def test_objects_of_pyg_and_layer_numbers(make_record):
     class Data:
         def __init__(self, **fields):
             vars(self).update(fields)
 
-    assert from_pyg(Data(**make_record())).sid == (101,)
+    assert open_dataset(Data(**make_record()))[0].sid == (101,)
     from ase.build import add_adsorbate, fcc111
 
     slab = fcc111("Cu", (1, 1, 4), vacuum=8.0)

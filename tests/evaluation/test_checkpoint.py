@@ -34,7 +34,7 @@ def run(tmp_path):
     }
     systems = {"trained": ["a", "b", "c"], "held_out": ["e", "d"]}
     folder = tmp_path / "run"
-    model = load_model("emt_small")
+    model = load_model("emt-small")
     save_checkpoint(folder / "best.ckpt", model, {"data": data}, systems=systems)
     return folder
 
@@ -56,7 +56,7 @@ def test_what_training_held_out_is_evaluated_and_the_splits_of_the_run(run):
 
 @pytest.mark.filterwarnings("ignore:further. 1 of its 2")
 def test_of_an_ensemble_the_mean_is_evaluated(run, tmp_path):
-    other = save_checkpoint(tmp_path / "other.ckpt", load_model("emt_performer_small"), {})
+    other = save_checkpoint(tmp_path / "other.ckpt", load_model("emt-performer-small"), {})
     file = tmp_path / "further.extxyz"
     summary, found = evaluate_checkpoint([run, other], file)
     each = [evaluate_checkpoint(one, file)[1]["further"].prediction for one in (run, other)]
@@ -91,8 +91,8 @@ def test_splits_and_data_that_are_not_there_are_named(run, tmp_path):
     with pytest.raises(ValueError, match=r"none\.lmdb"):
         evaluate_checkpoint(run, tmp_path / "none.lmdb")
     with pytest.raises(ValueError, match="held out"):
-        evaluate_checkpoint("emt_small", held_out=True)
-    bare = save_checkpoint(tmp_path / "bare.ckpt", load_model("emt_small"), {})
+        evaluate_checkpoint("emt-small", held_out=True)
+    bare = save_checkpoint(tmp_path / "bare.ckpt", load_model("emt-small"), {})
     with pytest.raises(ValueError, match="--data"):
         evaluate_checkpoint(bare)
 
@@ -113,17 +113,17 @@ def test_a_file_of_other_names_and_invalid_records(run, tmp_path):
 
 
 def test_a_named_data_set_has_its_own_baselines(tmp_path):
-    summary, results = evaluate_checkpoint("emt_performer_small", splits=["val_id"])
+    summary, results = evaluate_checkpoint("emt-performer-small", splits=["val_id"])
     assert summary["splits"]["val_id"]["count"] == 411
     assert set(summary["baselines"]) == {"constant", "composition"}
     assert summary["splits"]["val_id"]["mae"] < summary["baselines"]["composition"]["val_id"]
     assert "yes" not in results["val_id"].columns.get("trained_on", ())
     with pytest.raises(ValueError, match="no split 'val'"):
-        evaluate_checkpoint("emt_small", splits=["val"])
+        evaluate_checkpoint("emt-small", splits=["val"])
 
 
 def test_results_go_beside_what_was_evaluated(run, tmp_path):
     assert evaluation_folder(run) == run / "evaluation"
-    assert str(evaluation_folder("emt_small")) == "runs/emt_small-evaluation"
-    export_checkpoint("emt_small", tmp_path / "exported")
+    assert str(evaluation_folder("emt-small")) == "runs/emt-small-evaluation"
+    export_checkpoint("emt-small", tmp_path / "exported")
     assert evaluation_folder(tmp_path / "exported") == tmp_path / "exported-evaluation"

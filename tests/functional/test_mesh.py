@@ -98,7 +98,7 @@ def test_channels_and_bins_in_parts_give_the_same(monkeypatch):
     fraction, lattice, value, amplitudes = given
     whole = on_mesh(fraction, value, amplitudes, lattice)
     monkeypatch.setattr("flt_mol.functional.mesh._NODES", 1)
-    monkeypatch.setattr("flt_mol.functional.mesh._BLOCKS", {"cpu": 1})
+    monkeypatch.setattr("flt_mol.functional.mesh._BLOCKS", 1)
     torch.testing.assert_close(on_mesh(fraction, value, amplitudes, lattice), whole)
 
 

@@ -9,7 +9,7 @@ from flt_mol.functional import group_budget
 from flt_mol.functional.spectral import (
     kernel_filter,
     kernel_matrices,
-    lattice_waves,
+    plane_waves,
     spectral_sums,
     spectral_tables,
     structure_factor_filter,
@@ -38,11 +38,11 @@ def explicit(fraction, integers, spectra, value, amplitudes):
 
 
 def by_factors(fraction, integers, spectra, value, amplitudes):
-    return structure_factor_filter(value, spectra @ amplitudes.T, lattice_waves(fraction, integers))
+    return structure_factor_filter(value, spectra @ amplitudes.T, plane_waves(fraction, integers))
 
 
 def by_kernels(fraction, integers, spectra, value, amplitudes):
-    kernels = kernel_matrices(lattice_waves(fraction, integers), spectra)
+    kernels = kernel_matrices(plane_waves(fraction, integers), spectra)
     return kernel_filter(value, amplitudes, kernels)
 
 
@@ -68,7 +68,7 @@ def test_both_routes_are_the_sum_over_vectors_with_gradients_of_any_order(route)
 
 def test_phases_keep_float32_digits_and_take_no_matmul():
     fraction = torch.full((1, 1, 3), 0.2000001)
-    waves = lattice_waves(fraction, torch.tensor([[[1000, -999, 0]]]))
+    waves = plane_waves(fraction, torch.tensor([[[1000, -999, 0]]]))
     exact = 2 * math.pi * 0.2000001
     torch.testing.assert_close(
         waves.flatten(), torch.tensor([math.cos(exact), math.sin(exact)]), rtol=0, atol=2e-4

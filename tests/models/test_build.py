@@ -30,16 +30,16 @@ def of(name, structures):
 PARTS = {
     "rpe": {"position_features"},
     "performer": set(),
-    "spectral": {"waves"},
+    "spectral": {"plane_waves"},
     "pairs": {"local"},
     "density": {"local"},
-    "both filters": {"waves", "local"},
-    "rpe, both filters": {"position_features", "waves", "local"},
+    "both filters": {"plane_waves", "local"},
+    "rpe, both filters": {"position_features", "plane_waves", "local"},
     "correction": {"pairs"},
     "correction, pair types": {"pairs", "local"},
     "gaussian images": {"images"},
     "centred images": {"images"},
-    "centred images, pair types": {"images", "waves", "local"},
+    "centred images, pair types": {"images", "plane_waves", "local"},
 }
 ADDED = {
     "pairs",
@@ -57,7 +57,7 @@ def test_blocks_are_told_what_their_parts_need_and_no_more(name, structures):
     model, start, x, geometry = of(name, structures)
     assert {key for key, part in geometry._asdict().items() if part is not None} == PARTS[name]
     assert (x is start) == (name not in ADDED)
-    assert (model.geometry.cutoff is None) == (PARTS[name] <= {"position_features", "waves"})
+    assert (model.geometry.cutoff is None) == (PARTS[name] <= {"position_features", "plane_waves"})
     if name in ADDED:
         assert (x - start)[structures.system != 1].abs().max() > 1e-3
 

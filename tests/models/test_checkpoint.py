@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from conftest import KINDS, small_model
 
 from flt_mol.models.checkpoint import (
@@ -197,7 +198,7 @@ def test_where_checkpoints_are_found(saved, tmp_path):
     assert find_checkpoint(saved) == find_checkpoint(saved.parent) == saved
     assert find_checkpoint("emt-small") == find_checkpoint("emt_small")
     for wrong, hint in (
-        ("emt_smal", "emt_small"),
+        ("emt_smal", "emt-small"),
         ("flt-base", "flt-small"),
         (tmp_path / "none", "flt-small"),
     ):
@@ -226,10 +227,17 @@ def test_an_exported_folder_loads_again(saved, model, structures, tmp_path):
     assert settings["normalizer"]["energy"] == {"mean": -1.0, "std": 2.0}
     assert "/a/b" not in files[1].read_text()
     assert "H, O" in files[2].read_text()
-    base, found = {"finetune": {"checkpoint": "a/base.ckpt"}}, {"epoch": 3.0, "val/mae": 0.1}
-    card = export_model(model, tmp_path / "tuned", base, found)[2].read_text()
-    assert "from base.ckpt" in card
-    assert "Measured: val/mae 0.1000\n" in card
+    run = {
+        "finetune": {"checkpoint": "a/base.ckpt"},
+        "data": {"name": "emt_adsorption", "train": "train", "validation": "val_id"},
+    }
+    found = {"epoch": 3.0, "val/mae": 0.1, "val/ewt": 0.25, "train/loss": 1.0}
+    card = export_model(model, tmp_path / "tuned", run, found, "mit")[2].read_text()
+    head = yaml.safe_load(card.split("---")[1])
+    assert [head[x] for x in ("license", "base_model")] == ["mit", "base.ckpt"]
+    assert head["datasets"] == ["emt_adsorption"]
+    for line in ("Base model: base.ckpt", "val_id: val/ewt 0.2500, val/mae 0.1000", "pip install"):
+        assert line in card
     before = [file.read_bytes() for file in files[:2]]
     files[2].write_text("mine")
     export_checkpoint(saved, tmp_path / "out")

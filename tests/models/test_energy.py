@@ -31,6 +31,7 @@ VARIANTS = {
     "weight form": {"rpe": small_rpe(form="weight")},
     "symmetric": {"rpe": small_rpe(split="symmetric")},
     "hyperbolic": {"feature_map": "hyperbolic"},
+    "learned relu": {"feature_map": "learned_relu"},
     "softplus": {"feature_map": "softplus"},
     "elu": {"feature_map": "elu"},
     "recycles": {"recycles": 3},

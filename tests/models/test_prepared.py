@@ -40,7 +40,7 @@ def test_other_settings_and_derivatives_by_the_cell_prepare_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["flt-small", "emt_small", "flt-base"])
+@pytest.mark.parametrize("name", ["flt-small", "emt-small", "flt-base"])
 def test_a_prepared_model_is_one_graph_for_all_batches(name):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

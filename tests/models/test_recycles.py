@@ -65,7 +65,9 @@ def test_a_recycle_of_features_is_the_stack_on_its_own_output(structures):
     model = build(KINDS["both filters"], 3)
     start = model.embedding(structures.atomic_numbers, structures.tags)
     x, geometry = model.geometry(structures, model.encoder, start)
-    rows = model.encoder(x, ptr=structures.ptr, waves=geometry.waves, local=geometry.local)
+    rows = model.encoder(
+        x, ptr=structures.ptr, plane_waves=geometry.plane_waves, local=geometry.local
+    )
     out = model(structures, embeddings=True)
     torch.testing.assert_close(out["atom_embeddings"], rows)
     for k in range(3):

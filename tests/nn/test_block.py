@@ -48,7 +48,7 @@ def geometry_of(parts, positions, cell, pbc, ptr, block=None):
     given = {}
     if "spectral" in parts:
         spectral = SpectralFilter(C, H, sigma_max=2.0, generator=seeded(9)).double()
-        given["waves"] = spectral.geometry(positions, cell, pbc, ptr)
+        given["plane_waves"] = spectral.geometry(positions, cell, pbc, ptr)
     if "local" in parts:
         pairs = neighbor_pairs(positions, cell, pbc, ptr, CUTOFF)
         vectors = pairs.vectors(positions, cell, ptr)
@@ -79,7 +79,7 @@ def test_a_block_is_the_sum_of_its_parts(parts):
     if "attention" in parts:
         expected = expected + block.attention(norm(block.attention_norm, x), ptr=ptr)
     if "spectral" in parts:
-        expected = expected + block.spectral(norm(block.attention_norm, x), given["waves"])
+        expected = expected + block.spectral(norm(block.attention_norm, x), given["plane_waves"])
     if "local" in parts:
         near = x if "raw" in parts else norm(block.attention_norm, x)
         expected = expected + block.local(near, given["local"])
@@ -125,10 +125,10 @@ def test_rotation_and_order_of_a_system_do_not_matter(parts):
 def test_a_missing_geometry_is_named(parts):
     block, x, system = make_block(parts), draw(), batch(SIZES)
     ptr, given = system[-1], geometry_of(parts, *system)
-    sources = {"waves": "SpectralFilter.geometry", "local": "a LocalBasis"}
+    sources = {"plane_waves": "SpectralFilter.geometry", "local": "a LocalBasis"}
     for name in given:
         rest = {k: v for k, v in given.items() if k != name}
-        message = f"this block needs {name}: the result of {sources[name]}"
+        message = f"this block needs {name}, of {sources[name]}"
         with pytest.raises(ValueError, match=message):
             block(x, ptr, **rest)
     more = geometry_of(PARTS, *system)
@@ -259,11 +259,11 @@ def test_blocks_without_attention_go_with_others():
     assert not encoder.causal
 
 
-@pytest.mark.parametrize("name", ["waves", "local"])
+@pytest.mark.parametrize("name", ["plane_waves", "local"])
 def test_geometry_is_for_packed_rows_only(name):
     system = batch((6, 6))
     ptr, given = system[-1], geometry_of(PARTS, *system)
-    encoder = make_encoder({"waves": ("spectral",), "local": ("local",)}[name])
+    encoder = make_encoder({"plane_waves": ("spectral",), "local": ("local",)}[name])
     x, given = draw(12), {name: given[name]}
     expected = encoder(x, ptr=ptr, **given)
     # Full systems of one size are packed rows already.

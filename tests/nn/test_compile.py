@@ -91,8 +91,8 @@ def test_rows_in_any_order(num_systems):
 
 
 def test_sequences_and_every_feature_map():
-    for feature_map in ("hyperbolic", "relu", "softplus", "elu"):
-        causal = feature_map in ("relu", "softplus")
+    for feature_map in ("hyperbolic", "relu", "learned_relu", "softplus", "elu"):
+        causal = feature_map in ("relu", "learned_relu", "softplus")
         compare(make(1, feature_map=feature_map, causal=causal), draw(2, 9, C))
 
 

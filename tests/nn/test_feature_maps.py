@@ -53,18 +53,18 @@ def by_definition(features, x, at, key):
         y = torch.cat([(at.key if key else at.query).expand(-1, H, -1), y], dim=-1)
     if isinstance(features, ELUFeatures):
         return elu(y) + 1
-    if isinstance(features, SoftplusFeatures):
-        w, p, b = features.weight, features.position_weight, features.bias
+    if features.learned:
+        w, p = features.weight, features.position_weight
     else:
-        w, p, b = features.content_projection, features.position_projection, 0.0
+        w, p = features.content_projection, features.position_projection
     w = w if at is None else torch.cat([p, w], dim=-1)
     wx = torch.einsum("nhd,hmd->nhm", y, w)
     norm = y.square().sum(-1, keepdim=True) / 2
     if isinstance(features, SoftmaxFeatures):
         return (wx - norm).exp()
-    if isinstance(features, ReLUFeatures):
-        return wx.clamp(min=0)
-    return softplus(wx + b)
+    if isinstance(features, SoftplusFeatures):
+        return softplus(wx + features.bias)
+    return wx.clamp(min=0)
 
 
 def test_hyperbolic_directions_are_opposite_pairs():
@@ -136,6 +136,22 @@ def test_direct_maps_are_not_negative_and_say_what_they_are(kind):
     assert out.shape == (N, H, phi.num_features)
     assert phi.exponential or not phi.estimates_softmax
     assert phi.exponential or (out >= 0).all()
+
+
+def test_relu_directions_are_learned_or_buffers_by_name():
+    """W of "learned_relu" gets a gradient and is trained, W of "relu" is drawn and stays."""
+    x, r = torch.randn(N, H * D, generator=seeded(2)), torch.randn(N, 3, generator=seeded(3))
+    for name, learned in (("learned_relu", True), ("relu", False)):
+        layer = FLTAttention(
+            H * D, H, feature_map=name, rpe=make_rpe(seeded(1)), generator=seeded(1)
+        )
+        before = {key: w.clone() for key, w in layer.feature_map.state_dict().items()}
+        layer(x, r).square().sum().backward()
+        torch.optim.SGD(layer.parameters(), 0.1).step()
+        after = layer.feature_map.state_dict()
+        assert len(after) == 2  # for content and for positions
+        assert len(list(layer.feature_map.parameters())) == 2 * learned
+        assert all(learned != torch.equal(after[key], w) for key, w in before.items())
 
 
 @pytest.mark.parametrize("kind", RANDOM)

@@ -14,7 +14,7 @@ from flt_mol.nn import (
 
 C, H, B, L = 12, 3, 4, 23
 F64 = torch.float64
-MAPS = ["softmax", "hyperbolic", "relu", "softplus", "elu"]
+MAPS = ["softmax", "hyperbolic", "relu", "learned_relu", "softplus", "elu"]
 
 
 def seeded(seed=0):

@@ -54,9 +54,9 @@ def test_charges_and_moments_do_not_count():
 def test_an_ensemble_gives_mean_and_standard_deviation():
     atoms = platinum()
     atoms.calc = FLTCalculator([ByHand(1.0), ByHand(3.0)])
-    assert atoms.calc.spread is None
+    assert atoms.calc.std is None
     assert atoms.get_potential_energy() == 2 * PLATINUM
-    assert atoms.calc.spread == pytest.approx(np.sqrt(2) * PLATINUM)
+    assert atoms.calc.std == pytest.approx(np.sqrt(2) * PLATINUM)
 
 
 def test_several_structures_may_share_a_calculator():
@@ -97,8 +97,8 @@ def test_forces_of_models_that_were_trained_on_them():
     np.testing.assert_allclose(
         stress[[0, 3, 5]], mean["stress"][0][[0, 1, 0], [0, 2, 1]], atol=1e-8
     )
-    spread = np.std([out["energy"].item() for out in found], ddof=1)
-    assert atoms.calc.spread == pytest.approx(spread, abs=1e-5)
+    std = np.std([out["energy"].item() for out in found], ddof=1)
+    assert atoms.calc.std == pytest.approx(std, abs=1e-5)
     atoms.set_constraint(FixAtoms([0, 1]))
     assert not atoms.get_forces()[:2].any()
     with pytest.raises(PropertyNotImplementedError, match="magmoms"):

@@ -13,6 +13,7 @@ from slabs import ByHand, platinum
 from flt_mol.data import from_trajectories, open_dataset
 from flt_mol.data.tags import tag_structures
 from flt_mol.prediction import Prediction, predict_files, write_predictions
+from flt_mol.prediction.energies import open_quietly
 from flt_mol.prediction.table import write_embeddings
 
 
@@ -46,27 +47,27 @@ def test_each_energy_stays_with_its_sid_and_file(stored, batch_size):
     assert [(p.name, p.energy) for p in found] == [(x.info["sid"], by_hand(x)) for x in frames]
     assert [p.file for p in found] == [str(files[0])] * 2 + [str(files[1])]
     assert steps[-1] == (3, 3)
-    assert all(p.spread is None for p in found)
+    assert all(p.std is None for p in found)
 
 
 def test_ensembles_have_mean_and_standard_deviation(stored):
     frames, files = stored
     (first, *_) = predict_files([ByHand(1.0), ByHand(3.0)], files)
     assert first.energy == 2 * by_hand(frames[0])
-    assert first.spread == pytest.approx(np.sqrt(2) * by_hand(frames[0]))
+    assert first.std == pytest.approx(np.sqrt(2) * by_hand(frames[0]))
 
 
-@pytest.mark.parametrize("spread", [None, 0.25])
-def test_numbers_read_back_exactly(tmp_path, spread):
+@pytest.mark.parametrize("std", [None, 0.25])
+def test_numbers_read_back_exactly(tmp_path, std):
     energy = -1 / 3
-    predictions = [Prediction("a,b", energy, "x\udcff.traj", spread)]
+    predictions = [Prediction("a,b", energy, "x\udcff.traj", std)]
     write_predictions(predictions, tmp_path / "p.csv")
     write_predictions(predictions, tmp_path / "p.json")
     with open(tmp_path / "p.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     (entry,) = json.loads((tmp_path / "p.json").read_text())
     assert list(row) == list(entry)
-    assert ("spread" in row) == (spread is not None)
+    assert ("std" in row) == (std is not None)
     assert (row["sid"], float(row["energy"])) == ("a,b", energy)
     assert entry["energy"] == energy
 
@@ -169,7 +170,7 @@ def test_invalid_records_are_refused_before_the_work_or_skipped(tmp_path):
         predict_files(model, path)
     assert model.calls == 0
     with pytest.warns(UserWarning, match=r"skipped 1 of 3(.|\n)*sid 1"):
-        found = predict_files(model, path, skip_bad=True)
+        found = predict_files(model, open_quietly(path, on_error="skip"))
     assert [p.name for p in found] == ["0", "2"]
 
 
@@ -252,7 +253,7 @@ def test_frames_on_request(tmp_path, frames, rows, names):
         if frames.startswith("@"):
             found = predict_files(Height(), f"{path}{frames}")
         else:
-            found = predict_files(Height(), path, frames=frames)
+            found = predict_files(Height(), open_quietly(path, frames))
     assert [p.energy for p in found] == pytest.approx(heights, abs=1e-5)
     assert [p.name for p in found] == names
     written = ase.io.read(write_predictions(found, tmp_path / "out.extxyz"), ":")
@@ -288,7 +289,7 @@ def test_frames_that_are_not_there_are_named(tmp_path):
         with pytest.raises(ValueError, match="frames is"):
             open_dataset(f"{path}{wrong}")
     with pytest.raises(ValueError, match="frames is 'some'"):
-        predict_files(ByHand(), path, frames="some")
+        open_quietly(path, "some")
 
 
 def test_tags_come_from_the_first_frame(tmp_path):

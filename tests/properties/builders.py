@@ -212,7 +212,7 @@ def blocks_with_filters(*parts, count=1, **settings):
             given["local"] = modules["basis"](*neighbours(rows))
         if "spectral" in parts:
             geometry = modules["stack"].blocks[0].spectral.geometry
-            given["waves"] = geometry(rows.positions, rows.cell, rows.pbc, rows.ptr)
+            given["plane_waves"] = geometry(rows.positions, rows.cell, rows.pbc, rows.ptr)
         return modules["stack"](rows.x, ptr=rows.ptr, **given)
 
     def build(seed):

@@ -125,7 +125,7 @@ CASES = [
     ),
     *(
         Case(f"linear {name}", attention(feature_map=name), PLACED, BLIND)
-        for name in ("hyperbolic", "relu", "softplus", "elu")
+        for name in ("hyperbolic", "relu", "learned_relu", "softplus", "elu")
     ),
     *(
         Case(f"spectrum {name}", attention(spectrum=name), SPECTRAL)

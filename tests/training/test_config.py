@@ -54,6 +54,32 @@ def test_what_a_run_resolves_to_and_that_it_trains_again(name, run_file):
     assert load_run_config(run_file(run_yaml(config), "config.yaml")) == config
 
 
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("paper-flt-10l", 10), ("paper-flt-12l", 12), ("paper-performer-12l", 12)],
+)
+def test_the_papers_numbers(name, layers):
+    """Choromanski, Li et al. 2024, appendix on OC20: the model and its training."""
+    config = load_run_config(f"oc20_all_{name}")
+    model, training = config.model, config.training
+    assert (model.num_layers, model.embed_dim, model.num_heads) == (layers, 768, 48)
+    assert (model.ffn_dim, model.recycles, model.num_features) == (2048, 4, 64)
+    assert (model.attention, model.feature_map) == ("linear", "softmax")
+    assert (model.dropout, model.attention_dropout) == (0.0, 0.1)
+    if "flt" in name:
+        spectrum, frequencies = model.rpe.spectrum, model.rpe.frequencies
+        assert [spectrum[k] for k in ("name", "num_terms", "form")] == ["gaussian", 32, "weight"]
+        assert [frequencies[k] for k in ("name", "num_frequencies")] == ["gaussian", 16]
+        assert frequencies["learned_sigma"]
+        assert frequencies["learned_mean"]
+    else:
+        assert model.rpe is None
+    assert (training.batch_size, training.max_steps, training.warmup_steps) == (64, 500_000, 10_000)
+    assert (training.optimizer, training.learning_rate, training.decay) == ("adam", 3e-4, "linear")
+    assert (training.beta1, training.beta2, training.eps) == (0.9, 0.98, 1e-6)
+    assert (training.weight_decay, training.gradient_clip) == (1e-3, 5.0)
+
+
 def test_layers_in_order(run_file):
     """Named model, then the file, then the command line."""
     text = "model: {name: flt-small, dropout: 0.1, num_layers: 5, pairs: {vectors: 0, cutoff: 4.5}}"
@@ -68,7 +94,7 @@ def test_layers_in_order(run_file):
 @pytest.mark.parametrize("given", ["model=emt_small", "model=emt-small", "model={name: emt_small}"])
 def test_a_model_of_the_command_line_takes_the_place_of_the_files(given, run_file):
     file = run_file("model: {name: flt-small, dropout: 0.1}\ndata: {name: emt-adsorption}")
-    assert load_run_config(file, [given]).model == named_config("emt_small")
+    assert load_run_config(file, [given]).model == named_config("emt-small")
     changed = load_run_config(file, ["model.seed=3", given, "model.recycles=2"]).model
     assert changed.recycles == 2
     config = load_run_config(file, ["data=oc20_is2re"])
@@ -78,20 +104,20 @@ def test_a_model_of_the_command_line_takes_the_place_of_the_files(given, run_fil
 
 def test_families_of_the_rpe(run_file):
     config = load_run_config(
-        run_file("model: {name: emt_small, rpe: {spectrum: matern, split: symmetric}}"),
+        run_file("model: {name: emt-small, rpe: {spectrum: matern, split: symmetric}}"),
         ["model.rpe.frequencies={name: lattice, radius: 5.0, sigma: 1.5}"],
     )
     assert config.model.rpe.spectrum["nu"] == 1.5
     assert config.model.rpe.frequencies["radius"] == 5.0
     assert config.model.rpe.split == "symmetric"
     config = load_run_config("emt_small", ["model.rpe.spectrum.num_terms=8"])
-    expected = {**named_config("emt_small").rpe.spectrum, "num_terms": 8}
+    expected = {**named_config("emt-small").rpe.spectrum, "num_terms": 8}
     assert config.model.rpe.spectrum == expected
 
 
 def test_values_of_overrides_are_yaml():
     config = load_run_config(
-        "emt_small",
+        "emt-small",
         [
             *("training.learning_rate=1e-4", "training.gradient_clip=null", "data.tag_rule=3"),
             *("training.loggers=[csv]", "model.rpe=null", "training.shift_images=false"),
@@ -119,7 +145,7 @@ def test_paths_survive_as_they_are(run_file, tmp_path, monkeypatch):
     assert config.output == ODD
     assert config.data.name == str(tmp_path / ODD)
     assert load_run_config("emt_small", [f'output="{ODD}"']).output == ODD
-    assert load_run_config("emt_small", ["output=null"]).output is None
+    assert load_run_config("emt-small", ["output=null"]).output is None
 
 
 def test_relative_paths_of_a_file_are_taken_from_its_folder(run_file, tmp_path, monkeypatch):
@@ -147,8 +173,8 @@ def test_a_run_that_fine_tunes_has_the_model_of_its_checkpoint(run_file, tmp_pat
     assert config.model == expected
     assert config.finetune.checkpoint == str(path)
     assert load_run_config("finetune", [f"finetune.checkpoint={path}"]).model == model.config
-    with pytest.raises(ValueError, match="emt_small"):
-        load_run_config(file, ["model=emt_small"])
+    with pytest.raises(ValueError, match="emt-small"):
+        load_run_config(file, ["model=emt-small"])
     with pytest.raises(ValueError, match=r"none\.ckpt"):
         load_run_config("finetune", ["finetune.checkpoint=none.ckpt"])
 
@@ -164,6 +190,7 @@ def test_a_validation_file_takes_the_place_of_the_share_of_a_shipped_run():
 def test_training_data_of_ones_own_are_not_validated_on_another_data_set():
     data = load_run_config("quickstart", ["data.paths.train=a.xyz"]).data
     assert (data.name, data.validation_fraction) == (None, 0.1)
+    assert load_run_config("scratch", ["data.paths.train=a.xyz"]).data == data
     data = load_run_config("quickstart", ["data.paths.train=a.xyz", "data.paths.val_id=b.xyz"]).data
     assert (data.name, data.validation_fraction) == (None, None)
     assert load_run_config("quickstart").data.name == "emt_adsorption"
@@ -223,7 +250,7 @@ def test_wrong_files_are_named(text, names, run_file):
 
 
 def test_runs_by_name():
-    for wrong, hint in (("emt_smal", "emt_small"), ("zzz", "quickstart"), ("a.yaml", "a.yaml")):
+    for wrong, hint in (("emt_smal", "emt-small"), ("zzz", "quickstart"), ("a.yaml", "a.yaml")):
         with pytest.raises(ValueError, match=hint):
             load_run_config(wrong)
     assert run_name("runs/mine/config.yaml") == run_name("mine.yaml") == "mine"
@@ -251,6 +278,7 @@ FORCES = {"outputs": ["energy", "forces"]}
         ({"model": INITIAL, "training": {"interpolation": 1.0}}, "training.interpolation"),
         ({"data": {"energy": "y_init"}, "training": {"noise": 0.1}}, "training.noise"),
         ({"model": {"attention": "exact", "feature_map": "softplus"}}, "model.feature_map"),
+        ({"model": {"attention": "exact", "feature_map": "learned_relu"}}, "model.feature_map"),
         ({"model": {"seed": 2**62}, "training": {"seed": 2**62}}, "training.seed"),
         ({"finetune": {"freeze": ["head"]}}, "finetune.freeze"),
         ({"data": {"validation_fraction": 1.0}}, "validation_fraction"),

@@ -235,11 +235,11 @@ def test_structures_in_memory(tmp_path):
         slab.positions[-2:, 2] += 0.05 * i
         slab.info = {"sid": f"s{i}", "E": -1.0 - 0.1 * i}
     settings = ["training.epochs=1", "training.batch_size=4"]
-    result = finetune("emt_small", slabs, tmp_path / "run", settings, energy="E")
+    result = finetune("emt-small", slabs, tmp_path / "run", settings, energy="E")
     assert result.checkpoint == tmp_path / "run" / "best.ckpt"
     systems = read_checkpoint(result.checkpoint)["systems"]
     assert {f"s{i}" for i in range(6)} <= {*systems["trained"], *systems["held_out"]}
     _, results = evaluate_checkpoint(tmp_path / "run")
     assert len(results["val"].sid) == 1
     with pytest.raises(ValueError, match="no targets"):
-        finetune("emt_small", slabs, tmp_path / "other", settings)
+        finetune("emt-small", slabs, tmp_path / "other", settings)

@@ -21,6 +21,7 @@ FREQUENCIES: dict[str, type[Frequencies]] = {
     "lattice": LatticeFrequencies,
     "lebedev": LebedevFrequencies,
 }
+"""Families of frequencies by name."""
 
 __all__ = [
     "FREQUENCIES",

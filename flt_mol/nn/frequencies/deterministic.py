@@ -62,7 +62,7 @@ class LatticeFrequencies(QuadratureFrequencies):
     fewest frequencies [1].
 
     ξ_max = cutoff/(2πσ_min), L = radius + margin·σ_max. For ℓ = 3, the defaults, radius 18 Å and
-    σ = 1 / 2 / 4 Å: R = 4705 / 959 / 269, and rotation moves the mask by 3 to 4e-4 f(0).
+    σ = 2 Å: R = 959.
 
     Args:
         radius: of the displacements for which the mask is to be right, Å.
@@ -103,8 +103,7 @@ class LebedevFrequencies(QuadratureFrequencies):
     margin·σ_max, in all directions alike; directions differ by the error of the Lebedev rule [1]
     alone. A rule of odd degree d first fails at (2d + 3) j_{d+1}(2π|ξ|r), j the spherical Bessel
     function: on each shell d is the smallest for which this is below `tolerance` times f(0). For
-    the defaults, radius 18 Å and σ = 1 / 2 / 4 Å: R = 6656 / 1256 / 275; for σ = 4 Å,
-    ``cutoff=2.5, margin=0.5`` has R = 43 and rotation moves the mask by 6.5e-7 f(0).
+    the defaults, radius 18 Å and σ = 2 Å: R = 1256.
 
     Args:
         radius: of the displacements for which the mask is to be right, Å.

@@ -54,6 +54,7 @@ SPECTRA: dict[str, Callable[..., Spectrum]] = {
     "sum": partial(combined, SumSpectrum),
     "product": partial(combined, ProductSpectrum),
 }
+"""Families of spectra by name: called with `num_heads` and their arguments."""
 
 __all__ = [
     "SPECTRA", "BSplineSpectrum", "CauchySpectrum", "DirectionalSpectrum",

@@ -40,10 +40,6 @@ class Spectrum(nn.Module):
         """f(x) in closed form: displacements (…, ℓ), Å → (…, H)."""
         raise NotImplementedError(f"{type(self).__name__} has no closed form: define mask")
 
-    def __add__(self, other: object) -> SumSpectrum:
-        """Spectra and masks added up."""
-        return SumSpectrum(self, other) if isinstance(other, Spectrum) else NotImplemented
-
 
 class _Combined(Spectrum):
     def __init__(
@@ -73,7 +69,7 @@ class SumSpectrum(_Combined):
     """The sum of spectra over the same positions: g = Σ_i g_i, f = Σ_i f_i.
 
     Args:
-        spectra: one or more, all with the same H and ℓ. ``first + second`` builds the same.
+        spectra: one or more, all with the same H and ℓ.
 
     Raises:
         ValueError: none at all, or spectra of different H or ℓ.

@@ -106,7 +106,7 @@ class BSplineSpectrum(TermSpectrum):
     References:
         [1] Choromanski et al., AISTATS 2024, "local RPEs".
 
-    Example:
+    Examples:
         >>> spectrum = BSplineSpectrum(num_heads=1, num_terms=1, dim=1, order=3, radius_max=3.0)
         >>> mask = spectrum.mask(torch.tensor([[0.0], [1.0], [2.9], [3.1]])) / spectrum.amplitude
         >>> mask.detach().abs().flatten()

@@ -150,7 +150,7 @@ class GaussianSpectrum(TermSpectrum):
     def _weights(self, length: Tensor) -> Tensor:
         if self.form == "weight":
             return at_least_float32(self.weight)
-        return at_least_float32(self.amplitude) * self._volume(length)
+        return self.amplitude * self._volume(length)
 
     def _volume(self, length: Tensor) -> Tensor:
         """(√(2π) σ)^ℓ, the integral of exp(−‖x‖²/2σ²)."""
@@ -168,7 +168,7 @@ class GaussianMixtureSpectrum(GaussianSpectrum):
     r"""A mixture of T Gaussians per head at frequencies ±μ_t: wave packets in real space.
 
     f(x) = Σ_t a_t exp(−‖x‖²/2σ_t²) cos 2πμ_t·x, and with G_t(ξ) = exp(−2π²σ_t²‖ξ‖²)
-    g(ξ) = ½ Σ_t a_t (√(2π) σ_t)^ℓ [G_t(ξ − μ_t) + G_t(ξ + μ_t)] [1]. At μ_t = 0 the family is
+    g(ξ) = ½ Σ_t a_t (√(2π) σ_t)^ℓ [G_t(ξ − μ_t) + G_t(ξ + μ_t)], see [1]. At μ_t = 0 the family is
     `GaussianSpectrum`. Masks are symmetric, but not rotation-invariant.
 
     Args:

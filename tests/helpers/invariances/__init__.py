@@ -1,14 +1,14 @@
 """Property checks of layers and models: each raises AssertionError with the numbers.
 
-What is checked is a layer, one callable of :class:`Rows` (N rows of B systems) → (N, C'), tried on
-:func:`random_rows`; `PackedLayer` fits other signatures. Or it is a model of
-energies, Structures → ``{"energy": (B,)}`` or (B,), eV, tried on :func:`random_structures`: the
+What is checked is a layer, one callable of `Rows` (N rows of B systems) → (N, C'), tried on
+`random_rows`; `PackedLayer` fits other signatures. Or it is a model of
+energies, Structures → ``{"energy": (B,)}`` or (B,), eV, tried on `random_structures`: the
 same checks take it in place of a layer, with structures in place of rows.
 
 Modules are in eval mode meanwhile. Errors are relative to the largest output, for energies to at
 least 1 eV; each check returns the one found.
 
-Example:
+Examples:
     >>> import torch
     >>> from flt_mol.nn import FLTAttention
     >>> rows = random_rows(torch.Generator().manual_seed(0), width=8, dim=None)

@@ -144,7 +144,7 @@ def random_rows(
     periodic: bool | Sequence[bool] = False,
     dtype: torch.dtype = torch.float32,
 ) -> Rows:
-    """Random rows: standard normal features, and atoms of :func:`random_structures` where ℓ = 3.
+    """Random rows: standard normal features, and atoms of `random_structures` where ℓ = 3.
 
     Args:
         generator: of all numbers, on CPU.
