@@ -19,10 +19,10 @@ VERSION = "0.2.0"
 
 _PACKAGE = Path(__file__).resolve().parent
 _FOREIGN = {
-    b"\x1f\x8b": "is a gzip archive; unpack it first",
-    b"version https://git-lfs": "is a git-lfs pointer; run `git lfs pull` to get the data",
-    b"<": "is a web page or XML; the download went wrong",
-    b"\0" * 16: "begins with zeros: an interrupted download",
+    b"\x1f\x8b": "it is a gzip archive; unpack it first",
+    b"version https://git-lfs": "it is a git-lfs pointer; run `git lfs pull` to get the data",
+    b"<": "it is a web page or XML; the download went wrong",
+    b"\0" * 16: "it begins with zeros: an interrupted download",
 }
 
 
@@ -40,10 +40,10 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def foreign(path: Path) -> str:
-    """What a file is that none of ours begins like, for messages; empty if that is not known."""
+    """What a file is instead of one that can be read, by its first bytes; empty if unknown."""
     with suppress(OSError), path.open("rb") as file:
         if not (head := file.read(32)):
-            return "is empty (0 bytes); download or write it again"
+            return "it is empty (0 bytes); download or write it again"
         return next((text for start, text in _FOREIGN.items() if head.startswith(start)), "")
     return ""
 
@@ -133,18 +133,18 @@ def some(items: Sequence[Any], shown: int = 5) -> str:
     return ", ".join(map(str, items[:shown])) + more
 
 
-def listed(head: str, items: Sequence[Any], shown: int = 20, count: int = 0) -> str:
+def listed(head: str, items: Sequence[Any], count: int = 0) -> str:
     """A head with the `count` of items, the first of them, a line each, and how many more.
 
     Example:
-        >>> print(listed("skipped", ["a", "b", "c"], 1))
-        skipped: 3
+        >>> print(listed("skipped", ["a", "b"]))
+        skipped: 2
           a
-          … and 2 more
+          b
     """
-    count = count or len(items)
-    more = [f"… and {count - shown} more"] if count > shown else []
-    return "\n  ".join([f"{head}: {count}", *map(str, items[:shown]), *more])
+    count, shown = count or len(items), items[:20]
+    more = [f"… and {count - 20} more"] if count > 20 else []
+    return "\n  ".join([f"{head}: {count}", *map(str, shown), *more])
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:

@@ -259,7 +259,7 @@ def _format_of(path: Path) -> str:
     if head.startswith(b"SQLite format 3\0"):
         return "db"
     if not head.strip(b"\0"):
-        raise ValueError(f"{path} {foreign(path)}")
+        raise ValueError(f"{path}: {foreign(path)}")
     kind = ""
     with suppress(Exception):  # ASE raises anything
         kind = str(filetype(str(path)))
@@ -277,10 +277,10 @@ def _merged(pairs: Any, data: Any) -> dict[str, Any]:
         raise ValueError("data or key_value_pairs are not names with values")
     fields = {**pairs, **{name: value for name, value in data.items() if value is not None}}
     for name, value in pairs.items():
-        both = fields[name], value
-        if all(isinstance(v, str | int | float) for v in both) and both[0] != both[1]:
-            found = f"{both[0]!r:.40}, of key_value_pairs {value!r:.40}"
-            raise ValueError(f"{name} of data is {found}: keep one")
+        found, plain = fields[name], str | int | float
+        if isinstance(found, plain) and isinstance(value, plain) and found != value:
+            text = f"{found!r:.40}, of key_value_pairs {value!r:.40}"
+            raise ValueError(f"{name} of data is {text}: keep one")
     return fields
 
 

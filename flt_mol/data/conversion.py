@@ -23,7 +23,7 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.opening import open_dataset
-from flt_mol.files import VERSION, temporary_path
+from flt_mol.files import temporary_path
 from flt_mol.structures import Structures
 
 Progress = Callable[[int, int | None], None]
@@ -114,8 +114,7 @@ def convert(
             count(len(batch))
 
     with temporary_path(output, durable=True) as temporary:
-        about = {"source": source.path.name, "written_by": f"flt_mol {VERSION}"}
-        _WRITERS[output.suffix.lower()](batches(), temporary, about)
+        _WRITERS[output.suffix.lower()](batches(), temporary)
         _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
     if unusual is None:
@@ -181,7 +180,7 @@ def _atoms(system: Structures) -> Any:
     return atoms
 
 
-def _write_frames(batches: Iterator[Structures], path: Path, about: Any) -> None:
+def _write_frames(batches: Iterator[Structures], path: Path) -> None:
     """Extended XYZ as ASE writes it; texts that it would read as numbers in its JSON form."""
     from ase.io.extxyz import write_extxyz
 
@@ -204,7 +203,7 @@ def _kept_text(text: str) -> str:
     return text if kept else "_JSON " + json.dumps(text).replace("\\", "\\\\")
 
 
-def _write_rows(batches: Iterator[Structures], path: Path, about: Any) -> None:
+def _write_rows(batches: Iterator[Structures], path: Path) -> None:
     """An LMDB file of ASE's rows under the keys 1, 2, …, as ase-db-backends writes them."""
     from ase.io.jsonio import encode
 

@@ -17,8 +17,7 @@ Systems lie one after the other, as in `Structures`: B systems, N atoms, a tenso
 - ``info`` uint8 (bytes,): further plain values, a JSON object a system; optional
 - ``info_ptr`` int64 (B + 1,): where each of them begins
 
-JSON is UTF-8. The metadata has one key, ``flt_mol.flat``, a JSON object with ``version`` (1) and
-where the systems are from.
+JSON is UTF-8. The metadata has one key, ``flt_mol.flat``, a JSON object with ``version`` (1).
 """
 
 from __future__ import annotations
@@ -65,20 +64,12 @@ _OC20 = {"energy": "y_relaxed", "energy_initial": "y_init", "positions_relaxed":
 _MEMORY = {"atomic_numbers": np.int64, "tags": np.int64}  # types of Structures
 
 
-def write_flat(
-    batches: Iterable[Structures],
-    path: str | Path,
-    metadata: Mapping[str, str] | None = None,
-) -> int:
+def write_flat(batches: Iterable[Structures], path: str | Path) -> None:
     """Write systems to a flat file, which gets its name when it is complete.
 
     Args:
         batches: of any sizes.
         path: ending in ``.safetensors``; replaced if it exists.
-        metadata: further texts for the header.
-
-    Returns:
-        How many systems were written.
 
     Raises:
         ValueError: no systems, or a further value that JSON does not hold, by sid.
@@ -112,13 +103,12 @@ def write_flat(
         texts = [_text(info, sid) for info, sid in zip(infos, sids, strict=True)]
         tensors["info"] = np.frombuffer(b"".join(texts), np.uint8)
         tensors["info_ptr"] = _fence([len(text) for text in texts])
-    about = {_KEY: json.dumps({"version": _VERSION, **(metadata or {})})}
+    about = {_KEY: json.dumps({"version": _VERSION})}
     with temporary_path(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
         save_file(tensors, temporary, metadata=about)
         temporary.chmod(mode)  # safetensors lets only the owner read its files
-    return len(natoms)
 
 
 def _text(info: Mapping[str, Any], sid: int | str) -> bytes:
@@ -145,7 +135,7 @@ class FlatDataset(StructuresDataset):
     kind = "flat file"
 
     def _open(self) -> int:
-        self.metadata, self._tensors = _read(self.path)
+        self._tensors = _read(self.path)
         return len(self._tensors["ptr"]) - 1
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,7 +143,7 @@ class FlatDataset(StructuresDataset):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._tensors = _read(self.path)[1]
+        self._tensors = _read(self.path)
 
     def natoms(self) -> NDArray[np.int64]:
         """Atoms of each system (len,)."""
@@ -247,23 +237,22 @@ class FlatDataset(StructuresDataset):
         return info
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Metadata and tensors, memory-mapped, where all lengths belong together."""
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    """The tensors, memory-mapped, where all lengths belong together."""
     try:
         with readable(path), safe_open(path, "pt") as file:
             metadata, names = file.metadata() or {}, file.keys()
             if _KEY not in metadata:
                 held = ", ".join(list(names)[:3])
                 raise ValueError(f"it holds other tensors ({held}); is it a model's weights?")
-            metadata = json.loads(metadata[_KEY])
-            if metadata["version"] != _VERSION:
-                raise ValueError(f"version {metadata['version']} needs a newer flt_mol")
+            if (version := json.loads(metadata[_KEY])["version"]) != _VERSION:
+                raise ValueError(f"version {version} needs a newer flt_mol")
             tensors = {name: file.get_tensor(name).numpy() for name in names if name in _TENSORS}
         _check(tensors)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         found = foreign(path) or error
         raise ValueError(f"{path} is not a flat file of structures: {found}") from None
-    return metadata, tensors
+    return tensors
 
 
 def _check(tensors: Mapping[str, NDArray[Any]]) -> None:

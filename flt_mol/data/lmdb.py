@@ -56,8 +56,8 @@ class _Environment:
 
     def __init__(self, path: Path, stamp: _Stamp) -> None:
         if not is_lmdb(path):
-            found = foreign(path) or "does not begin like one"
-            raise ValueError(f"{path} is not an LMDB file: it {found}")
+            found = foreign(path) or "it does not begin like one"
+            raise ValueError(f"{path} is not an LMDB file: {found}")
         try:
             self.lmdb = lmdb.open(
                 str(path), subdir=False, readonly=True, lock=False, readahead=False, meminit=False

@@ -480,7 +480,7 @@ def single_step(
     return eager_step(compiled, forward, partial(by, backward))
 
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep the arguments of a step, tensors as autograd wants them and `ctx.others`."""
     ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
     ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
@@ -497,7 +497,8 @@ def eager_step(
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
             # Not in setup_context, which takes as long as ten operations.
-            save_inputs(ctx, given)
+            ctx.save_for_backward(*(x for x in given if isinstance(x, Tensor)))
+            ctx.others = [None if isinstance(x, Tensor) else x for x in given]
             return forward(*given)
 
     Step.backward = staticmethod(backward)  # type: ignore[method-assign]

@@ -150,7 +150,7 @@ def _config(path: Path, weights: Mapping[str, Tensor]) -> EnergyConfig:
         raise ValueError(f"{path}: its model configuration is damaged: {error}") from error
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(name_or_path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint file, on CPU, the model's weights by name in ``state_dict``.
 
     Weights are found under the names that tools give them, averaged ones (EMA) first, or bare;
@@ -158,13 +158,13 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     ``metrics``, ``trained_on`` and ``systems`` are mappings, empty where there are none.
 
     Args:
-        path: a file; of an exported folder, its ``model.safetensors``.
+        name_or_path: see `find_checkpoint`.
 
     Raises:
         ValueError: damaged, not a checkpoint, of a later format, or asking for more than tensors
             and plain data; the message names the file.
     """
-    path = Path(path)
+    path = find_checkpoint(name_or_path)
     refuse_damaged(path)
     content = _load_export(path) if path.suffix.lower() == ".safetensors" else _load(path)
     if not isinstance(content, Mapping):
@@ -192,7 +192,7 @@ def refuse_damaged(path: Path) -> None:
     with readable(path), path.open("rb") as file:
         packed = zipfile.is_zipfile(file)
     if text := foreign(path):
-        raise ValueError(f"{path} is not a checkpoint: it {text}")
+        raise ValueError(f"{path} is not a checkpoint: {text}")
     if packed:
         try:
             with zipfile.ZipFile(path) as archive:

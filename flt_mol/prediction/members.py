@@ -13,7 +13,7 @@ from torch import nn
 
 from flt_mol.data.recipes import recipe
 from flt_mol.data.tags import Surface, parse_rule
-from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
+from flt_mol.models.checkpoint import load_model, read_checkpoint
 from flt_mol.structures import Structures
 
 
@@ -88,7 +88,7 @@ def _refuse_different_targets(given: Sequence[Any]) -> None:
 
 
 def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
-    config: Mapping[str, Any] = read_checkpoint(find_checkpoint(checkpoint))["config"]
+    config: Mapping[str, Any] = read_checkpoint(checkpoint)["config"]
     return config
 
 

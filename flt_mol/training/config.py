@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from flt_mol.data import recipes
 from flt_mol.data.tags import parse_rule
 from flt_mol.files import find_shipped, shipped_folder
-from flt_mol.models.checkpoint import checkpoint_config, find_checkpoint
+from flt_mol.models.checkpoint import checkpoint_config
 from flt_mol.models.config import (
     Count,
     EnergyConfig,
@@ -103,7 +103,7 @@ class DataConfig(Settings):
     @model_validator(mode="after")
     def _own_training_data(self) -> Self:
         """Models of one's own data are not ranked by another data set's systems, nor evaluated."""
-        if self.name and self.train in self.paths:
+        if self.train in self.paths:
             self.name = None
             if self.validation not in self.paths:
                 self.validation_fraction = self.validation_fraction or 0.1
@@ -453,7 +453,7 @@ def _resolve_model(content: dict[str, Any], chosen: str | None) -> None:
     if start is not None:
         if chosen is not None:
             raise ValueError(f"model is {chosen}, expected none beside finetune.checkpoint={start}")
-        config = checkpoint_config(find_checkpoint(str(start)))
+        config = checkpoint_config(str(start))
     else:
         config = EnergyConfig() if name is None else named_config(str(name))
     content["model"] = merged(config.model_dump(), model)

@@ -31,7 +31,7 @@ from flt_mol.evaluation.plots import learning_curve, parity
 from flt_mol.evaluation.splits import evaluate_model, evaluate_splits
 from flt_mol.files import write_rows
 from flt_mol.models.build import needs_of, prepare_batch
-from flt_mol.models.checkpoint import find_checkpoint, load_model, read_checkpoint
+from flt_mol.models.checkpoint import load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
 from flt_mol.prediction import surface_rule
 from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage, make_loggers, say
@@ -195,7 +195,7 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
     statistics = target_statistics(training, workers, **options)
     start, before = config.finetune.checkpoint, None
     if start is not None:
-        before = read_checkpoint(find_checkpoint(start)).get("trained_on")
+        before = read_checkpoint(start).get("trained_on")
         say(console, start_from(model, config.finetune, training, statistics))
     else:
         model.normalizer.fit(statistics.energies)
@@ -223,7 +223,7 @@ def _history(
     if start is not None:
         if (rule := surface_rule(start)) is not None:
             noted["inherited_tag_rule"] = {"surface": rule, "from": start}
-        before = read_checkpoint(find_checkpoint(start))["systems"]
+        before = read_checkpoint(start)["systems"]
         if trained is not None:
             trained = sorted({*trained, *map(str, before.get("trained") or ())})
     held_out = None if config.data.validation_fraction is None else sids_of(splits.validation)

@@ -9,6 +9,7 @@ import pytest
 import flt_mol
 from flt_mol.cli import main
 from flt_mol.cli.console import check_output, say
+from flt_mol.files import NoteWarning
 
 COMMANDS = [
     [],
@@ -131,13 +132,17 @@ def test_warnings_are_one_line_and_come_once(monkeypatch, capsys):
     def run(*arguments):
         for text in ("a", "b", "a"):
             warnings.warn(text, UserWarning, stacklevel=1)
+        for file in ("x", "y"):
+            warnings.warn(f"{file}: no sid", NoteWarning, stacklevel=1)
+            warnings.warn(f"{file}: skipped 1", UserWarning, stacklevel=1)
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         raise ValueError("end")
 
     monkeypatch.setattr("flt_mol.evaluation.checkpoint.evaluation_folder", run)
     main(["evaluate", "emt-small"])
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["flt-mol: warning: a", "flt-mol: warning: b", "flt-mol: error: end"]
+    shown = ("a", "b", "x: no sid", "x: skipped 1", "y: skipped 1")
+    assert lines == [*(f"flt-mol: warning: {text}" for text in shown), "flt-mol: error: end"]
 
 
 def test_text_that_terminals_must_not_be_sent_is_escaped(capsys):

@@ -186,8 +186,8 @@ def test_onto_itself(source, tmp_path):
 def test_a_writer_that_lies_is_found_out(suffix, source, tmp_path, monkeypatch):
     from flt_mol.data import conversion
 
-    def wrong(batches, path, source):
-        right((_other(batch) for batch in batches), path, source)
+    def wrong(batches, path):
+        right((_other(batch) for batch in batches), path)
 
     right = conversion._WRITERS[suffix]
     monkeypatch.setitem(conversion._WRITERS, suffix, wrong)

@@ -157,6 +157,16 @@ def test_saved_files_that_are_refused(tmp_path):
     for name, reason in (("hostile", "system"), ("zip", "torch.save.*no data.pkl"), ("cut", "zip")):
         with pytest.raises(ValueError, match=rf"{name}\.pt.*{reason}"):
             open_dataset(tmp_path / f"{name}.pt")
+    foreign = {
+        "gzip": b"\x1f\x8b\x08",
+        "web page": b"<html>",
+        "git-lfs": b"version https://git-lfs",
+    }
+    for kind, head in foreign.items():
+        for file in (tmp_path / "a.pt", tmp_path / "a.safetensors"):
+            file.write_bytes(head + bytes(99))
+            with pytest.raises(ValueError, match=rf"{file.name}.* is a {kind}"):
+                open_dataset(file)
 
 
 def atoms(sid):

@@ -17,6 +17,7 @@ from flt_mol.evaluation import (
     write_html,
     write_json,
 )
+from flt_mol.evaluation.report import notes
 from flt_mol.evaluation.summary import breakdowns, constant_maes
 
 
@@ -51,6 +52,14 @@ def test_all_is_over_systems_not_over_splits():
     assert SUMMARY["all"]["mae"] == pytest.approx(errors.mean())
     assert SUMMARY["all"]["ewt"] == 0.2
     assert SUMMARY["splits"]["val<id>"]["mae"] == pytest.approx(errors[:3].mean())
+
+
+def test_displacements_worse_than_none_are_reported():
+    assert notes(SUMMARY)["displacement"] == []
+    further = {"displacement": 0.5, "displacement_unmoved": 0.25}
+    (line,) = notes(summarise({"a": result(["x"], [0.0], further=further)}))["displacement"]
+    for part in ("a: ", "0.500 Å", "unmoved 0.250 Å"):
+        assert part in line
 
 
 def test_the_worst_systems_of_all_splits_are_first():

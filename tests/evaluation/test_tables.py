@@ -108,6 +108,10 @@ def test_targets_of_stored_structures(suffix, tmp_path):
     (result,) = score_files(predictions, tmp_path / f"t{suffix}").values()
     assert result.sid == ("s0", "s1", "s2")
     assert result.error.tolist() == [0.25] * 3
+    twice = [*systems, Structures.single([29, 8], positions, sid="s1", energy=9.0, **cell)]
+    convert(open_dataset(twice), tmp_path / f"twice{suffix}")
+    with pytest.raises(ValueError, match=r"twice.*[34], sid s1: .* 9\.0, in .*twice.*[12] 0\.5"):
+        score_files(predictions, tmp_path / f"twice{suffix}")
 
 
 def test_targets_of_a_data_set_need_a_split(tmp_path):
@@ -165,3 +169,5 @@ def test_ids_by_split(tmp_path):
     for text in ("sid,split\n1,a\n1,a\n", "sid\n1\n", "sid,split\n1,\n", ""):
         with pytest.raises(ValueError, match=r"ids\.csv"):
             read_ids(write(path, text))
+    with pytest.raises(ValueError, match="sid 1 of a is in lines 2 and 4"):
+        read_ids(write(path, "sid,split\n1,a\n1,b\n1,a\n"))

@@ -190,6 +190,7 @@ def test_a_validation_file_takes_the_place_of_the_share_of_a_shipped_run():
 def test_training_data_of_ones_own_are_not_validated_on_another_data_set():
     data = load_run_config("quickstart", ["data.paths.train=a.xyz"]).data
     assert (data.name, data.validation_fraction) == (None, 0.1)
+    assert load_run_config("scratch", ["data.paths.train=a.xyz"]).data == data
     data = load_run_config("quickstart", ["data.paths.train=a.xyz", "data.paths.val_id=b.xyz"]).data
     assert (data.name, data.validation_fraction) == (None, None)
     assert load_run_config("quickstart").data.name == "emt_adsorption"

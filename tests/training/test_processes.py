@@ -80,6 +80,9 @@ def test_under_srun(monkeypatch):
     assert world_of(1, 1) == World(1, 1, 0)
     with pytest.raises(ValueError, match=r"training\.devices is 4.*torchrun, or sbatch"):
         world_of(4, 1)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "abc")
+    with pytest.raises(ValueError, match="SLURM_STEP_NUM_TASKS is 'abc'"):
+        world_of(4, 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
