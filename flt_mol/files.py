@@ -133,18 +133,18 @@ def some(items: Sequence[Any], shown: int = 5) -> str:
     return ", ".join(map(str, items[:shown])) + more
 
 
-def listed(head: str, items: Sequence[Any], shown: int = 20, count: int = 0) -> str:
+def listed(head: str, items: Sequence[Any], count: int = 0) -> str:
     """A head with the `count` of items, the first of them, a line each, and how many more.
 
     Example:
-        >>> print(listed("skipped", ["a", "b", "c"], 1))
-        skipped: 3
+        >>> print(listed("skipped", ["a", "b"]))
+        skipped: 2
           a
-          … and 2 more
+          b
     """
-    count = count or len(items)
-    more = [f"… and {count - shown} more"] if count > shown else []
-    return "\n  ".join([f"{head}: {count}", *map(str, items[:shown]), *more])
+    count, shown = count or len(items), items[:20]
+    more = [f"… and {count - 20} more"] if count > 20 else []
+    return "\n  ".join([f"{head}: {count}", *map(str, shown), *more])
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:

@@ -96,6 +96,7 @@ def test_loss_curves_of_three_runs_are_their_logs(tmp_path):
         "oc20/run.py --smoke --folder {folder}",
         "speed/figure2.py --smoke --figure {folder}/figure2.png",
         "accuracy/run.py --rows ours_positions2 schnet64 --seeds 0 --epochs 1 --limit 50",
+        "images/run.py --smoke --seeds 0",
         "forces/run.py --systems 2 --dynamics 1 --steps 3",
         "long_range/run.py --rows pairs pairs_both --seeds 0 --epochs 1",
         "speed/run.py lengths --at-most 512 --rounds 1",
@@ -138,6 +139,6 @@ def test_fidelity_and_figures(tmp_path):
     assert len(list(tmp_path.glob("*.png"))) == 2
 
 
-@pytest.mark.parametrize("folder", ["accuracy", "long_range"])
+@pytest.mark.parametrize("folder", ["accuracy", "images", "long_range", "oc20"])
 def test_tables_are_rendered_from_the_results_kept(folder):
     assert "±" in run(f"{folder}/run.py", "--render")

@@ -3,10 +3,12 @@
 
 One system of each slab of emt_adsorption is relaxed again, as it was there, and some frames are
 kept with their energies and forces: the S2EF task. The slab's other systems give one frame each
-whose atoms are displaced: at random, and the adsorbate stretched or moved as a whole.
+whose atoms are displaced: at random, and the adsorbate stretched or moved as a whole. Where a model
+of adsorption energies is given, it relaxes systems of training; those that it misjudges most give
+frames of these paths instead, labelled by EMT: active learning.
 
-The records depend on emt_adsorption and the seed alone, given the versions of ASE and NumPy in
-`dataset.yaml` and one kind of processor. It takes some five minutes on two cores.
+The records depend on emt_adsorption, the seed and the model alone, given the versions of ASE, NumPy
+and PyTorch and one kind of processor. It takes some ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
 from numpy.typing import NDArray
 
+from flt_mol.data import from_ase
 from flt_mol.data.recipes import recipe
+from flt_mol.prediction.relaxation import relax_structures
 
 Array = NDArray[Any]
 
 SOURCE = "emt_adsorption"
 SLABS = {  # split → its slabs in a split of emt_adsorption
-    "train": ("train", 0, 900),
+    "train": ("train", 0, 820),
     "tuning": ("val_id", 0, 40),
     "val_id": ("val_id", 40, 100),
     "val_ood_cat": ("val_ood_cat", 0, 80),
@@ -47,6 +51,9 @@ LIFT = (-0.4, 1.5)  # Å, range of an adsorbate's move along z
 SLIDE = 0.5  # Å, standard deviation of its move along x and y
 LARGEST_FORCE = 15.0  # eV/Å, of displaced frames; beyond, displacements shrink
 ATTEMPTS = 20
+WALKED_SLABS, WALK_STEPS = 720, 80  # slabs with one relaxation by the model, its steps at most
+MISJUDGED = 400  # of these relaxations are kept
+DISPLACED, WALK = -1, -2  # instead of the step of a relaxation by EMT
 
 FIELDS = {
     "pos": "float32 (N, 3), Å, positions of this frame, not wrapped, multiples of 2^-12",
@@ -59,8 +66,8 @@ FIELDS = {
     "natoms": "int, N",
     "sid": "int, name of the system in emt_adsorption, which has its adsorbate, facet and slab",
     "fid": "int, number of the frame in its system, in the order of the relaxation",
-    "step": "int, of the relaxation; -1 where atoms were displaced",
-    "y": "float, eV, adsorption energy of pos: the target",
+    "step": "int, of the relaxation; -1 where atoms were displaced, -2 in a model's relaxation",
+    "y": "float, eV, EMT energy of pos: the target",
 }
 
 
@@ -100,26 +107,65 @@ def frames_of(seed: int, records: Sequence[Mapping[str, Any]]) -> list[dict[str,
     for number, record in enumerate(records):
         rng = source.generator(seed, int(record["sid"]))
         frames = _relaxation(record, rng) if number == relaxed else [_displaced(record, rng)]
-        kept = {name: record[name] for name in FIELDS if name in record and name != "pos"}
-        found += [{**kept, **frame, "fid": fid} for fid, frame in enumerate(frames)]
-    return [frame for frame in found if abs(frame["y"]) <= source.MAX_ENERGY]
+        found += _with_fields(record, frames)
+    return found
 
 
-def _atoms(record: Mapping[str, Any]) -> tuple[Atoms, float]:
-    """The initial structure, and the energy of clean slab and gas, eV."""
-    atoms = Atoms(
+def walks(
+    model: str, seed: int, slabs: Sequence[Sequence[Mapping[str, Any]]]
+) -> dict[int, list[dict[str, Any]]]:
+    """By sid, the last frame and one before of a model's relaxations, where it is most wrong.
+
+    It relaxes one system of each slab, the one after that which EMT relaxes; those are kept
+    whose energy at the end differs most from EMT's. Frames with large forces are left out.
+    """
+    chosen = [own[(own[0]["slab"] + 1) % len(own)] for own in slabs if len(own) > 1]
+    starts = (from_ase(_atoms(record), sid=record["sid"]) for record in chosen)
+    found = []
+    for record, path in zip(chosen, relax_structures(model, starts, steps=WALK_STEPS), strict=True):
+        atoms = _atoms(record)
+        rng = source.generator(seed, int(record["sid"]))
+        before = int(rng.integers(len(path) // 2, len(path)))  # where it goes astray
+        steps = sorted({before, len(path) - 1})
+        frames = [_frame(atoms, path[step].positions) for step in steps]
+        energy = frames[-1]["y"] - _of_slab_and_gas(record)
+        error = abs(path[-1].get_potential_energy() - energy)
+        small = [x for x in frames if np.abs(x["force"]).max() <= LARGEST_FORCE]
+        found.append((error, record["sid"], _with_fields(record, small, step=WALK)))
+    found.sort(key=lambda walk: -walk[0])
+    return {sid: frames for _, sid, frames in found[:MISJUDGED]}
+
+
+def _with_fields(
+    record: Mapping[str, Any], frames: Sequence[Mapping[str, Any]], **further: int
+) -> list[dict[str, Any]]:
+    """Frames with the fields of their system, without adsorption energies that are far off."""
+    kept = {name: record[name] for name in FIELDS if name in record and name != "pos"} | further
+    numbered = [{**kept, **frame, "fid": fid} for fid, frame in enumerate(frames)]
+    clean = _of_slab_and_gas(record)
+    return [frame for frame in numbered if abs(frame["y"] - clean) <= source.MAX_ENERGY]
+
+
+def _of_slab_and_gas(record: Mapping[str, Any]) -> float:
+    """E(relaxed clean slab) + Σ gas references, eV: what adsorption energies count from."""
+    return float(source.energy(_atoms(record)) - record["y_init"])
+
+
+def _atoms(record: Mapping[str, Any]) -> Atoms:
+    """The initial structure."""
+    return Atoms(
         numbers=record["atomic_numbers"],
+        tags=record["tags"],
         positions=record["pos"].astype(np.float64),
         cell=record["cell"].astype(np.float64),
         pbc=True,
         constraint=FixAtoms(mask=record["fixed"].astype(bool)),
     )
-    return atoms, source.energy(atoms) - record["y_init"]
 
 
 def _relaxation(record: Mapping[str, Any], rng: np.random.Generator) -> list[dict[str, Any]]:
     """The first frame of a relaxation, the last, and random ones between."""
-    atoms, reference = _atoms(record)
+    atoms = _atoms(record)
     path = [atoms.positions.copy()]
 
     def keep(positions: Array) -> None:
@@ -128,7 +174,7 @@ def _relaxation(record: Mapping[str, Any], rng: np.random.Generator) -> list[dic
     source.relax(atoms, fmax=source.FMAX, steps=source.STEPS, stop=keep)
     between = rng.permutation(np.arange(1, len(path) - 1))[:ALONG_PATH]
     steps = [0, *sorted(int(step) for step in between), len(path) - 1]
-    return [{**_frame(atoms, path[step], reference), "step": step} for step in steps]
+    return [{**_frame(atoms, path[step]), "step": step} for step in steps]
 
 
 def _displaced(record: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -137,17 +183,17 @@ def _displaced(record: Mapping[str, Any], rng: np.random.Generator) -> dict[str,
     It starts between the initial and the relaxed structure; free atoms are displaced at random,
     and by `_adsorbate_shift`.
     """
-    atoms, reference = _atoms(record)
+    atoms = _atoms(record)
     path = record["pos_relaxed"].astype(np.float64) - atoms.positions
     start = atoms.positions + rng.random() * path
     free = record["fixed"][:, None] == 0
     shift = rng.normal(0.0, rng.uniform(*NOISE), start.shape) * free
     shift[record["tags"] == 2] += _adsorbate_shift(record, start[record["tags"] == 2], rng)
     for attempt in range(ATTEMPTS):
-        frame = _frame(atoms, start + shift * 0.9**attempt, reference)
+        frame = _frame(atoms, start + shift * 0.9**attempt)
         if np.abs(frame["force"]).max() <= LARGEST_FORCE:
             break
-    return {**frame, "step": -1}
+    return {**frame, "step": DISPLACED}
 
 
 def _adsorbate_shift(
@@ -171,7 +217,7 @@ def _adsorbate_shift(
     return shift
 
 
-def _frame(atoms: Atoms, positions: Array, reference: float) -> dict[str, Any]:
+def _frame(atoms: Atoms, positions: Array) -> dict[str, Any]:
     """Energy and forces of positions on the grid, which float32 holds exactly."""
     there = atoms.copy()
     there.set_positions(source.on_grid(positions), apply_constraint=False)
@@ -179,27 +225,30 @@ def _frame(atoms: Atoms, positions: Array, reference: float) -> dict[str, Any]:
     return {
         "pos": np.asfortranarray(there.positions.astype(np.float32)),
         "force": np.asfortranarray(there.get_forces().astype(np.float16)),
-        "y": float(there.get_potential_energy()) - reference,
+        "y": float(there.get_potential_energy()),
     }
 
 
-def describe(output: Path, splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """All of `dataset.yaml` as plain values."""
+def describe(
+    output: Path, splits: Mapping[str, Sequence[Mapping[str, Any]]], weights: str | None
+) -> dict[str, Any]:
+    """All of `dataset.yaml` as plain values; `weights` is the hash of the model's."""
     return {
         "name": "emt_relaxations",
-        "version": "1.1",
+        "version": "1.2",
         "title": "Frames of relaxations on fcc alloy surfaces with forces, by effective medium "
         "theory",
         "task": "S2EF: structure to energy and forces",
         **{key: source.HEAD[key] for key in ("source", "licence", "citation")},
         "generator": {
-            "command": "python datasets/emt_relaxations/make.py FOLDER",
+            "command": "python datasets/emt_relaxations/make.py FOLDER --model WEIGHTS",
+            "sha256_of_weights": weights,
             "ase": ase.__version__,
             "numpy": np.__version__,
             "calculator": "ase.calculators.emt.EMT, asap_cutoff False",
         },
         "units": {"length": "Å", "energy": "eV", "force": "eV/Å"},
-        "energy": "E(frame) − E(relaxed clean slab) − Σ gas references, as in emt_adsorption",
+        "energy": "total energy E(frame) of EMT, which ASE counts from bulk metals",
         "fields": FIELDS,
         "tag_rule": "half",
         "elements": recipe(SOURCE).metadata["elements"],
@@ -231,6 +280,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0, help="of frames and displacements")
     parser.add_argument("--slabs", type=int, help="at most so many of each split")
+    parser.add_argument("--model", type=Path, help="weights that relax systems of training")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
@@ -240,11 +290,17 @@ def main() -> None:
         for split in SLABS:
             slabs = chosen_slabs(split)[: given.slabs]
             parts = pool.imap(partial(frames_of, given.seed), slabs, chunksize=4)
-            splits[split] = [frame for part in parts for frame in part]
+            frames = [frame for part in parts for frame in part]
+            if given.model and split == "train":
+                walked = walks(str(given.model), given.seed, slabs[:WALKED_SLABS])
+                frames = [frame for frame in frames if frame["sid"] not in walked]
+                frames += [frame for own in walked.values() for frame in own]
+            splits[split] = frames
             print(f"{split}: {len(splits[split])} frames of {len(slabs)} slabs", flush=True)
             source.write_lmdb(given.output / f"{split}.lmdb", splits[split])
+    weights = given.model and hashlib.sha256(given.model.read_bytes()).hexdigest()
     text = yaml.safe_dump(
-        describe(given.output, splits), sort_keys=False, allow_unicode=True, width=100
+        describe(given.output, splits, weights), sort_keys=False, allow_unicode=True, width=100
     )
     (given.output / "dataset.yaml").write_text(text, encoding="utf-8")
 

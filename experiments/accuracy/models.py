@@ -20,6 +20,7 @@ class Row:
 
     `config` holds settings of `EnergyConfig`, or arguments of the rival; `loss` settings of
     `LossConfig`; a rival with `match` gets the smallest width with at least as many weights.
+    `rate` is the learning rate, by default that of `Settings`.
     """
 
     label: str
@@ -27,6 +28,7 @@ class Row:
     rival: str | None = None
     loss: Mapping[str, Any] = field(default_factory=dict)
     match: str | None = None
+    rate: float | None = None
 
 
 _BASE: dict[str, Any] = {
@@ -100,6 +102,11 @@ ROWS: dict[str, Row] = {
     "ours_far": _ours(
         "ours + attention and spectral filters in every block", attention="auto", far_blocks=None
     ),
+    "ours_spectral": _ours("ours + spectral filters in every block", far_blocks=None),
+    "ours_attention_every": _ours(
+        "ours + attention in every block, no spectral filter", attention="auto", spectral=None,
+        far_blocks=None,
+    ),
     "ours_no_spectral": _ours("ours without spectral filter", spectral=None),
     "ours_no_vectors": _ours("ours without vectors", pairs={**_OURS_PAIRS, "filter_vectors": 0}),
     "ours_norm": _ours(
@@ -120,6 +127,7 @@ ROWS: dict[str, Row] = {
     "schnet_packaged": Row(
         "SchNet as packaged, as many weights", {}, "schnet_packaged", match="ours"
     ),
+    "painn": Row("PaiNN, as many weights", {}, "painn", match="ours"),
     "visnet": Row("ViSNet, as many weights", {}, "visnet", match="ours"),
     # Not matched: each build of it takes seconds of symbolic algebra.
     "dimenet++": Row("DimeNet++, width 64", {"width": 64}, "dimenet++"),

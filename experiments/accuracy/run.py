@@ -1,8 +1,10 @@
 """Train the models of the accuracy table that have no result yet, and print the table.
 
 Each (row, seed) that is done is a line in results.jsonl: the script may be stopped at any time,
-started again, and run several times at once with other rows or seeds. `--times` lets the rows take
-turns at training steps instead, in one process on one thread. `--render` only prints.
+started again, and run several times at once with other rows or seeds. With `--minutes` all rows get
+the same CPU time of training, else the same epochs. `--tune` chooses learning rates: a tenth of the
+training systems is held out and alone evaluated. `--times` lets the rows take turns at training
+steps instead, in one process on one thread. `--render` only prints.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -38,8 +41,14 @@ from common.timing import Timings, flushed_denormals, interleaved
 from flt_mol.data.recipes import recipe
 from flt_mol.structures import Structures
 
-SPLITS = ("val_id", "val_ood_ads", "val_ood_cat", "val_ood_both")
+EMT = "emt_adsorption"  # of lines that name no data set
+TUNING = "tuning"  # every tenth training system
 FOLDER = Path(__file__).parent
+
+
+def splits_of(data: str, tune: bool = False) -> list[str]:
+    """The splits of a table; `test` is left alone."""
+    return [TUNING] if tune else [s for s in recipe(data).splits if s.startswith("val_")]
 
 
 @lru_cache(maxsize=12)
@@ -51,26 +60,40 @@ def systems_of(data: str, split: str, limit: int | None, cutoff: float | None) -
     return found if cutoff is None else [system.with_pairs(cutoff) for system in found]
 
 
+def systems_for(tune: bool, *given: Any) -> dict[str, list[Structures]]:
+    """Split → systems, those to train on and those of the table; `given` as of `systems_of`."""
+    data, *others = given
+    train = systems_of(data, "train", *others)
+    if tune:
+        kept = [system for i, system in enumerate(train) if i % 10]
+        return {"train": kept, TUNING: train[::10]}
+    return {"train": train} | {s: systems_of(data, s, *others) for s in splits_of(data)}
+
+
 def measure(
-    name: str, seed: int, settings: Settings, data: str, limit: int | None
-) -> dict[str, Any]:
+    name: str, seed: int, settings: Settings, data: str, limit: int | None, rate: float | None,
+    tune: bool,
+) -> dict[str, Any]:  # fmt: skip
     """Train and evaluate one model; its line of results."""
     row = ROWS[name]
+    rate = row.rate if rate is None else rate
+    settings = settings if rate is None else replace(settings, learning_rate=rate)
     config = resolved(row, settings.targets)
     with seeded(seed):
         cutoff = build(row, config, seed).cutoff
     with flushed_denormals():
-        training = systems_of(data, "train", limit, cutoff)
+        systems = systems_for(tune, data, limit, cutoff)
+        training = systems.pop("train")
         model, seconds, loss = train(
             lambda: build(row, config, seed), training, settings, seed, row.loss
         )
-        found = {
-            split: evaluate(model, systems_of(data, split, limit, cutoff), settings.targets)
-            for split in SPLITS
-        }
+        found = {s: evaluate(model, each, settings.targets) for s, each in systems.items()}
+    minutes, epochs = settings.minutes, settings.epochs
     return {
-        "row": name, "targets": settings.targets, "epochs": settings.epochs, "seed": seed,
-        "label": row.label, "config": config, "data": data, "limit": limit,
+        "row": name, "targets": settings.targets, "minutes": minutes,
+        "epochs": epochs if minutes is None else round(60 * minutes / seconds, 2), "seed": seed,
+        "label": row.label, "config": config, "data": data, "limit": limit, "rate": rate,
+        "tune": tune,
         "parameters": sum(p.numel() for p in model.parameters()), "weights": count_weights(model),
         "seconds_per_epoch": round(seconds, 3), "loss": loss, "splits": found,
         "torch": torch.__version__,
@@ -88,6 +111,7 @@ def times(names: Sequence[str], settings: Settings, data: str, rounds: int) -> d
     return {
         "times": {name: [round(t, 5) for t in found.seconds[name]] for name in names},
         "targets": settings.targets,
+        "data": data,
         "steps_per_epoch": len(every) // size,
     }
 
@@ -104,23 +128,38 @@ def _stepping(
     return lambda: training.step(batches[next(calls) % len(batches)])
 
 
-def table(results: Results, settings: Settings) -> str:
+def lines_of(results: Results, settings: Settings, data: str, tune: bool) -> list[dict[str, Any]]:
+    """The trained models of one table."""
+    found = results.read(targets=settings.targets, minutes=settings.minutes)
+    found = [r for r in found if r.get("data", EMT) == data and r.get("tune", False) == tune]
+    equal = settings.minutes is not None
+    return [r for r in found if "row" in r and (equal or r["epochs"] == settings.epochs)]
+
+
+def table(results: Results, settings: Settings, data: str, tune: bool = False) -> str:
     """MAE ± standard deviation over seeds (EwT in %) on every split, costs, and recycles."""
-    parts = []
-    rows = {
-        name: results.latest(row=name, targets=settings.targets, epochs=settings.epochs)
-        for name in ROWS
-    }
-    rows = {name: records for name, records in rows.items() if records}
+    parts, splits = [], splits_of(data, tune)
+    models: dict[tuple[str, float | None], dict[int, dict[str, Any]]] = {}
+    lines = lines_of(results, settings, data, tune)
+    for record in sorted(lines, key=lambda record: list(ROWS).index(record["row"])):
+        key = record["row"], record.get("rate")
+        models.setdefault(key, {})[record["seed"]] = record
+    rows = {_label(*key): list(found.values()) for key, found in models.items()}
     for target in TARGETS[settings.targets]:
-        head = [f"{target}, MAE in eV (EwT in %)", "seeds", *SPLITS, "weights", "s/epoch"]
+        head = [f"{target}, MAE in eV (EwT in %)", "seeds", *splits, "weights", "s/epoch", "epochs"]
         cells = [
-            [ROWS[name].label, len(records), *(_cell(records, split, target) for split in SPLITS),
-             f"{records[0]['weights']:,}", mean_sd([r["seconds_per_epoch"] for r in records], 1)]
-            for name, records in rows.items()
+            [label, len(records), *(_cell(records, split, target) for split in splits),
+             f"{records[0]['weights']:,}", mean_sd([r["seconds_per_epoch"] for r in records], 1),
+             f"{fmean(r['epochs'] for r in records):.3g}"]
+            for label, records in rows.items()
         ]  # fmt: skip
         parts.append(markdown_table(head, cells))
-    return "\n\n".join([*parts, *_moves(rows), *_times(results, settings)])
+    return "\n\n".join([*parts, *_moves(rows), *_times(results, settings, data)])
+
+
+def _label(name: str, rate: float | None) -> str:
+    own = rate is None or rate == ROWS[name].rate
+    return ROWS[name].label if own else f"{ROWS[name].label}, rate {rate:g}"
 
 
 def _cell(records: Sequence[dict[str, Any]], split: str, target: str) -> str:
@@ -130,15 +169,15 @@ def _cell(records: Sequence[dict[str, Any]], split: str, target: str) -> str:
     return f"{mean_sd([f['mae'] for f in found])} ({100 * fmean(f['ewt'] for f in found):.0f})"
 
 
-def _moves(rows: dict[str, list[dict[str, Any]]]) -> list[str]:
+def _moves(rows: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     """Errors of displacements on val_id, against predicting no movement."""
     cells = []
-    for name, records in rows.items():
-        found = [r["splits"]["val_id"].get("displacement") for r in records]
+    for label, records in rows.items():
+        found = [r["splits"].get("val_id", {}).get("displacement") for r in records]
         moved = [f for f in found if f is not None]
         if moved:
             stay, error = ([f[key] for f in moved] for key in ("stay", "error"))
-            cells.append([ROWS[name].label, mean_sd(stay), mean_sd(error)])
+            cells.append([label, mean_sd(stay), mean_sd(error)])
     return (
         [markdown_table(["displacement on val_id (Å)", "no movement", "predicted"], cells)]
         if cells
@@ -146,8 +185,9 @@ def _moves(rows: dict[str, list[dict[str, Any]]]) -> list[str]:
     )
 
 
-def _times(results: Results, settings: Settings) -> list[str]:
+def _times(results: Results, settings: Settings, data: str) -> list[str]:
     lines = [r for r in results.read(targets=settings.targets) if "times" in r]
+    lines = [r for r in lines if r.get("data", EMT) == data]
     if not lines:
         return []
     timings = Timings(
@@ -171,31 +211,39 @@ def main() -> None:
     add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     add("--epochs", type=int, default=Settings.epochs)
+    add("--minutes", type=float, help="of CPU time of each training, instead of epochs")
+    add("--rate", type=float, help="learning rate, instead of each row's own")
+    add("--tune", action="store_true", help="hold out a tenth of train, to choose a learning rate")
     add("--targets", choices=list(TARGETS), default="relaxed")
-    add("--data", default="emt_adsorption", help="name or folder of a data set")
+    add("--data", default=EMT, help="name or folder of a data set")
     add("--limit", type=int, help="systems of each split, to try it")
     add("--jobs", type=int, default=1, help="processes, each on one thread")
     add("--results", type=Path, default=FOLDER / "results.jsonl")
     add("--times", type=int, nargs="?", const=7, metavar="ROUNDS", help="only measure times")
     add("--render", action="store_true", help="only print the table")
     given = parser.parse_args()
-    settings, results = Settings(given.targets, given.epochs), Results(given.results)
+    settings = Settings(given.targets, given.epochs, given.minutes)
+    results = Results(given.results)
     if given.times is not None:
         results.append(times(given.rows, settings, given.data, given.times))
     elif not given.render:
-        known = results.read(targets=given.targets, epochs=given.epochs)
-        done = {(r["row"], r["seed"]) for r in known if "row" in r}
+        known = lines_of(results, settings, given.data, given.tune)
+        done = {(r["row"], r["seed"], r.get("rate")) for r in known}
         todo = [
-            (row, seed) for seed in given.seeds for row in given.rows if (row, seed) not in done
+            (row, seed)
+            for seed in given.seeds
+            for row in given.rows
+            if (row, seed, given.rate or ROWS[row].rate) not in done
         ]
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(given.jobs, context) as pool:
-            jobs = [pool.submit(measure, *job, settings, given.data, given.limit) for job in todo]
+            others = settings, given.data, given.limit, given.rate, given.tune
+            jobs = [pool.submit(measure, *job, *others) for job in todo]
             for job in as_completed(jobs):
                 record = job.result()
                 results.append(record)
                 print(f"{record['row']}, seed {record['seed']}: {record['splits']}", flush=True)
-    print(f"\n{table(results, settings)}")
+    print(f"\n{table(results, settings, given.data, given.tune)}")
 
 
 if __name__ == "__main__":

@@ -29,10 +29,12 @@ class Settings:
     """What all rows of a table share: AdamW, linear warm-up and decay, L1 loss.
 
     `targets`: "joint" (both energies, the mean of both losses), "relaxed" or "initial" alone.
+    `minutes` of CPU time end a training instead of `epochs`, if given.
     """
 
     targets: str = "joint"
     epochs: int = 20
+    minutes: float | None = None
     batch_size: int = 48
     learning_rate: float = 2e-3
     weight_decay: float = 1e-3
@@ -71,7 +73,8 @@ class Training:
     """A model with its loss and optimiser, step by step.
 
     The loss is ½ (|E − y|/s + |E⁰ − y⁰|/s₀) for joint targets, one term else, plus what
-    `loss` (keys of `LossConfig`) gives to displacements.
+    `loss` (keys of `LossConfig`) gives to displacements. `done` of `total` are steps, or seconds
+    of CPU time if the settings have `minutes`: learning rate and weights of losses follow them.
     """
 
     def __init__(self, model: Any, settings: Settings, loss: Mapping[str, Any], total: int) -> None:
@@ -90,17 +93,15 @@ class Training:
             model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), eps=1e-6,
             weight_decay=settings.weight_decay,
         )  # fmt: skip
-        warmup = max(1, round(settings.warmup_fraction * total))
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer,
-            lambda step: min(
-                (step + 1) / warmup, max(0.0, (total - step) / max(1, total - warmup))
-            ),
-        )
-        self.total, self.done = total, 0
+        minutes, self.start = settings.minutes, time.process_time()
+        self.total, self.done = (total if minutes is None else 60.0 * minutes), 0.0
 
     def step(self, systems: Sequence[Structures]) -> float:
         """One update; the loss before it."""
+        warmup = max(1, round(self.settings.warmup_fraction * self.total))
+        left = max(0.0, (self.total - self.done) / max(1, self.total - warmup))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * min(1.0, (self.done + 1) / warmup, left)
         batch = Structures.cat(systems)
         progress = self.done / self.total
         outputs = self.model(batch)
@@ -110,9 +111,9 @@ class Training:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
-        self.scheduler.step()
-        self.done += 1
-        return float(loss)
+        steps = self.settings.minutes is None
+        self.done = self.done + 1 if steps else time.process_time() - self.start
+        return float(loss.detach())
 
 
 def train(
@@ -128,23 +129,28 @@ def train(
         The model, CPU seconds per epoch, mean loss of the last epoch.
     """
     systems = [relabelled(system, settings.targets) for system in systems]
-    per_epoch = max(1, len(systems) // settings.batch_size)
+    size, per_epoch = settings.batch_size, max(1, len(systems) // settings.batch_size)
+    losses: list[float] = []
     with seeded(seed), threads(1):
         model = build()
         fit_normalizers(model, systems, settings)
         training = Training(model, settings, loss or {}, settings.epochs * per_epoch)
-        generator = torch.Generator().manual_seed(seed)
-        start, mean = time.process_time(), 0.0
-        for epoch in range(settings.epochs):
-            order = torch.randperm(len(systems), generator=generator).tolist()
-            size = settings.batch_size
-            batches = [order[i * size : (i + 1) * size] for i in range(per_epoch)]
-            mean = (
-                sum(training.step([systems[row] for row in rows]) for rows in batches) / per_epoch
-            )
-            if not mean < float("inf"):
-                raise ValueError(f"the loss of epoch {epoch + 1} is {mean}")
-    return model, (time.process_time() - start) / settings.epochs, mean
+        batches = _batches(len(systems), size, torch.Generator().manual_seed(seed))
+        while training.done < training.total:
+            losses.append(training.step([systems[row] for row in next(batches)]))
+            if not losses[-1] < float("inf"):
+                raise ValueError(f"the loss of step {len(losses)} is {losses[-1]}")
+        seconds = (time.process_time() - training.start) * per_epoch / len(losses)
+    last = losses[-per_epoch:]
+    return model, seconds, sum(last) / len(last)
+
+
+def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """Rows of one batch after the other, in a new order in each epoch, without the rest."""
+    while True:
+        order = torch.randperm(count, generator=generator).tolist()
+        for i in range(max(1, count // size)):
+            yield order[i * size : (i + 1) * size]
 
 
 def evaluate(model: Any, systems: Sequence[Structures], targets: str) -> dict[str, Any]:

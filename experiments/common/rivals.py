@@ -1,7 +1,7 @@
-"""Models of PyTorch Geometric as rows of our tables: they see periodic images and train like ours.
+"""Other models as rows of our tables: they see periodic images and train like ours.
 
 Each maps `Structures` to the dict that `EnergyModel` gives. Pairs are ours, one for each image, so
-neither torch-cluster nor torch-sparse is needed; what the packages do with pairs is theirs.
+neither torch-cluster nor torch-sparse is needed; what PyTorch Geometric does with pairs is its own.
 """
 
 from __future__ import annotations
@@ -252,7 +252,71 @@ def triplets(pairs: NeighborPairs, num_atoms: int) -> tuple[Tensor, Tensor]:
     return first[~back], second[~back]
 
 
+class PaiNN(Rival):
+    """PaiNN (Schütt, Unke, Gastegger, ICML 2021): scalars and vectors of atoms, equivariant.
+
+    Our embedding and read-out, so that only the blocks differ from SchNet's.
+    """
+
+    def __init__(
+        self, width: int = 64, cutoff: float = 5.0, num_blocks: int = 3, num_basis: int = 20
+    ) -> None:
+        super().__init__(width, cutoff)
+        self.embedding = AtomEmbedding(width)
+        self.frequencies = nn.Buffer(torch.arange(1, num_basis + 1) * (torch.pi / cutoff))
+        self.blocks = nn.ModuleList(PaiNNBlock(width, num_basis) for _ in range(num_blocks))
+        self.head = EnergyHead(width, num_outputs=2, norm=False)
+
+    def outputs(self, structures: Structures, graph: Graph) -> Tensor:
+        """(B, 2), both energies, normalised."""
+        x = self.embedding(structures.atomic_numbers, structures.tags)
+        vectors = x.new_zeros(len(x), 3, self.width)
+        distance = graph.distances[:, None]
+        window = 0.5 * (torch.cos(distance * (torch.pi / self.cutoff)) + 1)
+        waves = torch.sin(distance * self.frequencies) / distance
+        for block in self.blocks:
+            x, vectors = block(x, vectors, graph.edges, -graph.vectors / distance, waves, window)
+        return self.head(x, structures.tags, structures.ptr)  # type: ignore[no-any-return]
+
+
+class PaiNNBlock(nn.Module):
+    """A message and an update (Eq. 7 to 10): s (N, C) and v (N, 3, C) to the same.
+
+    From neighbours j with unit vectors u: s += Σ φ₁(s_j) w₁(d); v += Σ v_j φ₂(s_j) w₂(d) +
+    u φ₃(s_j) w₃(d). From the atom itself, with Uv and Vv: v += a₁ Uv; s += a₂ ⟨Uv, Vv⟩ + a₃.
+    """
+
+    def __init__(self, width: int, num_basis: int) -> None:
+        super().__init__()
+        self.message = nn.Sequential(
+            nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 3 * width)
+        )
+        self.filters = nn.Linear(num_basis, 3 * width)
+        self.mix = nn.Linear(width, 2 * width, bias=False)
+        self.update = nn.Sequential(
+            nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, 3 * width)
+        )
+
+    def forward(
+        self, x: Tensor, vectors: Tensor, edges: Tensor, units: Tensor, waves: Tensor,
+        window: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Units (P, 3) towards the sender, waves (P, num_basis) and window (P, 1) of distances."""
+        sender, receiver = edges
+        sent = self.message(x)[sender] * (self.filters(waves) * window)
+        scalar, old, new = sent.chunk(3, dim=1)
+        turned = vectors[sender] * old[:, None] + units[:, :, None] * new[:, None]
+        x = x.index_add(0, receiver, scalar)
+        vectors = vectors.index_add(0, receiver, turned)
+        left, right = self.mix(vectors).chunk(2, dim=-1)
+        # The square root has no gradient at 0, where vectors of single atoms are.
+        length = (right.square().sum(1) + 1e-8).sqrt()
+        kept, dot, free = self.update(torch.cat([x, length], 1)).chunk(3, dim=1)
+        return x + free + dot * (left * right).sum(1), vectors + kept[:, None] * left
+
+
 RIVALS: dict[str, type[Rival]] = {
+    "painn": PaiNN,
     "schnet": SchNet,
     "schnet_packaged": SchNetPackaged,
     "visnet": ViSNet,

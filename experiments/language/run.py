@@ -90,19 +90,30 @@ def measure(data: Corpus, size: Size, name: str, seed: int, given: Any) -> dict[
 
 
 def table(results: Results, **chosen: Any) -> str:
-    """One row for each model, the paper's perplexity on WikiText-103 last."""
+    """One row for each model; ratios are over the same seeds, and so the same batches."""
+    base = {r["seed"]: r["perplexity"] for r in results.latest(model="Performer", **chosen)}
     rows = []
     for name in ATTENTIONS:
         found = results.latest(model=name, **chosen)
         if found:
             ms = median(record["ms_per_step"] for record in found)
             rows.append([
-                name, mean_sd((record["perplexity"] for record in found), 2), len(found),
+                name, mean_sd((r["perplexity"] for r in found), 1), len(found),
+                mean_sd((r["perplexity"] / base[r["seed"]] for r in found if r["seed"] in base), 2),
                 f"{ms:.0f}", f"{found[0]['parameters']:,}",
                 *(mean_sd((r[part] for r in found if part in r), 3) for part in SHARES),
                 PUBLISHED.get(name, "–"),
             ])  # fmt: skip
-    head = ["attention", "perplexity", "seeds", "ms per step", "parameters", *SHARES, "paper"]
+    head = [
+        "attention",
+        "perplexity",
+        "seeds",
+        "/ Performer",
+        "ms per step",
+        "parameters",
+        *SHARES,
+        "paper",
+    ]
     return markdown_table(head, rows)
 
 

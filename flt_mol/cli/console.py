@@ -87,15 +87,9 @@ def show_then(text: str, write: Callable[[], None]) -> None:
 
 
 def check_output(path: Path, option: str, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse, before the work, an output that cannot be written later.
+    """Refuse, before the work, an output that cannot be written later, by ValueError.
 
-    Args:
-        path: a file, if there are `suffixes`, else a folder; missing folders above are made later.
-        option: that chooses another, for the message.
-        suffixes: those allowed.
-
-    Raises:
-        ValueError: another suffix, or no place that can be written to.
+    A file, if there are `suffixes`, else a folder; `option` chooses another, for the message.
     """
     if suffixes and path.suffix.lower() not in suffixes:
         raise ValueError(f"cannot write {path}: use a name ending in {' or '.join(suffixes)}")

@@ -49,9 +49,6 @@ class EnsembleEnergies:
         """Number of structures B."""
         return int(self.members.shape[1])
 
-    def __repr__(self) -> str:
-        return f"EnsembleEnergies({len(self.members)} members, {len(self)} structures)"
-
 
 def predict(
     source: Any,

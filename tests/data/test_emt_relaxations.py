@@ -32,31 +32,19 @@ def test_size_and_counts(splits):
 
 
 def test_energies_and_forces_are_those_of_ase(splits):
-    source = {}
-    for split in ("train", "val_id", "val_ood_cat"):
-        batch = find("emt_adsorption").open(split)
-        whole = batch.batch(range(len(batch)))
-        source |= dict(zip(whole.sid, whole, strict=True))
     rng = np.random.default_rng(0)
     for systems in splits.values():
         for b in rng.choice(len(systems), 6, replace=False):
             frame = systems[int(b)]
-            begin = source[int(frame.sid[0].partition("#")[0])]
-            energies = []
-            for one in (frame, begin):
-                atoms = Atoms(
-                    one.atomic_numbers.numpy(),
-                    one.positions.double().numpy(),
-                    cell=one.cell[0].double().numpy(),
-                    pbc=True,
-                    calculator=EMT(),
-                )
-                energies.append(atoms.get_potential_energy())
-                if one is frame:
-                    forces = atoms.get_forces()
-            change = frame.energy.item() - begin.energy_initial.item()
-            assert change == pytest.approx(energies[0] - energies[1], abs=1e-8)
-            free = ~frame.fixed.numpy()
+            atoms = Atoms(
+                frame.atomic_numbers.numpy(),
+                frame.positions.double().numpy(),
+                cell=frame.cell[0].double().numpy(),
+                pbc=True,
+                calculator=EMT(),
+            )
+            assert frame.energy.item() == pytest.approx(atoms.get_potential_energy(), abs=1e-8)
+            free, forces = ~frame.fixed.numpy(), atoms.get_forces()
             np.testing.assert_allclose(frame.forces[free], forces[free], rtol=1e-3, atol=1e-4)
             assert not frame.forces[~free].any()
 
@@ -93,6 +81,11 @@ def test_unseen_alloys_and_forces_that_are_not_small(splits):
             assert any(pair <= metals for pair in held_out) == (split == "val_ood_cat")
 
 
+def by_name(dataset):
+    records = map(dataset.record, range(len(dataset)))
+    return {(record["sid"], record["fid"]): record for record in records}
+
+
 @pytest.mark.slow
 def test_the_script_makes_the_same_records(tmp_path):
     script = FOLDER / "make.py"
@@ -101,10 +94,13 @@ def test_the_script_makes_the_same_records(tmp_path):
     command = [sys.executable, str(script), str(tmp_path), "--slabs", "3", "--workers", "1"]
     subprocess.run(command, check=True, capture_output=True)
     for split in SPLITS:
-        shipped, again = find(FOLDER).open(split), find(tmp_path).open(split)
+        shipped, again = (by_name(find(of).open(split)) for of in (FOLDER, tmp_path))
         assert 9 <= len(again) <= 18
-        for i in range(len(again)):
-            one, other = shipped.record(i), again.record(i)
+        kept = [name for name in again if name in shipped and shipped[name]["step"] != -2]
+        # Some systems of training have frames of a relaxation by a model instead.
+        assert len(kept) == len(again) or (split == "train" and len(kept) >= 9)
+        for name in kept:
+            one, other = shipped[name], again[name]
             assert one.keys() == other.keys()
             np.testing.assert_allclose(one["pos"], other["pos"], atol=1e-3)
             assert one["y"] == pytest.approx(other["y"], abs=1e-3)

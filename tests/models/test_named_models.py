@@ -90,7 +90,7 @@ def test_shipped_weights(name):
     model = load_model(name)
     assert model.config == named_config(name).model_copy(update={"seed": model.config.seed})
     assert model.elements_seen.sum() == 11
-    systems = 4548 if name == "emt-forces" else 3191  # frames of emt_relaxations
+    systems = 4560 if name == "emt-forces" else 3191  # frames of emt_relaxations
     assert model.trained_on["systems"] == systems
     content = torch.load(find_checkpoint(name), weights_only=True)
     assert len(content["systems"]["trained"]) == systems
