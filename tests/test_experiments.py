@@ -139,6 +139,6 @@ def test_fidelity_and_figures(tmp_path):
     assert len(list(tmp_path.glob("*.png"))) == 2
 
 
-@pytest.mark.parametrize("folder", ["accuracy", "images", "long_range"])
+@pytest.mark.parametrize("folder", ["accuracy", "images", "long_range", "oc20"])
 def test_tables_are_rendered_from_the_results_kept(folder):
     assert "±" in run(f"{folder}/run.py", "--render")

@@ -72,6 +72,8 @@ def curves(runs: Mapping[str, Path]) -> Figure:
         axis.plot(steps, [row["train/mae"] for row in rows], ":", color=colour)
         axis.plot(steps, [row["val/mae"] for row in rows], ".-", color=colour, label=label)
     axis.set(xlabel="step", ylabel="MAE (eV)", yscale="log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}")
     axis.legend(frameon=False, title="validation (dotted: training)")
     clean(axis)
     return figure

@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def train(config: Config, kind: str, images: Images, seed: int) -> tuple[ImageTransformer, float]:
     """AdamW, a warm-up and a cosine decay; the model and CPU seconds per 1,000 images."""
     generator = torch.Generator().manual_seed(seed)
-    model = ImageTransformer(config, kind, generator).train()
+    model = ImageTransformer(config, kind, generator).to(images.pixels.device).train()
     rate, per_epoch = config.learning_rate, len(images.pixels) // config.batch
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -113,6 +113,7 @@ def main() -> None:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--results", type=Path, default=here / "results.jsonl")
     add("--render", action="store_true", help="only print the table, of Fashion-MNIST")
+    add("--device", default="cpu", help="where models train, e.g. cuda")
     add("--smoke", action="store_true", help="small models on drawn stripes")
     given = parser.parse_args()
     config = Config(**(yaml.safe_load(given.config.read_text()) if given.config else {}))
@@ -130,6 +131,7 @@ def main() -> None:
         values["data"], data = "digits", digits()
         config = replace(config, size=8, patch=2, epochs=20)
     results = Results(given.results)
+    data = data and tuple(Images(x.to(given.device), y.to(given.device)) for x, y in data)
     for seed, row in jobs:
         key = {**values, "row": row, "seed": seed}
         if not results.read(**key):

@@ -114,6 +114,14 @@ class SpectralConfig(Settings):
     padding: Length | None = None
     """Vacuum kept in open directions, Å; null is 4 sigma_max."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_max_vectors(cls, given: Any) -> Any:
+        """Older configurations and checkpoints have it, as null."""
+        if isinstance(given, Mapping) and given.get("max_vectors", 0) is None:
+            return {key: value for key, value in given.items() if key != "max_vectors"}
+        return given
+
 
 class PairConfig(Settings):
     """Parts that act on neighbour pairs; all blocks share their basis."""

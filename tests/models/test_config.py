@@ -147,6 +147,11 @@ def test_parts_that_are_switched_off_may_stay_as_they_are():
     assert exact.cutoff == 6.0
 
 
+def test_settings_of_before_load_where_they_said_nothing():
+    assert EnergyConfig(spectral={"max_vectors": None}) == EnergyConfig(spectral={})
+    assert "max_vectors" in message({"spectral": {"max_vectors": 50}})
+
+
 def test_settings_are_plain_data_and_travel():
     config = EnergyConfig(pairs=PairConfig(vectors=3), rpe=RPEConfig(spectrum="cauchy"))
     again = EnergyConfig.model_validate(config.model_dump())
