@@ -37,8 +37,8 @@ NARROW = [
     "training.max_steps=null", "training.warmup_steps=null", "training.num_workers=0",
 ]  # fmt: skip
 SMOKE = [
-    "model.embed_dim=8", "model.num_heads=1", "model.ffn_dim=8", "training.max_steps=2",
-    "data.train=val_ood_cat", "data.evaluation=[val_id]",
+    "model.embed_dim=8", "model.num_heads=1", "model.ffn_dim=8", "model.num_layers=1",
+    "training.max_steps=2", "data.train=val_ood_cat", "data.evaluation=[val_id]",
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def put(path, count=3):
 
 
 def test_shipped_ones():
-    assert names() == ["emt_adsorption", "emt_relaxations", "oc20_is2re"]
+    assert names() == ["emt_adsorption", "emt_relaxations", "oc20_is2re", "xtb_clusters"]
     assert recipe("oc20-is2re").name == recipe("oc20_is2re").name == "oc20_is2re"
     for name in names():
         found = recipe(name)
