@@ -197,5 +197,5 @@ def find_shipped(name: str, pattern: str) -> Path:
     files = sorted(shipped_folder(kind).glob(inside))
     known = {(x.parent.name if "/" in inside else x.stem).replace("_", "-"): x for x in files}
     if (file := known.get(name.replace("_", "-"))) is None:
-        raise ValueError(f"no '{name}' in {pattern}: {nearest(name, known)}")
+        raise ValueError(f"no '{name}' among the shipped {pattern}: {nearest(name, known)}")
     return file

@@ -1,4 +1,4 @@
-"""A model of energies and forces: dynamics, relaxations, and two roads to the relaxed energy.
+"""A model of energies and forces: dynamics, relaxations, and two routes to the relaxed energy.
 
 Systems are of val_ood_cat of emt_adsorption, alloys that no training split holds. Each part is a
 line in results.jsonl; all of them take about ten minutes on one core.

@@ -25,7 +25,7 @@ from common.timing import threads
 from images.data import Images, digits, fashion_mnist, stripes
 from images.model import Config, ImageTransformer
 
-RELATIVE = {"absolute": False}  # no vectors of places
+RELATIVE = {"absolute": False}  # no position vectors
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flt": ("FLT, Gaussian mixture", "flt", {}),
     "performer": ("Performer, learned ReLU", "performer", {}),

@@ -96,7 +96,8 @@ def _show_and_write(
     from flt_mol.evaluation.plots import parity
 
     notes = report.notes(summary)
-    text = "\n".join([report.table(summary), *notes["held_out"], *notes["displacement"]])
+    kinds = ("held_out", "displacement", "constant")
+    text = "\n".join([report.table(summary), *(line for kind in kinds for line in notes[kind])])
 
     def write() -> None:
         if folder is None:

@@ -121,6 +121,8 @@ def _rows(path: Path) -> list[Row]:
         data = path.read_bytes()
         if data.startswith(b"PK\x03\x04"):
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                if "id_ids" in file:
+                    raise ValueError("it is a submission: give the files it was made of, by split")
                 ids = np.reshape(file["ids"], -1).astype(np.str_).tolist()
                 values = np.reshape(file["energy"], -1).tolist()
             pairs = zip(ids, values, strict=True)

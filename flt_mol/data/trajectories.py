@@ -163,8 +163,9 @@ def _reference(
     for name in names:
         if name in table:
             return table[name]
-    text = f"no reference energy under {' or '.join(names)}; there are: {some(list(table))}"
-    raise ValueError(f"{where}: {text}")
+    under = " or ".join(dict.fromkeys(names))
+    known = some(list(table))
+    raise ValueError(f"{where}: no reference energy under {under}; there are: {known}")
 
 
 def _energy(value: Any, what: str) -> float:

@@ -29,6 +29,7 @@ _NOTES = {
     "skipped": "{split}: {value:,} invalid records were skipped",
 }
 
+_ABOVE = "{split}: the MAE, {mae:.4f} eV, is not below that of a constant, {constant:.4f} eV"
 _WORSE = (
     "{split}: predicted displacements are worse than none, {displacement:.3f} Å from the relaxed "
     "positions (unmoved {displacement_unmoved:.3f} Å)"
@@ -82,6 +83,11 @@ def notes(summary: Summary) -> dict[str, list[str]]:
         _WORSE.format(split=split, **each)
         for split, each in further.items()
         if "displacement" in each and each["displacement"] > each["displacement_unmoved"]
+    ]
+    found["constant"] = [
+        _ABOVE.format(split=split, mae=summary["splits"][split]["mae"], constant=value)
+        for split, value in summary["baselines"].get("constant", {}).items()
+        if split in counts and summary["splits"][split]["mae"] >= value
     ]
     return found
 

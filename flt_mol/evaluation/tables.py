@@ -68,10 +68,12 @@ def score_files(
     for found, what in ((missing, "no prediction"), (surplus, "no target")):
         if found:
             where = f"{predicted.path} against {wanted.path}"
-            raise ValueError(f"{where}: {what} for sid {some(found)}; choose splits with --split")
+            hint = "" if splits else "; choose splits with --split"
+            raise ValueError(f"{where}: {what} for sid {some(found)}{hint}")
     ids: dict[str, list[Key]] = {}
+    file = wanted.path.parent if wanted.path.name == "data.lmdb" else wanted.path
     for key in theirs:
-        name = theirs[key][0] or ours[key][0] or wanted.path.name.partition(".")[0]
+        name = theirs[key][0] or ours[key][0] or file.name.partition(".")[0]
         ids.setdefault(name, []).append(key)
     return {
         split: SplitResult(

@@ -474,7 +474,8 @@ class FLTAttention(Streaming, Attention):
         """Layout of the rows; queries, keys, values and geometry, packed, from `origin` (B, ℓ)."""
         unknown = given.keys() - _INPUTS
         if unknown:
-            raise TypeError(f"attention has no argument {', '.join(map(repr, unknown))}")
+            names = ", ".join(map(repr, unknown))
+            raise TypeError(f"attention has no argument {names}: there are {', '.join(_INPUTS)}")
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")

@@ -41,7 +41,7 @@ class Layout(NamedTuple):
         """
         if given is None:
             if dim != 1:
-                raise ValueError(f"positions are missing: the rpe needs {self.num_rows} of them")
+                raise ValueError(f"positions are missing: the rpe needs {(*self.leading, dim)}")
             # Sequences of more tokens than float32 counts one by one do not fit any memory.
             return index_in_system(self.ptr, self.num_rows)[:, None].float()
         expected = (*self.leading, dim)

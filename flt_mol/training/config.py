@@ -371,12 +371,12 @@ def run_name(name_or_path: str) -> str:
 
     Examples:
         >>> run_name("emt-small"), run_name("runs/mine.yaml"), run_name("runs/mine/config.yaml")
-        ('emt-small', 'mine', 'mine')
+        ('emt_small', 'mine', 'mine')
     """
     path = Path(name_or_path)
     if path.name == "config.yaml":
         return path.resolve().parent.name
-    return path.stem if path.suffix in (".yaml", ".yml") else path.name
+    return path.stem if path.suffix in (".yaml", ".yml") else find_run(name_or_path).stem
 
 
 def run_yaml(config: RunConfig) -> str:

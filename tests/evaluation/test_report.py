@@ -62,6 +62,15 @@ def test_displacements_worse_than_none_are_reported():
         assert part in line
 
 
+def test_errors_that_are_not_below_those_of_a_constant_are_reported():
+    summary = summarise({"a": result(["x"], [0.5])}, {"constant": {"a": 0.25, "b": 0.0}})
+    (line,) = notes(summary)["constant"]
+    assert line.startswith("a: ")
+    assert "0.2500 eV" in line
+    better = summarise({"a": result(["x"], [0.5])}, {"constant": {"a": 9.0}})
+    assert notes(better)["constant"] == []
+
+
 def test_the_worst_systems_of_all_splits_are_first():
     worst = [(row["split"], row["sid"]) for row in SUMMARY["worst"]]
     assert worst == [

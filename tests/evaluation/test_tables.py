@@ -44,6 +44,9 @@ def test_arrays_of_ids_and_energies(tmp_path):
     np.savez(tmp_path / "q.npz", ids=ids)
     with pytest.raises(ValueError, match=r"q\.npz"):
         read_energies(tmp_path / "q.npz")
+    np.savez(tmp_path / "s.npz", id_ids=ids, id_energy=energy)
+    with pytest.raises(ValueError, match=r"s\.npz .*submission"):
+        read_energies(tmp_path / "s.npz")
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,7 @@ def test_runs_by_name():
         with pytest.raises(ValueError, match=hint):
             load_run_config(wrong)
     assert run_name("runs/mine/config.yaml") == run_name("mine.yaml") == "mine"
+    assert run_name("emt-small") == run_name("emt_small")
 
 
 MOVING = {"rpe": None, "pairs": {}, "outputs": ["energy", "displacement"]}
