@@ -219,7 +219,7 @@ class _Tagger:
         if not self.is_used:
             return
         if self.known == {rule}:
-            say(f"flt-mol: {used}, that of the model's training data", error=True)
+            say(f"flt-mol: {used}, which the model's checkpoint names", error=True)
         elif self.known:
             text = f", and the model was trained by {', '.join(map(repr, self.known))}"
             text += ": energies may be far off"

@@ -94,7 +94,7 @@ def convert(
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
-        raise ValueError(f"{output} exists: choose another name, or overwrite it if it is a file")
+        raise ValueError(f"{output} exists: choose another name, or for a file --overwrite")
     chosen = range(len(source)) if indices is None else indices
     if not len(chosen):
         raise ValueError(f"{source.path}: no records to convert")

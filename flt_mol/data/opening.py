@@ -131,7 +131,7 @@ def _refuse_splits(path: Path) -> None:
     folder = path if path.exists() else shipped_folder("datasets") / path.name.replace("-", "_")
     if (path.exists() or len(path.parts) == 1) and (folder / "dataset.yaml").is_file():
         raise ValueError(
-            f"{path} is a data set of several splits: open one, --split in commands, or "
+            f"{path} is a data set of several splits: give the file of one, or "
             f'flt_mol.data.recipes.recipe("{path}").open(SPLIT)'
         )
 

@@ -84,9 +84,10 @@ def notes(summary: Summary) -> dict[str, list[str]]:
         for split, each in further.items()
         if "displacement" in each and each["displacement"] > each["displacement_unmoved"]
     ]
+    baselines = summary["baselines"]
     found["constant"] = [
         _ABOVE.format(split=split, mae=summary["splits"][split]["mae"], constant=value)
-        for split, value in summary["baselines"].get("constant", {}).items()
+        for split, value in (baselines.get("own median") or baselines.get("constant", {})).items()
         if split in counts and summary["splits"][split]["mae"] >= value
     ]
     return found

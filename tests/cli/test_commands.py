@@ -134,7 +134,7 @@ def test_predict_tags_slabs_by_the_rule_of_the_model(run, slabs):
     assert "warning: all tags are 0" in text.err
     text = run("predict", "emt-small", "POSCAR", slabs, "--tag-slab", "-o", "p.csv")
     assert "1 × below 4, surface 8, adsorbate CO" in text.out
-    assert "tagged by the rule 'half', that of the model's training data" in text.err
+    assert "tagged by the rule 'half', which the model's checkpoint names" in text.err
     text = run(
         "predict", "emt-small", "POSCAR", "--tag-slab", "--surface", 1, "--adsorbate", "12,13"
     )
