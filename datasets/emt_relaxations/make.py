@@ -117,7 +117,7 @@ def walks(
     """By sid, the last frame and one before of a model's relaxations, where it is most wrong.
 
     It relaxes one system of each slab, the one after that which EMT relaxes; those are kept
-    whose energy at the end differs most from EMT's. Frames with large forces are left out.
+    whose energy at the end differs most from EMT's. Frames with large forces are skipped.
     """
     chosen = [own[(own[0]["slab"] + 1) % len(own)] for own in slabs if len(own) > 1]
     starts = (from_ase(_atoms(record), sid=record["sid"]) for record in chosen)

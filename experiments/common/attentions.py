@@ -182,7 +182,7 @@ class StochasticAttention(CausalAttention):
     "sine": P_d(x) = Σ_k λ_kd² cos(2πf_kd x + θ_kd). "conv": P_d = Σ_u a_d(u) b_d(u + x), a and b
     learned filters. A learned gate δ_d mixes in what ignores positions: δ P + 1 − δ.
 
-    Codes are drawn anew in every training step; evaluation always takes the same.
+    Codes are resampled in every training step; evaluation always takes the same.
 
     Args:
         kind: "sine" or "conv".

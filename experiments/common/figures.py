@@ -80,7 +80,7 @@ def curves(runs: Mapping[str, Path]) -> Figure:
 
 
 def read_log(folder: Path) -> list[dict[str, float]]:
-    """Rows of a run's `logs/csv/metrics.csv`, an epoch each; empty cells are left out."""
+    """Rows of a run's `logs/csv/metrics.csv`, an epoch each; empty cells are skipped."""
     with (folder / "logs" / "csv" / "metrics.csv").open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         return [{k: float(v) for k, v in row.items() if v} for row in rows]

@@ -82,7 +82,7 @@ class GivenGraph(nn.Module):
 
 
 class KindEmbedding(AtomEmbedding):
-    """Our embedding where a package has room for one index only, see `kinds_of`."""
+    """Our embedding for packages that take one index per atom, see `kinds_of`."""
 
     def forward(self, kinds: Tensor, tags: Tensor | None = None) -> Tensor:
         """Kinds (N,) to features (N, C)."""

@@ -38,7 +38,7 @@ def attention_matrices(model: LanguageModel, tokens: Tensor) -> list[Tensor]:
 def shares(weights: Tensor) -> tuple[float, float]:
     """Mean attention to the nearest and to the farthest tenth of what each token sees.
 
-    Tokens with fewer than ten tokens in sight, themselves included, are left out; a tenth is
+    Tokens with fewer than ten tokens in sight, themselves included, are skipped; a tenth is
     rounded up. Causal weights (…, L, L).
 
     Examples:

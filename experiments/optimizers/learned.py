@@ -159,8 +159,8 @@ class PopulationOptimizer(nn.Module):
         memory, best, place = state
         better = values < best
         best, place = torch.where(better, values, best), torch.where(better[..., None], x, place)
-        spread = values.std(1, keepdim=True) + 1e-3
-        level = ((values - values.mean(1, keepdim=True)) / spread)[..., None, None]
+        deviation = values.std(1, keepdim=True) + 1e-3
+        level = ((values - values.mean(1, keepdim=True)) / deviation)[..., None, None]
         centred = x - x.mean(1, keepdim=True)
         features = [
             log_sign(gradient), centred[..., None], (place - x)[..., None],

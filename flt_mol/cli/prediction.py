@@ -8,7 +8,7 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,8 @@ from flt_mol.cli import console
 from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
+    from flt_mol.data import StructuresDataset
+    from flt_mol.prediction.members import Members
     from flt_mol.prediction.table import Prediction
     from flt_mol.structures import Structures
 
@@ -78,7 +80,6 @@ def predict(
     Models that were trained on forces write them to .extxyz, too.
     """
     from flt_mol.prediction import table
-    from flt_mol.prediction.energies import open_quietly
     from flt_mol.prediction.members import load_members
 
     _check_written(output, table.SUFFIXES, files)
@@ -97,9 +98,7 @@ def predict(
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
     tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
-    on_error = "skip" if skip_bad else "raise"
-    options: Any = {"check": members.check, "tag_slab": tagger, "on_error": on_error}
-    opened = open_quietly(files, frames, **options)
+    opened = _open(files, members, frames, tagger, skip_bad)
     name = "displacement" if relaxed else "forces"
     lacking = members.lacking(name)
     if relaxed and lacking:
@@ -151,16 +150,13 @@ def relax(
 ) -> None:
     """Relax all structures in files by the forces of a model that was trained on forces."""
     from flt_mol.prediction import relaxation
-    from flt_mol.prediction.energies import open_quietly
     from flt_mol.prediction.members import load_members
 
     _check_written(output, relaxation.SUFFIXES, files)
     console.check_tagging(tag_slab, adsorbate, surface)
     members = load_members(checkpoint, device)
     tagger = _Tagger([checkpoint], adsorbate, surface) if tag_slab else None
-    on_error = "skip" if skip_bad else "raise"
-    options: Any = {"check": members.check, "tag_slab": tagger, "on_error": on_error}
-    opened = open_quietly(files, frames, **options)
+    opened = _open(files, members, frames, tagger, skip_bad)
     with console.progress_bars() as bars:
         found = relaxation.relax_structures(
             members,
@@ -192,6 +188,15 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
         console.check_output(output, "-o FILE", suffixes)
         if any(file.resolve() == output.resolve() for file in files):
             raise ValueError(f"{output} is one of the files to read, and would be overwritten")
+
+
+def _open(
+    files: list[Path], members: Members, frames: str | None, tagger: _Tagger | None, skip_bad: bool
+) -> StructuresDataset:
+    from flt_mol.prediction.energies import open_quietly
+
+    on_error = "skip" if skip_bad else "raise"
+    return open_quietly(files, frames, check=members.check, tag_slab=tagger, on_error=on_error)
 
 
 class _Tagger:

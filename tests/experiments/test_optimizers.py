@@ -57,7 +57,7 @@ def test_s4d_is_its_convolution():
 
 
 def test_s4d_samples_the_differential_equation():
-    """Of a constant input, x(t) = (e^{At} − 1)/A whatever the step is."""
+    """Of a constant input, x(t) = (e^{At} − 1)/A for any step."""
     layer = module("common.state_space").S4D(2, 1, generator=seed(0)).double()
     with torch.no_grad():
         layer.turn.fill_(2.0)
