@@ -111,7 +111,20 @@ def test_painns_vectors_turn_with_the_system():
     torch.testing.assert_close(other, turned @ out)
 
 
-def test_a_training_ends_when_its_minutes_are_used_up():
+def test_epochs_of_equal_time_follow_the_latest_times_that_have_both_rows(tmp_path):
+    run = importlib.import_module("accuracy.run")
+    results, settings = run.Results(tmp_path / "results.jsonl"), run.Settings("joint")
+    line = {"targets": "joint", "data": "d", "steps_per_epoch": 3}
+    results.append({**line, "times": {"ours": [1.0, 2.0, 3.0], "painn": [4.0, 4.0, 6.0]}})
+    results.append({**line, "times": {"ours": [1.0], "visnet": [4.0]}})
+    results.append({**line, "times": {"ours": [1.0], "painn": [9.0]}, "targets": "relaxed"})
+    assert run.share_of(results, "painn", settings, "d") == 0.5
+    assert run.share_of(results, "visnet", settings, "d") == 0.25
+    with pytest.raises(SystemExit, match="schnet"):
+        run.share_of(results, "schnet", settings, "d")
+
+
+def test_a_training_may_last_a_fraction_of_an_epoch():
     loop = importlib.import_module("common.loop")
     rivals = importlib.import_module("common.rivals")
     systems = [system(seed) for seed in range(4)]
@@ -119,13 +132,16 @@ def test_a_training_ends_when_its_minutes_are_used_up():
         type(one)(**{**vars(one), "energy": torch.tensor([float(k)], dtype=torch.float64)})
         for k, one in enumerate(systems)
     ]
-    settings = loop.Settings("relaxed", minutes=0.02, batch_size=2)
-    training = loop.Training(rivals.PaiNN(width=4).double(), settings, {}, total=1)
-    rates = []
-    while training.done < training.total:
-        training.step(systems[:2])
-        rates.append(training.optimizer.param_groups[0]["lr"])
-    assert 1.2 <= training.done < 3
-    assert len(rates) > 3
-    assert max(rates) <= settings.learning_rate
-    assert rates[-1] < 0.3 * max(rates)
+    settings, rates = loop.Settings("relaxed", epochs=2.5, batch_size=1), []
+    step = loop.Training.step
+
+    def recorded(self, batch):
+        loss = step(self, batch)
+        rates.append(self.optimizer.param_groups[0]["lr"])
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Training, "step", recorded)
+        loop.train(lambda: rivals.PaiNN(width=4).double(), systems, settings, seed=0)
+    assert len(rates) == 10
+    assert rates[-1] < 0.2 * max(rates) <= 0.2 * settings.learning_rate

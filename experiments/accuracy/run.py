@@ -1,8 +1,9 @@
 """Train the models of the accuracy table that have no result yet, and print the table.
 
 Each (row, seed) that is done is a line in results.jsonl: the script may be stopped at any time,
-started again, and run several times at once with other rows or seeds. With `--minutes` all rows get
-the same CPU time of training, else the same epochs. `--tune` chooses learning rates: a tenth of the
+started again, and run several times at once with other rows or seeds. With `--equal-time`
+every row trains for the time that `ours` takes for the epochs, by the latest measured times of
+steps (`--times`), else for the same epochs. `--tune` chooses learning rates: a tenth of the
 training systems is held out and alone evaluated. `--times` lets the rows take turns at training
 steps instead, in one process on one thread. `--render` only prints.
 """
@@ -71,11 +72,13 @@ def systems_for(tune: bool, *given: Any) -> dict[str, list[Structures]]:
 
 
 def measure(
-    name: str, seed: int, settings: Settings, data: str, limit: int | None, rate: float | None,
-    tune: bool,
+    name: str, seed: int, share: float | None, settings: Settings, data: str, limit: int | None,
+    rate: float | None, tune: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train and evaluate one model; its line of results."""
-    row = ROWS[name]
+    """Train and evaluate one model, for `share` of the epochs; its line of results."""
+    row, epochs = ROWS[name], settings.epochs
+    if share is not None:
+        settings = replace(settings, epochs=round(share * epochs, 2))
     rate = row.rate if rate is None else rate
     settings = settings if rate is None else replace(settings, learning_rate=rate)
     config = resolved(row, settings.targets)
@@ -88,10 +91,9 @@ def measure(
             lambda: build(row, config, seed), training, settings, seed, row.loss
         )
         found = {s: evaluate(model, each, settings.targets) for s, each in systems.items()}
-    minutes, epochs = settings.minutes, settings.epochs
     return {
-        "row": name, "targets": settings.targets, "minutes": minutes,
-        "epochs": epochs if minutes is None else round(60 * minutes / seconds, 2), "seed": seed,
+        "row": name, "targets": settings.targets, "epochs": settings.epochs,
+        "equal_to": None if share is None else epochs, "seed": seed,
         "label": row.label, "config": config, "data": data, "limit": limit, "rate": rate,
         "tune": tune,
         "parameters": sum(p.numel() for p in model.parameters()), "weights": count_weights(model),
@@ -128,19 +130,31 @@ def _stepping(
     return lambda: training.step(batches[next(calls) % len(batches)])
 
 
-def lines_of(results: Results, settings: Settings, data: str, tune: bool) -> list[dict[str, Any]]:
+def lines_of(
+    results: Results, settings: Settings, data: str, tune: bool, equal: bool
+) -> list[dict[str, Any]]:
     """The trained models of one table."""
-    found = results.read(targets=settings.targets, minutes=settings.minutes)
-    found = [r for r in found if r.get("data", EMT) == data and r.get("tune", False) == tune]
-    equal = settings.minutes is not None
-    return [r for r in found if "row" in r and (equal or r["epochs"] == settings.epochs)]
+    key = "equal_to" if equal else "epochs"
+    found = results.read(targets=settings.targets, **{key: settings.epochs})
+    found = [r for r in found if equal or r.get("equal_to") is None]
+    return [r for r in found if r.get("data", EMT) == data and r.get("tune", False) == tune]
 
 
-def table(results: Results, settings: Settings, data: str, tune: bool = False) -> str:
+def share_of(results: Results, name: str, settings: Settings, data: str) -> float:
+    """Time of a step of `ours` over that of a row, of the latest measurement that has both."""
+    for timings, _ in reversed(_timings(results, settings, data)):
+        if {"ours", name} <= set(timings.seconds):
+            return timings.ratio("ours", name)[0]
+    raise SystemExit(f"no time of {name} on {data}: run first with --times --rows ours {name}")
+
+
+def table(
+    results: Results, settings: Settings, data: str, tune: bool = False, equal: bool = False
+) -> str:
     """MAE ± standard deviation over seeds (EwT in %) on every split, costs, and recycles."""
     parts, splits = [], splits_of(data, tune)
     models: dict[tuple[str, float | None], dict[int, dict[str, Any]]] = {}
-    lines = lines_of(results, settings, data, tune)
+    lines = lines_of(results, settings, data, tune, equal)
     for record in sorted(lines, key=lambda record: list(ROWS).index(record["row"])):
         key = record["row"], record.get("rate")
         models.setdefault(key, {})[record["seed"]] = record
@@ -185,16 +199,25 @@ def _moves(rows: Mapping[str, list[dict[str, Any]]]) -> list[str]:
     )
 
 
-def _times(results: Results, settings: Settings, data: str) -> list[str]:
+def _timings(results: Results, settings: Settings, data: str) -> list[tuple[Timings, int]]:
+    """Every measurement of times, and the steps of an epoch."""
     lines = [r for r in results.read(targets=settings.targets) if "times" in r]
-    lines = [r for r in lines if r.get("data", EMT) == data]
+    return [
+        (
+            Timings({n: t["seconds"] if isinstance(t, dict) else t for n, t in r["times"].items()}),
+            r["steps_per_epoch"],
+        )
+        for r in lines
+        if r.get("data", EMT) == data
+    ]
+
+
+def _times(results: Results, settings: Settings, data: str) -> list[str]:
+    lines = _timings(results, settings, data)
     if not lines:
         return []
-    timings = Timings(
-        {n: t["seconds"] if isinstance(t, dict) else t for n, t in lines[-1]["times"].items()}
-    )
+    timings, steps = lines[-1]
     over = "schnet" if "schnet" in timings.seconds else next(iter(timings.seconds))
-    steps = lines[-1]["steps_per_epoch"]
     cells = []
     for name, seconds in timings.seconds.items():
         middle, low, high = timings.ratio(name, over)
@@ -211,7 +234,7 @@ def main() -> None:
     add("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     add("--epochs", type=int, default=Settings.epochs)
-    add("--minutes", type=float, help="of CPU time of each training, instead of epochs")
+    add("--equal-time", action="store_true", help="the time that `ours` takes for the epochs")
     add("--rate", type=float, help="learning rate, instead of each row's own")
     add("--tune", action="store_true", help="hold out a tenth of train, to choose a learning rate")
     add("--targets", choices=list(TARGETS), default="relaxed")
@@ -222,12 +245,12 @@ def main() -> None:
     add("--times", type=int, nargs="?", const=7, metavar="ROUNDS", help="only measure times")
     add("--render", action="store_true", help="only print the table")
     given = parser.parse_args()
-    settings = Settings(given.targets, given.epochs, given.minutes)
+    settings, equal = Settings(given.targets, given.epochs), given.equal_time
     results = Results(given.results)
     if given.times is not None:
         results.append(times(given.rows, settings, given.data, given.times))
     elif not given.render:
-        known = lines_of(results, settings, given.data, given.tune)
+        known = lines_of(results, settings, given.data, given.tune, equal)
         done = {(r["row"], r["seed"], r.get("rate")) for r in known}
         todo = [
             (row, seed)
@@ -235,15 +258,18 @@ def main() -> None:
             for row in given.rows
             if (row, seed, given.rate or ROWS[row].rate) not in done
         ]
+        shares = {
+            row: share_of(results, row, settings, given.data) if equal else None for row, _ in todo
+        }
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(given.jobs, context) as pool:
             others = settings, given.data, given.limit, given.rate, given.tune
-            jobs = [pool.submit(measure, *job, *others) for job in todo]
+            jobs = [pool.submit(measure, *job, shares[job[0]], *others) for job in todo]
             for job in as_completed(jobs):
                 record = job.result()
                 results.append(record)
                 print(f"{record['row']}, seed {record['seed']}: {record['splits']}", flush=True)
-    print(f"\n{table(results, settings, given.data, given.tune)}")
+    print(f"\n{table(results, settings, given.data, given.tune, equal)}")
 
 
 if __name__ == "__main__":

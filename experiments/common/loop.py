@@ -29,12 +29,11 @@ class Settings:
     """What all rows of a table share: AdamW, linear warm-up and decay, L1 loss.
 
     `targets`: "joint" (both energies, the mean of both losses), "relaxed" or "initial" alone.
-    `minutes` of CPU time end a training instead of `epochs`, if given.
+    `epochs` may be a fraction, rounded to whole steps.
     """
 
     targets: str = "joint"
-    epochs: int = 20
-    minutes: float | None = None
+    epochs: float = 20
     batch_size: int = 48
     learning_rate: float = 2e-3
     weight_decay: float = 1e-3
@@ -73,8 +72,7 @@ class Training:
     """A model with its loss and optimiser, step by step.
 
     The loss is ½ (|E − y|/s + |E⁰ − y⁰|/s₀) for joint targets, one term else, plus what
-    `loss` (keys of `LossConfig`) gives to displacements. `done` of `total` are steps, or seconds
-    of CPU time if the settings have `minutes`: learning rate and weights of losses follow them.
+    `loss` (keys of `LossConfig`) gives to displacements. `done` of `total` steps are taken.
     """
 
     def __init__(self, model: Any, settings: Settings, loss: Mapping[str, Any], total: int) -> None:
@@ -93,8 +91,7 @@ class Training:
             model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), eps=1e-6,
             weight_decay=settings.weight_decay,
         )  # fmt: skip
-        minutes, self.start = settings.minutes, time.process_time()
-        self.total, self.done = (total if minutes is None else 60.0 * minutes), 0.0
+        self.total, self.done = total, 0
 
     def step(self, systems: Sequence[Structures]) -> float:
         """One update; the loss before it."""
@@ -111,8 +108,7 @@ class Training:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
-        steps = self.settings.minutes is None
-        self.done = self.done + 1 if steps else time.process_time() - self.start
+        self.done += 1
         return float(loss.detach())
 
 
@@ -134,13 +130,14 @@ def train(
     with seeded(seed), threads(1):
         model = build()
         fit_normalizers(model, systems, settings)
-        training = Training(model, settings, loss or {}, settings.epochs * per_epoch)
+        total = max(1, round(settings.epochs * per_epoch))
+        training, start = Training(model, settings, loss or {}, total), time.process_time()
         batches = _batches(len(systems), size, torch.Generator().manual_seed(seed))
         while training.done < training.total:
             losses.append(training.step([systems[row] for row in next(batches)]))
             if not losses[-1] < float("inf"):
                 raise ValueError(f"the loss of step {len(losses)} is {losses[-1]}")
-        seconds = (time.process_time() - training.start) * per_epoch / len(losses)
+        seconds = (time.process_time() - start) * per_epoch / len(losses)
     last = losses[-per_epoch:]
     return model, seconds, sum(last) / len(last)
 
