@@ -37,6 +37,7 @@ _BASE: dict[str, Any] = {
 }  # fmt: skip
 _PAIRS: dict[str, Any] = {"cutoff": 5.0, "num_basis": 32, "density": False}
 _SPECTRAL = {"num_heads": 4, "k_max": 0.45, "sigma_max": 2.5, "num_basis": 8}
+_WIDE = {**_SPECTRAL, "k_max": 0.2, "sigma_max": 6.0}
 _IMAGES = {"cutoff": 5.0, "num_basis": 32}
 _BOTH: dict[str, Any] = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
 _OURS_PAIRS = {
@@ -47,6 +48,7 @@ _OURS: dict[str, Any] = {
     **_BOTH, "num_layers": 4, "attention": "none", "far_scale": 0.1, "far_blocks": 1,
     "pairs": _OURS_PAIRS,
 }  # fmt: skip
+_V2: dict[str, Any] = {**_OURS, "spectral": _WIDE, "far_blocks": None}
 _MOVES = {
     "displacement_weight": 1.0,
     "displacement_decay": "linear",
@@ -55,9 +57,12 @@ _MOVES = {
 _DISPLACED = ["energy", "energy_initial", "displacement"]
 
 
-def _rpe(form: str) -> dict[str, Any]:
-    spectrum = {"name": "gaussian", "num_terms": 32, "form": form}
-    return {"spectrum": spectrum, "frequencies": {"name": "gaussian", "num_frequencies": 16}}
+def _rpe(form: str, terms: int = 32, frequencies: int = 16) -> dict[str, Any]:
+    spectrum = {"name": "gaussian", "num_terms": terms, "form": form}
+    return {
+        "spectrum": spectrum,
+        "frequencies": {"name": "gaussian", "num_frequencies": frequencies},
+    }
 
 
 def _row(label: str, loss: Mapping[str, Any] | None = None, **changes: Any) -> Row:
@@ -106,6 +111,21 @@ ROWS: dict[str, Row] = {
     "ours_attention_every": _ours(
         "ours + attention in every block, no spectral filter", attention="auto", spectral=None,
         far_blocks=None,
+    ),
+    "v2": _row("**flt-small-v2**: spectral filters of width 6 Å in every block", **_V2),
+    "v2_attention": _row(
+        "flt-small-v2 + linear attention in every block", **{**_V2, "attention": "linear"}
+    ),
+    "v2_exact": _row(
+        "flt-small-v2 + exact attention in every block", **{**_V2, "attention": "exact"}
+    ),
+    "v2_flt": _row(
+        "flt-small-v2 + FLT attention (R = 8) in every block",
+        **{**_V2, "attention": "linear", "rpe": _rpe("amplitude", 8, 8)},
+    ),
+    "v2_density": _row(
+        "flt-small-v2 + density in the embedding",
+        **{**_V2, "pairs": {**_OURS_PAIRS, "density": True}},
     ),
     "ours_no_spectral": _ours("ours without spectral filter", spectral=None),
     "ours_no_vectors": _ours("ours without vectors", pairs={**_OURS_PAIRS, "filter_vectors": 0}),
