@@ -85,15 +85,64 @@ def test_painn_is_its_equations_with_gradients():
         torch.testing.assert_close(fast.double(), slow.double(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["painn", "schnet", "visnet"])
+@pytest.mark.filterwarnings("ignore")  # of e3nn and its compiler
+@pytest.mark.parametrize("name", ["painn", "schnet", "visnet", "mace"])
 def test_energies_do_not_turn_with_the_system(name):
     rivals = importlib.import_module("common.rivals")
     torch.manual_seed(1)
-    model = rivals.RIVALS[name](width=8).double().eval()
+    model = (mace() if name == "mace" else rivals.RIVALS[name](width=8)).eval()
     turned = Rotation.random(random_state=3).as_matrix()
     first, second = model(system(5))["energy"], model(system(5, turned))["energy"]
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
     assert abs(first - model(system(6))["energy"]) > 1e-4
+
+
+def mace():
+    pytest.importorskip("mace")
+    rivals = importlib.import_module("common.rivals")
+    return rivals.MACE(width=4, elements=["O", "H", "C"], neighbors=5.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_maces_features_are_those_of_the_package():
+    torch.manual_seed(0)
+    model, one = mace(), system().with_pairs(5.0)
+    model.head = seen = Recorded()
+    model(one)
+    net, pairs = model.net, one.pairs
+    kinds = (one.atomic_numbers[:, None] == torch.tensor([8, 1, 6])).float()
+    net.node_embedding = Recorded(model.embedding(one.atomic_numbers, one.tags))
+    net.readouts = torch.nn.ModuleList()
+    data = {
+        "positions": one.positions.float(), "cell": one.cell[0].float(), "node_attrs": kinds,
+        "edge_index": torch.stack([pairs.index_j, pairs.index_i]), "ptr": one.ptr,
+        "unit_shifts": -pairs.shift.float(), "batch": one.system,
+        "shifts": -pairs.shift.float() @ one.cell[0].float(),
+    }  # fmt: skip
+    expected = net(data, compute_force=False)["node_feats"][:, -model.width :]
+    torch.testing.assert_close(seen.given, expected, rtol=1e-4, atol=1e-5)
+
+
+class Recorded(torch.nn.Module):
+    """Keeps its first input; returns what it was made with, or zeros (1, 2)."""
+
+    def __init__(self, result=None):
+        super().__init__()
+        self.result = torch.zeros(1, 2) if result is None else result
+
+    def forward(self, given, *_):
+        self.given = given
+        return self.result
+
+
+def test_a_row_whose_package_is_not_installed_is_left_out(monkeypatch, tmp_path, capsys):
+    run = importlib.import_module("accuracy.run")
+    monkeypatch.setattr("accuracy.models.find_spec", lambda name: None)
+    results = ["--results", str(tmp_path / "none.jsonl")]
+    monkeypatch.setattr("sys.argv", ["run.py", "--rows", "mace", *results])
+    run.main()
+    assert "mace" in capsys.readouterr().out.splitlines()[0]
+    assert not any(tmp_path.iterdir())
 
 
 def test_painns_vectors_turn_with_the_system():

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
 
 from common.loop import TARGETS, seeded
 from common.rivals import RIVALS
+from flt_mol.data.recipes import recipe
 from flt_mol.models import EnergyConfig, EnergyModel
+from flt_mol.structures import Structures
 
 
 @dataclass(frozen=True)
 class Row:
     """One model of a table.
 
-    `config` holds settings of `EnergyConfig`, or arguments of the rival; `loss` settings of
-    `LossConfig`; a rival with `match` gets the smallest width with at least as many weights.
-    `rate` is the learning rate, by default that of `Settings`.
+    `config` holds settings of `EnergyConfig`, or arguments of the rival: None for those that
+    `facts_of` gives. `loss` holds settings of `LossConfig`; a rival with `match` gets the smallest
+    width with at least as many weights. `rate` is the learning rate, by default that of `Settings`.
     """
 
     label: str
@@ -149,21 +152,45 @@ ROWS: dict[str, Row] = {
     ),
     "painn": Row("PaiNN, as many weights", {}, "painn", match="ours"),
     "visnet": Row("ViSNet, as many weights", {}, "visnet", match="ours"),
+    "mace": Row(
+        "MACE, as many weights", {"elements": None, "neighbors": None}, "mace", match="ours"
+    ),
     # Not matched: each build of it takes seconds of symbolic algebra.
     "dimenet++": Row("DimeNet++, width 64", {"width": 64}, "dimenet++"),
 }  # fmt: skip
 
 
-def resolved(row: Row, targets: str, rows: Mapping[str, Row] = ROWS) -> dict[str, Any]:
+def installed(name: str) -> bool:
+    """Whether a row has the package that it needs; says so if not."""
+    rival = ROWS[name].rival
+    package = RIVALS[rival].package if rival else None
+    if package is None or find_spec(package) is not None:
+        return True
+    print(f"row {name} is left out: {package} is not installed", flush=True)
+    return False
+
+
+@lru_cache
+def facts_of(data: str) -> dict[str, Any]:
+    """The elements of a data set, and pairs within 5 Å per atom of its first 200 systems."""
+    found = recipe(data)
+    train = found.open("train")
+    first = Structures.cat([train[i] for i in range(min(200, len(train)))]).with_pairs(5.0)
+    assert first.pairs is not None
+    neighbors = len(first.pairs.index_i) / first.num_atoms
+    return {"elements": tuple(found.metadata["elements"]), "neighbors": round(neighbors, 1)}
+
+
+def resolved(row: Row, targets: str, data: str, rows: Mapping[str, Row] = ROWS) -> dict[str, Any]:
     """The settings of a row, with the width of a rival and the outputs filled in."""
     config = dict(row.config)
     if row.rival is not None:
+        given = {k: facts_of(data)[k] if v is None else v for k, v in config.items()}
         if row.match is not None:
             goal = rows[row.match]
-            config["width"] = _width(
-                row.rival, count_weights(build(goal, resolved(goal, targets, rows)))
-            )
-        return config
+            wanted = count_weights(build(goal, resolved(goal, targets, data, rows)))
+            given["width"] = _width(row.rival, wanted, **given)
+        return given
     first = ["energy", "energy_initial"] if targets == "joint" else ["energy"]
     config["outputs"] = first + [n for n in config.get("outputs", []) if n not in TARGETS["joint"]]
     return config
@@ -183,13 +210,13 @@ def count_weights(model: nn.Module) -> int:
 
 
 @lru_cache
-def _width(rival: str, wanted: int) -> int:
+def _width(rival: str, wanted: int, **given: Any) -> int:
     """The smallest width with at least so many weights; even, or a multiple of 4 for ViSNet."""
     step = 4 if rival == "visnet" else 2
     low, high = 1, 512 // step
     while low < high:
         middle = (low + high) // 2
         with seeded(0):
-            enough = count_weights(RIVALS[rival](step * middle)) >= wanted
+            enough = count_weights(RIVALS[rival](step * middle, **given)) >= wanted
         low, high = (low, middle) if enough else (middle + 1, high)
     return step * low

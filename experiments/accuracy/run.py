@@ -26,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from accuracy.models import ROWS, build, count_weights, resolved
+from accuracy.models import ROWS, build, count_weights, installed, resolved
 from common.loop import (
     TARGETS,
     Settings,
@@ -81,7 +81,7 @@ def measure(
         settings = replace(settings, epochs=round(share * epochs, 2))
     rate = row.rate if rate is None else rate
     settings = settings if rate is None else replace(settings, learning_rate=rate)
-    config = resolved(row, settings.targets)
+    config = resolved(row, settings.targets, data)
     with seeded(seed):
         cutoff = build(row, config, seed).cutoff
     with flushed_denormals():
@@ -109,7 +109,9 @@ def times(names: Sequence[str], settings: Settings, data: str, rounds: int) -> d
     size = settings.batch_size
     batches = [[every[row] for row in order[k * size : (k + 1) * size]] for k in range(rounds + 1)]
     with flushed_denormals(), seeded(0):
-        found = interleaved({name: _stepping(name, settings, batches) for name in names}, rounds)
+        found = interleaved(
+            {name: _stepping(name, settings, data, batches) for name in names}, rounds
+        )
     return {
         "times": {name: [round(t, 5) for t in found.seconds[name]] for name in names},
         "targets": settings.targets,
@@ -119,10 +121,10 @@ def times(names: Sequence[str], settings: Settings, data: str, rounds: int) -> d
 
 
 def _stepping(
-    name: str, settings: Settings, batches: list[list[Structures]]
+    name: str, settings: Settings, data: str, batches: list[list[Structures]]
 ) -> Callable[[], object]:
     row = ROWS[name]
-    model: Any = build(row, resolved(row, settings.targets))
+    model: Any = build(row, resolved(row, settings.targets, data))
     if model.cutoff is not None:
         batches = [[system.with_pairs(model.cutoff) for system in part] for part in batches]
     fit_normalizers(model, [system for part in batches for system in part], settings)
@@ -245,17 +247,19 @@ def main() -> None:
     add("--times", type=int, nargs="?", const=7, metavar="ROUNDS", help="only measure times")
     add("--render", action="store_true", help="only print the table")
     given = parser.parse_args()
+    if not (rows := [name for name in given.rows if installed(name)]):
+        return
     settings, equal = Settings(given.targets, given.epochs), given.equal_time
     results = Results(given.results)
     if given.times is not None:
-        results.append(times(given.rows, settings, given.data, given.times))
+        results.append(times(rows, settings, given.data, given.times))
     elif not given.render:
         known = lines_of(results, settings, given.data, given.tune, equal)
         done = {(r["row"], r["seed"], r.get("rate")) for r in known}
         todo = [
             (row, seed)
             for seed in given.seeds
-            for row in given.rows
+            for row in rows
             if (row, seed, given.rate or ROWS[row].rate) not in done
         ]
         shares = {

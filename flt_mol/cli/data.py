@@ -104,11 +104,10 @@ def convert(
     check_output(output.absolute().parent, "OUTPUT")
     options: dict[str, Any] = {"on_error": "skip" if skip_bad else "raise"}
     console.check_tagging(tag_slab, adsorbate, surface)
+    if tag_slab and surface is None:
+        raise ValueError("--tag-slab needs --surface: half for the shipped models, oc20 for OC20")
     if tag_slab:
-        options["tag_slab"] = slab_tagger(adsorbate, surface or "oc20", "--surface")
-        if surface is None:
-            text = "tagged by the rule 'oc20'; of the shipped models it is 'half': give --surface"
-            warnings.warn(text, stacklevel=2)
+        options["tag_slab"] = slab_tagger(adsorbate, surface, "--surface")
     if references is None:
         dataset = _open_to_write(source, split, energy=energy, forces=forces, **options)
     elif split is not None or forces or energy != "y_relaxed":
@@ -214,6 +213,9 @@ def _open_to_write(source: str, split: str | None, **options: Any) -> Any:
     from flt_mol.data.recipes import open_source
 
     dataset = open_source(source, split, **options)
+    if relaxations := [file for file in dataset.files() if file.is_relaxation]:
+        each = f"each of their {sum(map(len, relaxations)):,} frames is a system, energies as they"
+        say(f"{len(relaxations):,} relaxations: {each} stand; --references makes IS2RE systems")
     if text := dataset.without_targets():  # most likely they were not named
         warnings.warn(f"{dataset.path}: {text}", stacklevel=2)
     return dataset

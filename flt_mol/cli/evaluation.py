@@ -24,6 +24,9 @@ Targets = Annotated[
         help="Targets: a table, structures or a data set (default: column of --predictions).",
     ),
 ]
+CommonIds = Annotated[
+    bool, typer.Option("--common-ids", help="Only ids that predictions and targets both have.")
+]
 Data = Annotated[
     str | None, typer.Option(help="Data set, file or folder of records (default: as in training).")
 ]
@@ -45,6 +48,7 @@ def evaluate(
     ensemble: console.Ensemble = None,
     predictions: Predictions = None,
     targets: Targets = None,
+    common_ids: CommonIds = False,
     data: Data = None,
     split: Split = None,
     held_out: HeldOut = False,
@@ -61,18 +65,19 @@ def evaluate(
     Energy MAE, EwT (error below 0.02 eV), RMSE and median error with bootstrap intervals. Writes
     results.json, predictions.csv, parity.png and report.html.
     """
+    from flt_mol.data.recipes import find_recipe
     from flt_mol.evaluation import checkpoint as evaluation
     from flt_mol.evaluation import score_files, summarise
-    from flt_mol.evaluation.summary import constant_maes
+    from flt_mol.evaluation.summary import constant_maes, stated_maes
 
     if (checkpoint is None) == (predictions is None):
         raise ValueError("give either a checkpoint, or --predictions FILE")
-    if checkpoint is not None and targets is not None:
-        raise ValueError("--targets goes with --predictions, not with a checkpoint")
-    if predictions is not None and (data or energy or held_out or ensemble):
-        raise ValueError("--data, --energy, --held-out and --ensemble go with a checkpoint")
     if checkpoint is not None:
+        if targets or common_ids:
+            raise ValueError("--targets and --common-ids go with --predictions")
         output = output or evaluation.evaluation_folder(checkpoint)
+    elif data or energy or held_out or ensemble:
+        raise ValueError("--data, --energy, --held-out and --ensemble go with a checkpoint")
     if output is not None:
         console.check_output(output, "--output FOLDER")
     if checkpoint is not None:
@@ -82,10 +87,11 @@ def evaluate(
             several = [checkpoint, *ensemble] if ensemble else checkpoint
             summary, results = evaluation.evaluate_checkpoint(several, data, split or (), **options)
     else:
-        results = score_files(str(predictions), targets, split)
-        names = {"predictions": predictions, "targets": targets}
-        named = {name: str(path) for name, path in names.items() if path is not None}
-        summary = summarise(results, {"own median": constant_maes(results)}, **named)
+        results = score_files(str(predictions), targets, split, common_ids=common_ids)
+        recipe = None if targets is None or common_ids else find_recipe(targets)
+        baselines = stated_maes(recipe, results) or {"own median": constant_maes(results)}
+        named = {"predictions": str(predictions)} | ({"targets": targets} if targets else {})
+        summary = summarise(results, baselines, **named)
     _show_and_write(summary, results, output, as_json, not no_report)
 
 

@@ -17,6 +17,7 @@ from flt_mol.cli.console import say
 
 if TYPE_CHECKING:
     from flt_mol.data import StructuresDataset
+    from flt_mol.data.schema import Tagger
     from flt_mol.prediction.members import Members
     from flt_mol.prediction.table import Prediction
     from flt_mol.structures import Structures
@@ -91,13 +92,12 @@ def predict(
         console.check_output(embeddings, "--embeddings FILE", (".npz",))
         if ensemble:
             raise ValueError("--embeddings is for one model: those of members have no mean")
-    several = [checkpoint, *(ensemble or ())]
-    members = load_members(several if ensemble else checkpoint, device)
+    members = load_members([checkpoint, *ensemble] if ensemble else checkpoint, device)
     if compiled and len(members.lacking("forces")) < len(members.labels):
         raise ValueError("--compile: a model gives forces, which compiled graphs do not")
     for model in members.models if compiled else ():
         model.compile(fullgraph=True, dynamic=True)
-    tagger = _Tagger(several, adsorbate, surface) if tag_slab else None
+    tagger = _tagger(members, adsorbate, surface) if tag_slab else None
     opened = _open(files, members, frames, tagger, skip_bad)
     name = "displacement" if relaxed else "forces"
     lacking = members.lacking(name)
@@ -110,8 +110,6 @@ def predict(
         predictions = table.predict_files(
             members, opened, batch_size, outputs=outputs, progress=progress
         )
-    if tagger is not None:
-        tagger.explain()
     shown = [] if tagger is None else [_tags_of(one) for one in opened]
     energies = _lines(predictions, shown)
 
@@ -155,7 +153,7 @@ def relax(
     _check_written(output, relaxation.SUFFIXES, files)
     console.check_tagging(tag_slab, adsorbate, surface)
     members = load_members(checkpoint, device)
-    tagger = _Tagger([checkpoint], adsorbate, surface) if tag_slab else None
+    tagger = _tagger(members, adsorbate, surface) if tag_slab else None
     opened = _open(files, members, frames, tagger, skip_bad)
     with console.progress_bars() as bars:
         found = relaxation.relax_structures(
@@ -169,8 +167,6 @@ def relax(
             last=last,
             progress=lambda done: bars("relaxing", done, len(opened)),
         )
-    if tagger is not None:
-        tagger.explain()
     names = [str(path[0].info["sid"]) for path in found]
     for name, path in zip(names, found, strict=True):
         before, after = (path[k].get_potential_energy() for k in (0, -1))
@@ -191,7 +187,7 @@ def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[P
 
 
 def _open(
-    files: list[Path], members: Members, frames: str | None, tagger: _Tagger | None, skip_bad: bool
+    files: list[Path], members: Members, frames: str | None, tagger: Tagger | None, skip_bad: bool
 ) -> StructuresDataset:
     from flt_mol.prediction.energies import open_quietly
 
@@ -199,39 +195,19 @@ def _open(
     return open_quietly(files, frames, check=members.check, tag_slab=tagger, on_error=on_error)
 
 
-class _Tagger:
-    """Tags slabs by the rule given, or that of the checkpoints' training data."""
+def _tagger(members: Members, adsorbate: str | None, surface: str | None) -> Tagger:
+    """Tags slabs by the rule given, or by that of the model, which is printed."""
+    from flt_mol.data.tags import slab_tagger
+    from flt_mol.prediction.members import surface_rule
 
-    def __init__(self, checkpoints: list[str], adsorbate: str | None, surface: str | None) -> None:
-        from flt_mol.data.tags import slab_tagger
-        from flt_mol.prediction.members import surface_rule, tag_rules
-
-        self.is_given = surface is not None
-        rule = surface if self.is_given else surface_rule(checkpoints)
-        self.tag = slab_tagger(adsorbate, rule or "oc20", "--surface")
-        self.known = set(tag_rules(checkpoints).values())
-        self.is_used = False
-
-    def __call__(self, structures: Structures) -> Structures:
-        tagged = self.tag(structures)
-        self.is_used |= not tagged.tags.equal(structures.tags)
-        return tagged
-
-    def explain(self) -> None:
-        """Print which rule was taken, or warn that it is not that of the model."""
-        rule, text = self.tag.keywords["surface"], ""
-        used = f"tagged by the rule '{rule}'"
-        if not self.is_used:
-            return
-        if self.known == {rule}:
-            say(f"flt-mol: {used}, which the model's checkpoint names", error=True)
-        elif self.known:
-            text = f", and the model was trained by {', '.join(map(repr, self.known))}"
-            text += ": energies may be far off"
-        elif not self.is_given:
-            text = ": the model's own is not known; give it with --surface"
-        if text:
-            warnings.warn(f"{used}{text}", stacklevel=2)
+    rule = surface or surface_rule(members.given)
+    if rule is None:
+        text = "--tag-slab takes the rule 'oc20': the model's own is not known; give --surface"
+        warnings.warn(text, stacklevel=2)
+    elif surface is None:
+        text = f"--tag-slab takes the rule '{rule}', which the model's checkpoint names"
+        say(f"flt-mol: {text}", error=True)
+    return slab_tagger(adsorbate, rule or "oc20", "--surface")
 
 
 def _tags_of(structures: Structures) -> str:

@@ -8,7 +8,7 @@ import math
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -260,6 +260,8 @@ def _compare(
 
 
 def _same(a: Any, b: Any, near: float) -> bool:
+    if isinstance(a, Mapping):  # in any order
+        a, b = sorted(a.items()), sorted(b.items())
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return repr(a) == repr(b)
     alike = a.dtype == b.dtype and a.shape == b.shape

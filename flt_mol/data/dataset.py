@@ -68,7 +68,7 @@ class StructuresDataset(Dataset[Structures]):
         self._items: list[Record] = []
         self._index = self.options.frames or ""
         self._rows: NDArray[np.int64] = np.empty(0, np.int64)
-        self._tags: dict[int, tuple[Tensor, Tensor]] = {}  # and fixed atoms, by row
+        self._tags: dict[int, tuple[Tensor, Tensor, Any]] = {}  # fixed atoms, tag rule; by row
         self._finish(self._open())
 
     @abstractmethod
@@ -223,9 +223,11 @@ class StructuresDataset(Dataset[Structures]):
         for row in dict.fromkeys(sources):
             if row not in self._tags:
                 tagged = tag(self._systems([row], {}))
-                self._tags[row] = tagged.tags, tagged.fixed
-        tags, fixed = zip(*(self._tags[row] for row in sources), strict=True)
-        return replace(structures, tags=torch.cat(tags), fixed=torch.cat(fixed))
+                (rule,) = tagged.info.get("tag_rule", (None,))
+                self._tags[row] = tagged.tags, tagged.fixed, rule
+        tags, fixed, rules = zip(*(self._tags[row] for row in sources), strict=True)
+        info = {**structures.info, **({"tag_rule": rules} if any(rules) else {})}
+        return replace(structures, tags=torch.cat(tags), fixed=torch.cat(fixed), info=info)
 
     def _finish(self, count: int) -> None:
         """Look at the records now, those of `_index` (ASE's, as text)."""

@@ -82,17 +82,9 @@ def open_dataset(
     Warns:
         UserWarning: defaults taken for missing fields, files ignored; each kind once.
     """
+    names = energy, energy_initial, positions_relaxed
     options = ReadOptions(
-        require_energy,
-        ignore_energy,
-        on_error,
-        energy,
-        energy_initial,
-        positions_relaxed,
-        check,
-        frames,
-        forces,
-        tag_slab,
+        require_energy, ignore_energy, on_error, *names, check, frames, forces, tag_slab
     )
     if isinstance(source, str | os.PathLike):
         return _open_path(source, options)
@@ -122,7 +114,7 @@ def _open_path(
 def split_index(path: Path) -> tuple[Path, str | None]:
     """ASE's ``file@0``, ``file@-1``, ``file@:`` as file and index, if that file exists."""
     name, _, index = path.name.rpartition("@")
-    file = path.with_name(name or path.name)
+    file = path.with_name(name) if name else path
     return (path, None) if path.exists() or not (name and file.exists()) else (file, index)
 
 

@@ -100,7 +100,7 @@ def tag_structures(
 ) -> Structures:
     """The same batch, systems whose tags are all 0 tagged by `tag_slab`.
 
-    Of these, atoms of tag 0 are held fixed where no atom is.
+    Of these, atoms of tag 0 are held fixed where no atom is; `info["tag_rule"]` is `surface`.
 
     Raises:
         ValueError: as `tag_slab`, naming the sid.
@@ -122,7 +122,8 @@ def tag_structures(
                 raise ValueError(f"{system.sid[0]}: {error}") from error
             tags = torch.as_tensor(tagged.get_tags())
             fixed = system.fixed if system.fixed.any() else tags == 0
-            system = replace(system, tags=tags, fixed=fixed)
+            info = {**system.info, "tag_rule": (str(surface),)}
+            system = replace(system, tags=tags, fixed=fixed, info=info)
         systems.append(system)
     return Structures.cat(systems).to(structures.ptr.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from flt_mol.data.recipes import find_recipe, skipped_message
 from flt_mol.data.tags import tagger_of
 from flt_mol.evaluation.report import notes
 from flt_mol.evaluation.splits import SplitResult, evaluate_splits
-from flt_mol.evaluation.summary import constant_maes, summarise
+from flt_mol.evaluation.summary import constant_maes, stated_maes, summarise
 from flt_mol.files import shipped_folder, some
 from flt_mol.models.checkpoint import find_checkpoint, read_checkpoint
 from flt_mol.prediction.energies import MeanModel
@@ -96,7 +96,7 @@ def evaluate_checkpoint(
         results[split] = replace(result, columns=columns)
         if count := columns.get("trained_on", ()).count("yes"):
             further["trained_on"][split] = count
-    baselines = {} if held_out else run.baselines(results)
+    baselines = {} if held_out else stated_maes(run.recipe, results)
     if not baselines:
         if (median := model.trained_on.get("energy_median")) is not None:
             baselines["constant"] = constant_maes(results, median)
@@ -160,7 +160,7 @@ class _Run:
             self.part = HELD_OUT if name in known else name
             known = {self.part: known[self.train], **known}
         self.known = known
-        self.stated = {} if paths or not recipe else recipe.metadata.get("baselines") or {}
+        self.recipe = None if paths else recipe
 
     def open(
         self, splits: Sequence[str], only_held_out: bool, options: Mapping[str, Any]
@@ -197,11 +197,3 @@ class _Run:
             text = f"{len(missing)} of {len(self.held_out)} held-out systems are not in"
             warnings.warn(f"{text} {source.path} (sid {some(missing)})", stacklevel=2)
         return Subset(source, list(found))
-
-    def baselines(self, splits: Iterable[str]) -> dict[str, dict[str, float]]:
-        """{baseline: {split: MAE in eV}} as the data set's recipe gives them, of whole splits."""
-        found: dict[str, dict[str, float]] = {}
-        for split in splits:
-            for method, metrics in self.stated.get(split, {}).items():
-                found.setdefault(method, {})[split] = float(metrics["mae"])
-        return found

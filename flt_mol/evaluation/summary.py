@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from flt_mol.data.recipes import Recipe
 from flt_mol.evaluation.metrics import DRAWS, LEVEL, bootstrap_intervals, metrics_of
 from flt_mol.evaluation.splits import SplitResult
 from flt_mol.files import VERSION
@@ -84,6 +85,16 @@ def constant_maes(results: Results, value: float | None = None) -> dict[str, flo
         constant = np.median(result.target) if value is None else value
         maes[split] = metrics_of(np.full_like(result.target, constant), result.target)["mae"]
     return maes
+
+
+def stated_maes(recipe: Recipe | None, splits: Iterable[str]) -> dict[str, dict[str, float]]:
+    """{baseline: {split: MAE in eV}} as a data set's recipe gives them, of whole splits."""
+    stated = {} if recipe is None else recipe.metadata.get("baselines") or {}
+    found: dict[str, dict[str, float]] = {}
+    for split in splits:
+        for method, metrics in stated.get(split, {}).items():
+            found.setdefault(method, {})[split] = float(metrics["mae"])
+    return found
 
 
 def breakdowns(result: SplitResult) -> dict[str, list[dict[str, Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ def score_files(
     predictions: str | Path,
     targets: str | Path | None = None,
     splits: Sequence[str] | None = None,
+    *,
+    common_ids: bool = False,
 ) -> dict[str, SplitResult]:
     """Compare the predictions in one file with the targets in another, without any model.
 
@@ -37,6 +40,7 @@ def score_files(
             set, of which the splits that are named here or in `predictions` are taken. None takes
             the column target of `predictions`, as `flt-mol evaluate` writes it.
         splits: only these.
+        common_ids: compare the ids that both have, whatever else is there.
 
     Returns:
         {split: result}, systems in the order of `targets`; without a column split in either, the
@@ -47,7 +51,7 @@ def score_files(
             which only one file tells them apart, naming file and sid.
 
     Warns:
-        UserWarning: repeated lines that were dropped, with their number.
+        UserWarning: repeated lines that were dropped, ids that are not common, and how many.
     """
     predicted = read_energies(predictions)
     if targets is None:
@@ -65,11 +69,16 @@ def score_files(
     ours, theirs = (_by_id(table, both, splits or ()) for table in (predicted, wanted))
     missing = [named(theirs[key]) for key in theirs if key not in ours]
     surplus = [named(ours[key]) for key in ours if key not in theirs]
+    theirs = {key: theirs[key] for key in theirs if key in ours or not common_ids}
+    where = f"{predicted.path} against {wanted.path}"
+    if common_ids and theirs and (missing or surplus):
+        text = f"{len(missing):,} targets and {len(surplus):,} predictions are without the other"
+        warnings.warn(f"{where}: {text}", stacklevel=2)
+        missing = surplus = []
     for found, what in ((missing, "no prediction"), (surplus, "no target")):
         if found:
-            where = f"{predicted.path} against {wanted.path}"
-            hint = "" if splits else "; choose splits with --split"
-            raise ValueError(f"{where}: {what} for sid {some(found)}{hint}")
+            hint = "choose splits with --split, or --common-ids for those of both"
+            raise ValueError(f"{where}: {what} for sid {some(found)}; {hint}")
     ids: dict[str, list[Key]] = {}
     file = wanted.path.parent if wanted.path.name == "data.lmdb" else wanted.path
     for key in theirs:

@@ -417,16 +417,18 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
 
 
 # Attention over groups is one step for autograd and for compilers: graphs cannot loop over groups.
-# Inputs are all that is kept: the backward pass computes features or weights again, in the cache.
+# Of all but small batches inputs are all that is kept: the backward pass computes features or
+# weights again, in the cache.
 
 Run = Callable[..., tuple[Tensor, ...]]
 Cost = Callable[[int, int, int], int]
+_Kept = tuple[Tensor, tuple[Any, ...]]
 
 
 def single_step(
     name: str,
     schema: tuple[str, str],
-    forward: Callable[..., Tensor],
+    forward: Callable[..., Tensor | _Kept],
     shape: Callable[..., tuple[int, ...]],
     backward: Callable[..., Sequence[Tensor]] | None = None,
 ) -> Callable[..., Tensor]:
@@ -436,21 +438,26 @@ def single_step(
         name: of the operator; that of its gradients has `_gradients` at the end.
         schema: names of the tensors it can be differentiated by, ``"Tensor q, Tensor k"``, and what
             else it takes.
-        forward: (*tensors, *others) → result.
+        forward: (*tensors, *others) → result; or a pair of it and of what `backward` gets besides,
+            last, where gradients need no gradients.
         shape: (*tensors, *others) → shape of the result.
         backward: (gradient, *tensors, *others) → gradients to the tensors; both of differentiable
             steps, for derivatives of higher order. None: by autograd of `forward`, run again.
     """
     count = schema[0].count("Tensor ")
     arguments = ", ".join(schema)
+
+    def result(*given: Any) -> Tensor:
+        return _pair(forward(*given))[0]
+
     if backward is None:
 
         def backward(grad: Tensor, *given: Any) -> Sequence[Tensor]:
-            return gradients_of(forward, grad, given[:count], *given[count:])
+            return gradients_of(result, grad, given[:count], *given[count:])
 
     def run(*given: Any) -> Tensor:
         with torch.no_grad():
-            return forward(*given).contiguous()
+            return result(*given).contiguous()
 
     def run_backward(*given: Any) -> tuple[Tensor, ...]:
         # Operators run below autograd, which some gradients are made by.
@@ -474,21 +481,27 @@ def single_step(
     def by(run: Callable[..., Sequence[Tensor]], ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
         saved = iter(ctx.saved_tensors)
         given = [next(saved) if x is None else x for x in ctx.others]
-        return *run(grad, *given), *[None] * (len(given) - count)
+        kept = () if torch.is_grad_enabled() else ctx.kept
+        return *run(grad, *given, *kept), *[None] * (len(given) - count)
 
     compiled.register_autograd(partial(by, gradients), setup_context=save_inputs)
     return eager_step(compiled, forward, partial(by, backward))
 
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
     """Keep the arguments of a step, tensors as autograd wants them and `ctx.others`."""
+    ctx.kept = ()
     ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
     ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
 
 
+def _pair(out: Tensor | _Kept) -> _Kept:
+    return out if isinstance(out, tuple) else (out, ())
+
+
 def eager_step(
     compiled: Callable[..., Tensor],
-    forward: Callable[..., Tensor],
+    forward: Callable[..., Tensor | _Kept],
     backward: Callable[..., Sequence[Tensor | None]],
 ) -> Callable[..., Tensor]:
     """`compiled` in graphs, else the same as an autograd.Function, at a third of its cost."""
@@ -496,10 +509,9 @@ def eager_step(
     class Step(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
-            # Not in setup_context, which takes as long as ten operations.
-            ctx.save_for_backward(*(x for x in given if isinstance(x, Tensor)))
-            ctx.others = [None if isinstance(x, Tensor) else x for x in given]
-            return forward(*given)
+            save_inputs(ctx, given)  # not in setup_context, which takes as long as ten operations
+            out, ctx.kept = _pair(forward(*given))
+            return out
 
     Step.backward = staticmethod(backward)  # type: ignore[method-assign]
     apply: Any = Step.apply
@@ -521,22 +533,25 @@ def operator(
 
     Args:
         name: of the operator.
-        attend: (q, k, v, rows, keys, mode) → (out,) of blocks (B, L, ·) of heads of systems.
-        gradients: (gradient, q, k, v, rows, keys, mode) → gradients to q, k, v.
+        attend: (q, k, v, rows, keys, mode) → (out,) of blocks (B, L, ·) of heads of systems; behind
+            it may stand what `gradients` can have for q, k and v, and more.
+        gradients: (gradient, q, k, v, rows, keys, mode, *more) → gradients to q, k, v.
         cost: numbers of the largest tensor of n queries, m keys and M features.
         width: V of the output, for V of the values and a mode.
     """
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str) -> Tensor:
+    def forward(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str) -> _Kept:
         groups, outputs = _groups(q, k, ptr, key_ptr, cost), [(0, width(v.shape[-1], mode))]
-        return _over_groups(attend, (q,), (k, v), groups, cost, outputs, mode)[0]
+        (out,), kept = _over_groups(attend, (q,), (k, v), groups, cost, outputs, mode)
+        return out, kept
 
     def backward(
-        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str
-    ) -> list[Tensor]:
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ptr: Tensor, key_ptr: Tensor, mode: str,
+        *kept: Any,
+    ) -> list[Tensor]:  # fmt: skip
         groups = _groups(q, k, ptr, key_ptr, cost)
         outputs = [(kind, x.shape[-1]) for kind, x in ((0, q), (1, k), (1, v))]
-        return _over_groups(gradients, (grad, q), (k, v), groups, cost, outputs, mode)
+        return _over_groups(gradients, (grad, q), (k, v), groups, cost, outputs, mode, kept)[0]
 
     step = single_step(
         name,
@@ -603,35 +618,45 @@ def _over_groups(
     cost: Cost,
     outputs: list[tuple[int, int]],
     mode: str,
-) -> list[Tensor]:
+    kept: tuple[Any, ...] = (),
+) -> tuple[list[Tensor], tuple[Any, ...]]:
     """`run` on the blocks of all groups; each output is by query (0) or key (1), and has a width.
 
-    A group of one system that is over the budget is taken in parts, some heads at a time.
+    A group of one system that is over the budget is taken in parts, some heads at a time. What
+    `run` returns besides is kept, for a run on gradients, of a batch that a core's cache holds.
     """
     first = of_rows[-1]
     heads = first.shape[0]
     *groups, budget = given
     parts: list[list[Tensor]] = [[] for _ in outputs]
+    more: tuple[Any, ...] = ()
     with without_autocast(first):
         for both in zip(groups[0].rows, groups[0].keys, strict=True):
             rows, keys = both
             size = rows.number * cost(rows.length, keys.length, first.shape[2])
             found: list[list[Tensor]] = [[] for _ in outputs]
+            small = len(groups[0].rows) == 1 and heads * size <= min(budget, _BUDGETS["cpu"])
             step = max(1, budget // size)
             for head in range(0, heads, step):
                 some = slice(head, head + step)
                 own = (rows.by_head(x[some]) for x in of_rows)
                 others = (keys.by_head(x[some]) for x in of_keys)
-                blocks = run(*own, *others, rows, keys, mode)
-                for each, block, (kind, width) in zip(found, blocks, outputs, strict=True):
+                if kept and small:
+                    blocks = run(next(own), *kept[:3], rows, keys, mode, *kept[3:])
+                else:
+                    blocks = run(*own, *others, rows, keys, mode)
+                for each, block, (kind, width) in zip(found, blocks, outputs, strict=False):
                     each.append(block.reshape(-1, both[kind].number * both[kind].length, width))
+                if small:
+                    more = blocks[len(outputs) :]
+                del blocks
             for part in parts:  # one after the other, as parts of large systems take memory
                 each = found.pop(0)
                 part.append(each[0] if len(each) == 1 else torch.cat(each))
     if not groups[0].rows:
         lengths = of_rows[0].shape[1], of_keys[0].shape[1]
-        return [first.new_zeros(heads, lengths[kind], width) for kind, width in outputs]
+        return [first.new_zeros(heads, lengths[kind], width) for kind, width in outputs], ()
     return [
         x[0] if len(x) == 1 and groups[kind].place is None else groups[kind].put_back(x, 1)
         for x, (kind, _) in zip(parts, outputs, strict=True)
-    ]
+    ], more

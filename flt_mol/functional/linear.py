@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -118,34 +120,49 @@ def read_sums(queries: Tensor, sums: Tensor, level: Tensor | None) -> Tensor:
         return torch.einsum("nhm,hmv->nhv", queries, sums)
 
 
-def _features(q: Tensor, k: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+def _features(
+    q: Tensor, k: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
+) -> tuple[Tensor, Tensor]:
     if mode != "log":
         return q, k
     level = k.detach().amax(1, keepdim=True).clamp_(min=LOWEST[k.dtype])
-    q = q + level
-    return features_of(q.sub_(row_level(q))), features_of(k - level)
+    # Blocks that are gathered rows are nobody else's.
+    q = q + level if rows.slots is None else q.add_(level)
+    k = k - level if keys.slots is None else k.sub_(level)
+    return features_of(q.sub_(row_level(q))), features_of(k)
+
+
+def _weights(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalised weights, and what they were divided by."""
+    weights = q.bmm(k.mT)
+    total = _positive(weights.sum(-1, keepdim=True))
+    return weights / total, total
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
-) -> tuple[Tensor]:
-    q, k = _features(q, k, mode)
+) -> tuple[Any, ...]:
+    q, k = _features(q, k, rows, keys, mode)
     if _by_weights(q, v, keys, mode):
-        weights = q.bmm(real_only(k, keys).mT)
-        return (weights.bmm(v) / _positive(weights.sum(-1, keepdim=True)),)
+        k = real_only(k, keys)
+        weights, total = _weights(q, k)
+        return weights.bmm(v), q, k, v, weights, total
     read = q.bmm(k.mT.bmm(real_only(with_ones(v), keys)))
-    return (read if mode == "sums" else normalised(read),)
+    return read if mode == "sums" else normalised(read), q, k, v, None, None
 
 
 def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    (q, k), grad = _features(q, k, mode), real_only(grad, rows)
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str,
+    *kept: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if not kept:
+        q, k = _features(q, k, rows, keys, mode)
+    grad = real_only(grad, rows)
     if _by_weights(q, v, keys, mode):
-        k = real_only(k, keys)
-        weights = q.bmm(k.mT)
-        total = _positive(weights.sum(-1, keepdim=True))
-        weights = weights / total
+        if not kept:
+            k = real_only(k, keys)
+            kept = _weights(q, k)
+        weights, total = kept
         slopes = grad.bmm(v.mT)
         slopes = (slopes - (slopes * weights).sum(-1, keepdim=True)) / total
         to_q, to_k, to_v = slopes.bmm(k), slopes.mT.bmm(q), weights.mT.bmm(grad)

@@ -97,9 +97,8 @@ def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(data := public.get("data"), Mapping):
         is_path = "/" in (data.get("name") or "")
         public["data"] = {**data, "paths": {}, "name": None if is_path else data.get("name")}
-    for part, key in (("finetune", "checkpoint"), ("inherited_tag_rule", "from")):
-        if isinstance(values := public.get(part), Mapping) and values.get(key):
-            public[part] = {**values, key: Path(str(values[key])).name}
+    if isinstance(tuned := public.get("finetune"), Mapping) and (start := tuned.get("checkpoint")):
+        public["finetune"] = {**tuned, "checkpoint": Path(str(start)).name}
     return public
 
 

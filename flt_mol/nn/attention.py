@@ -80,6 +80,7 @@ class AttentionInputs(TypedDict, total=False):
 
 
 _INPUTS = AttentionInputs.__annotations__
+_MEANT = {"batch": "system=batch", "key_padding_mask": "mask=~key_padding_mask"}
 _OF_CONTEXT = tuple(f"context_{x}" for x in ("positions", "ptr", "system", "mask", "features"))
 
 
@@ -475,7 +476,10 @@ class FLTAttention(Streaming, Attention):
         unknown = given.keys() - _INPUTS
         if unknown:
             names = ", ".join(map(repr, unknown))
-            raise TypeError(f"attention has no argument {names}: there are {', '.join(_INPUTS)}")
+            hint = "".join(f"; instead of {x} give {_MEANT[x]}" for x in unknown if x in _MEANT)
+            raise TypeError(
+                f"attention has no argument {names}: there are {', '.join(_INPUTS)}{hint}"
+            )
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")

@@ -144,7 +144,7 @@ def predict_structures(
             energies.append(np.stack([_finite(*part, batch) for part in parts]))
             if collect is not None:
                 collect(batch.to("cpu"), each)
-            unusual.add(batch, unfit_for(members.models, batch))
+            unusual.add(batch, unfit_for(members.models, batch) | _tagged_otherwise(members, batch))
             elements.update(batch.atomic_numbers.tolist())
             if progress is not None:
                 progress(unusual.systems)
@@ -285,6 +285,16 @@ def unfit_for(models: Sequence[Any], batch: Structures) -> dict[str, Tensor]:
     for model in models:
         if largest := (getattr(model, "trained_on", None) or {}).get("most_atoms"):
             found[_LARGE] = found.get(_LARGE, False) | (batch.natoms > 2 * largest)
+    return found
+
+
+def _tagged_otherwise(members: Members, batch: Structures) -> dict[str, Tensor]:
+    """Text of a warning → (B,) bool, the systems tagged by another rule than the training data."""
+    found, stored = {}, batch.info.get("tag_rule", ())
+    for own in map(str, members.rules if stored else ()):
+        text = f"tagged by another rule than the model's training data, '{own}', in "
+        text += "{which}: energies may be far off"
+        found[text] = torch.tensor([x not in (None, own) for x in stored])
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,17 @@ from flt_mol.structures import Structures
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """K models that predict together, how messages name them, and whether they are an ensemble."""
+    """K models that predict together, their names, what they were loaded from."""
 
     models: tuple[nn.Module, ...]
     labels: tuple[str, ...]
     ensemble: bool
+    given: tuple[Any, ...]
+
+    @cached_property
+    def rules(self) -> set[Surface]:
+        """The rules by which the training data were tagged, as far as they are known."""
+        return set(tag_rules(self.given).values())
 
     def check(self, structures: Structures) -> None:
         """Raise ValueError for the first system that a member refuses, without calling it."""
@@ -63,7 +70,7 @@ def load_members(checkpoint: Any, device: str | torch.device | None = None) -> M
         f"member {place}" if isinstance(one, nn.Module) else str(one)
         for place, one in enumerate(given)
     )
-    return Members(models, labels, ensemble)
+    return Members(models, labels, ensemble, given)
 
 
 def _load(one: Any, device: str | torch.device | None) -> nn.Module:
@@ -95,8 +102,7 @@ def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
 def surface_rule(checkpoint: Any) -> Surface | None:
     """The `surface` of `flt_mol.data.tag_slab` that fits a model, None if it is not known.
 
-    It is ``data.tag_rule`` of the run; else ``tag_rule`` in the `dataset.yaml` of its training
-    data; else, of a fine-tuned model, the rule of the checkpoint that it started from.
+    It is ``data.tag_rule`` of the run; else ``tag_rule`` in the `dataset.yaml` of its data.
 
     Args:
         checkpoint: file of a checkpoint, folder of a run, or name of a shipped model; a list or
@@ -122,20 +128,17 @@ def tag_rules(checkpoints: Sequence[Any]) -> dict[str, Surface]:
     Raises:
         ValueError: no such checkpoint, or a rule that is not usable.
     """
-    rules = {str(x): _rule(_settings(x), str(x)) for x in checkpoints if isinstance(x, str | Path)}
+    rules = {
+        str(x): rule_of_run(_settings(x), str(x)) for x in checkpoints if isinstance(x, str | Path)
+    }
     return {name: rule for name, rule in rules.items() if rule is not None}
 
 
-def _rule(config: Mapping[str, Any], checkpoint: str) -> Surface | None:
+def rule_of_run(config: Mapping[str, Any], checkpoint: str) -> Surface | None:
+    """The rule that the settings of a run state, or its data set's `dataset.yaml`."""
     data = config.get("data") or {}
-    rule = data.get("tag_rule")
-    if (
-        rule is None
-        and data.get("name")
-        and data.get("train", "train") not in (data.get("paths") or {})
-    ):
+    rule, own = data.get("tag_rule"), data.get("train", "train") in (data.get("paths") or {})
+    if rule is None and data.get("name") and not own:
         with suppress(ValueError, OSError):  # trained elsewhere, on data that is not here
             rule = recipe(data["name"]).metadata.get("tag_rule")
-    if rule is None:
-        rule = (config.get("inherited_tag_rule") or {}).get("surface")
     return None if rule is None else parse_rule(rule, f"the tag rule of {checkpoint}")

@@ -85,12 +85,12 @@ class DataConfig(Settings):
     for adsorption energies."""
     tag_rule: TagRule = None
     """Rule by which the training structures are tagged: "oc20", "half" or a number of layers. It is
-    recorded for `flt-mol predict --tag-slab`; null takes that of the data set, or of the
-    checkpoint that the run starts from."""
+    recorded for `flt-mol predict`; null takes that of the data, or of the checkpoint that the run
+    starts from."""
 
     tag_slab: bool = False
     """Whether structures whose tags are all 0, or layer numbers, are tagged by `tag_rule` (`oc20`
-    where there is none), as `flt-mol predict --tag-slab` does; also by `flt-mol evaluate`."""
+    where there is none), also by `flt-mol evaluate`."""
     adsorbate: Text | None = None
     """The adsorbate for `tag_slab`: a formula, rows of atoms (12,13) or none; null guesses."""
 

@@ -21,8 +21,8 @@ from flt_mol.data.tags import tagger_of
 from flt_mol.evaluation.metrics import TARGETS
 from flt_mol.models.build import check_systems
 from flt_mol.models.energy import EnergyModel
-from flt_mol.prediction import surface_rule
 from flt_mol.prediction.energies import UNSEEN, check_elements
+from flt_mol.prediction.members import rule_of_run, surface_rule
 from flt_mol.structures import Structures
 from flt_mol.training.config import RunConfig, TrainingConfig
 from flt_mol.training.processes import World
@@ -102,14 +102,23 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
 
 
 def with_rule(config: RunConfig) -> RunConfig:
-    """The run with the rule by which it tags slabs: of the checkpoint, the data set, or oc20."""
+    """The run with the rule of its tags: of the data, else of the checkpoint, or oc20 to tag slabs.
+
+    Warns:
+        UserWarning: data that were tagged by another rule than the run's or the checkpoint's.
+    """
     data, start = config.data, config.finetune.checkpoint
-    if not data.tag_slab or data.tag_rule is not None:
-        return config
-    rule = None if start is None else surface_rule(start)
-    if rule is None and data.name is not None:
-        rule = recipe(data.name).metadata.get("tag_rule")
-    data = data.model_copy(update={"tag_rule": str(rule or "oc20")})
+    dataset = open_split(config, data.train, targets=False)
+    stored = dataset.record(0).get("tag_rule") or rule_of_run(
+        {"data": data.model_dump(exclude={"tag_rule"})}, "the data set"
+    )
+    before = None if start is None else surface_rule(start)
+    for other, whose in ((data.tag_rule, "data.tag_rule is"), (before, "the checkpoint's is")):
+        if stored and other and str(stored) != str(other):
+            text = f"{dataset.path}: tagged by the rule '{stored}', and {whose} '{other}'"
+            warnings.warn(f"{text}: energies may be far off", stacklevel=2)
+    rule = data.tag_rule or stored or before or ("oc20" if data.tag_slab else None)
+    data = data.model_copy(update={"tag_rule": rule and str(rule)})
     return config.model_copy(update={"data": data})
 
 

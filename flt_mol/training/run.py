@@ -33,7 +33,6 @@ from flt_mol.files import write_rows
 from flt_mol.models.build import needs_of, prepare_batch
 from flt_mol.models.checkpoint import load_model, read_checkpoint
 from flt_mol.models.energy import EnergyModel
-from flt_mol.prediction import surface_rule
 from flt_mol.training.callbacks import BEST, LAST, History, WeightAverage, make_loggers, say
 from flt_mol.training.config import RunConfig, absolute_paths, load_run_config
 from flt_mol.training.data import (
@@ -218,11 +217,9 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
 def _history(
     folder: Path, config: RunConfig, noted: dict[str, Any], splits: Splits, console: Console
 ) -> History:
-    """With the sids of the run, unless there are too many, and the tag rule of its start."""
+    """With the sids of the run, unless there are too many."""
     trained, start = sids_of(splits.training), config.finetune.checkpoint
     if start is not None:
-        if (rule := surface_rule(start)) is not None:
-            noted["inherited_tag_rule"] = {"surface": rule, "from": start}
         before = read_checkpoint(start)["systems"]
         if trained is not None:
             trained = sorted({*trained, *map(str, before.get("trained") or ())})

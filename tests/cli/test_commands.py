@@ -6,6 +6,7 @@ from pathlib import Path
 import ase.io
 import numpy as np
 import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
 from slabs import platinum
 
 from flt_mol import load_model
@@ -80,7 +81,7 @@ def test_a_run_of_untagged_slabs_tags_them_wherever_it_reads_them(run):
     assert tags == [0] * 4 + [1] * 8 + [2] * 2
     text = run("data", "convert", "raw.extxyz", "raw.safetensors")
     assert "all tags are 0 in 6 of 6 structures (s0, s1, s2 and 3 more)" in text.err
-    assert "--surface" in run("data", "convert", "raw.extxyz", "b.extxyz", "--tag-slab").err
+    assert "--surface" in run("data", "convert", "raw.extxyz", "b.x", "--tag-slab", status=2).err
     run("data", "convert", "raw.extxyz", "c.extxyz", "--surface", "half", status=2)
     settings = ["data.paths.train=raw.safetensors", "training.epochs=1", "training.batch_size=4"]
     text = run("train", "finetune", "--finetune", "emt-small", *settings, "output=raw")
@@ -134,16 +135,65 @@ def test_predict_tags_slabs_by_the_rule_of_the_model(run, slabs):
     assert "warning: all tags are 0" in text.err
     text = run("predict", "emt-small", "POSCAR", slabs, "--tag-slab", "-o", "p.csv")
     assert "1 × below 4, surface 8, adsorbate CO" in text.out
-    assert "tagged by the rule 'half', which the model's checkpoint names" in text.err
+    assert "the rule 'half', which the model's checkpoint names" in text.err
     text = run(
         "predict", "emt-small", "POSCAR", "--tag-slab", "--surface", 1, "--adsorbate", "12,13"
     )
     assert "below 8, surface 4, adsorbate CO" in text.out
-    assert "warning: tagged by the rule '1', and the model was trained by 'half'" in text.err
+    assert "tagged by another rule than the model's training data, 'half', in 1 of 1" in text.err
     text = run("predict", "emt-small", "POSCAR", "--tag-slab", "--adsorbate", "N2", status=2)
     assert "N2" in text.err
     text = run("predict", "emt-small", "POSCAR", "--tag-slab", "--surface", "soft", status=2)
     assert "soft" in text.err
+
+
+@pytest.mark.parametrize("suffix", [".extxyz", ".safetensors", ".aselmdb"])
+def test_a_converted_file_keeps_the_rule_of_its_tags(run, suffix):
+    frames = [platinum(tags=False) for _ in range(5)]
+    for i, atoms in enumerate(frames):
+        atoms.info = {"sid": f"s{i}", "y_relaxed": -1.0 - 0.1 * i} | ({"b": i} if i > 2 else {})
+    frames[0].set_tags(platinum().get_tags())
+    ase.io.write("raw.extxyz", frames)
+    file = f"tagged{suffix}"
+    run("data", "convert", "raw.extxyz", file, "--tag-slab", "--surface", 1)
+    stored = open_dataset(file).batch(range(5))
+    assert stored.info["tag_rule"] == (None, "1", "1", "1", "1")
+    text = "tagged by another rule than the model's training data, 'half', in 4 of 5 structures (s1"
+    assert text in run("predict", "emt-small", file).err
+    run("data", "split", file, "parts", "--shares", "train=1", "val=rest")
+    assert open_dataset("parts/val.safetensors").batch(range(4)).info["tag_rule"].count("1") >= 3
+
+
+def test_training_takes_the_rule_of_its_file(run):
+    frames = [platinum(tags=False) for _ in range(4)]
+    for i, atoms in enumerate(frames):
+        atoms.info = {"sid": f"s{i}", "y_relaxed": -1.0 - 0.1 * i}
+    ase.io.write("raw.extxyz", frames)
+    run("data", "convert", "raw.extxyz", "one.extxyz", "--tag-slab", "--surface", 1)
+    settings = ["data.paths.train=one.extxyz", "training.epochs=1", "training.batch_size=4"]
+    tune = ["train", "finetune", "--finetune", "emt-small", *settings]
+    text = run(*tune, "output=a")
+    assert "one.extxyz: tagged by the rule '1', and the checkpoint's is 'half'" in text.err
+    assert surface_rule("a") == 1
+    assert "rule" not in run("predict", "a", "one.extxyz").err
+    text = run(*tune, "data.tag_rule=half", "output=b")
+    assert "one.extxyz: tagged by the rule '1', and data.tag_rule is 'half'" in text.err
+    assert surface_rule("b") == "half"
+
+
+def test_frames_of_relaxations_are_counted(run):
+    for name in "ab":
+        frames = [platinum() for _ in range(3)]
+        for atoms in frames:
+            atoms.calc = SinglePointCalculator(atoms, energy=1.0)
+        ase.io.write(f"{name}.traj", frames)
+    ase.io.write("c.traj", platinum())
+    text = run("data", "convert", ".", "x.safetensors")
+    assert text.out.startswith(
+        "2 relaxations: each of their 6 frames is a system, energies as they stand"
+    )
+    assert "7 systems in" in text.out
+    assert "relaxations" not in run("data", "convert", "x.safetensors", "y.extxyz").out
 
 
 def test_invalid_records_are_refused_or_skipped(run, slabs):
@@ -181,6 +231,27 @@ def test_evaluate_predictions_repeats_the_results(run, slabs):
     assert again["splits"]["slabs"]["mae"] == pytest.approx(stored["splits"]["slabs"]["mae"])
     assert set(again["baselines"]) == {"own median"}
     assert not Path("evaluation").exists()
+
+
+def test_predictions_have_the_baselines_of_the_data_set(run):
+    data = open_dataset(VAL).batch(range(411))
+    rows = [f"{sid},{y + 0.5}" for sid, y in zip(data.sid, data.energy.tolist(), strict=True)]
+    Path("p.csv").write_text("\n".join(["sid,energy", *rows]))
+    given = ["--targets", "emt_adsorption", "--split", "val_id", "--json"]
+    whole = json.loads(run("evaluate", "--predictions", "p.csv", *given).out)
+    known = json.loads(run("evaluate", "emt-small", *given[2:], "--no-report", "--output", "o").out)
+    assert whole["baselines"] == known["baselines"]
+    assert set(known["baselines"]) == {"constant", "composition"}
+    Path("p.csv").write_text("\n".join(["sid,energy", *rows[:20]]))
+    text = run("evaluate", "--predictions", "p.csv", *given, status=2)
+    assert "--common-ids" in text.err
+    text = run("evaluate", "--predictions", "p.csv", *given, "--common-ids")
+    assert "391 targets and 0 predictions are without the other" in text.err
+    part = json.loads(text.out)
+    assert part["splits"]["val_id"]["count"] == 20
+    assert part["splits"]["val_id"]["mae"] == pytest.approx(0.5)
+    assert set(part["baselines"]) == {"own median"}
+    run("evaluate", "emt-small", "--common-ids", status=2)
 
 
 def test_results_survive_a_folder_that_cannot_be_written(run, slabs, monkeypatch):

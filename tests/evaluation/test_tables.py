@@ -151,6 +151,12 @@ def test_missing_and_surplus_ids_are_named(tmp_path):
         score_files(predictions, targets)
     with pytest.raises(ValueError, match=r"no target for sid 7;"):
         score_files(predictions, write(tmp_path / "u.csv", "sid,energy\n1,0\n2,0\n"))
+    with pytest.warns(UserWarning, match="1 targets and 1 predictions"):
+        (result,) = score_files(predictions, targets, common_ids=True).values()
+    assert result.sid == ("1", "2")
+    nothing = write(tmp_path / "v.csv", "sid,energy\n9,0\n")
+    with pytest.raises(ValueError, match="no prediction for sid 9"):
+        score_files(predictions, nothing, common_ids=True)
 
 
 def test_what_an_evaluation_wrote_is_read_back(tmp_path):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from flt_mol.functional.exact import exact_attention
 from flt_mol.functional.groups import (
     budget_of,
     centred,
@@ -16,6 +17,7 @@ from flt_mol.functional.groups import (
     sum_per_system,
     system_index,
 )
+from flt_mol.functional.linear import linear_log_attention
 
 PTR = torch.tensor([0, 2, 2, 5])
 
@@ -147,3 +149,28 @@ def test_centring_leaves_out_padding_and_other_systems_and_has_no_slope_along_tr
     assert (centred(dirty, PTR)[5] == 0).all()
     (slope,) = torch.autograd.grad(centred(x, PTR).sin().sum(), x)
     assert sum_per_system(slope, PTR).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("attend", [linear_log_attention, exact_attention])
+@pytest.mark.parametrize("ptr", [PTR, torch.tensor([0, 5]), torch.tensor([0, 2, 4])])
+@pytest.mark.parametrize("features", [1, 4])
+def test_what_a_small_batch_keeps_changes_no_gradient(attend, ptr, features):
+    rows = int(ptr[-1])
+    inputs = [torch.randn(rows, 2, n, dtype=torch.float64) for n in (features, features, 3)]
+    weight, before = torch.randn(rows, 2, 3).double(), [x.clone() for x in inputs]
+    inputs = [x.requires_grad_() for x in inputs]
+
+    def gradients(**settings):
+        loss = (attend(*inputs, ptr) * weight).sum()
+        return [torch.autograd.grad(loss, inputs, retain_graph=True, **settings) for _ in "12"]
+
+    first, again = gradients()
+    kept = (attend(*inputs, ptr) * weight).sum()
+    with group_budget(1):
+        by_parts, _ = gradients()
+        other_groups = torch.autograd.grad(kept, inputs)
+    differentiable, _ = gradients(create_graph=True)
+    assert all(map(torch.equal, first, again))
+    assert all(map(torch.equal, before, inputs))
+    for other in (by_parts, differentiable, other_groups):
+        torch.testing.assert_close([*other], first, rtol=1e-12, atol=1e-14)

@@ -493,8 +493,10 @@ def test_dropout_acts_on_attended_values_in_training_only(mode):
 
 
 def test_unknown_arguments_are_refused():
-    with pytest.raises(TypeError, match="batch"):
+    with pytest.raises(TypeError, match="system=batch"):
         FLTAttention(C, H)(torch.randn(3, C), batch=torch.zeros(3))
+    with pytest.raises(TypeError, match="mask=~key_padding_mask"):
+        FLTAttention(C, H)(torch.randn(1, 3, C), key_padding_mask=torch.zeros(1, 3))
 
 
 @pytest.mark.parametrize("feature_map", ["softmax", "relu"])

@@ -225,16 +225,15 @@ def test_unseen_elements():
     assert check_elements(lambda structures: 0, [1]) == []
 
 
-def test_the_tag_rule_is_found_in_the_run_the_data_or_the_start(tmp_path):
+def test_the_tag_rule_is_found_in_the_run_or_the_data(tmp_path):
     model = load_model("emt-small")
     configs = {
         "run": {"data": {"name": "emt_adsorption", "tag_rule": 2}},
         "own": {"data": {"name": "emt_adsorption", "paths": {"train": "x.lmdb"}}},
-        "tuned": {"data": {}, "inherited_tag_rule": {"surface": "half", "from": "emt-small"}},
     }
     paths = {x: save_checkpoint(tmp_path / x, model, config) for x, config in configs.items()}
     rules = {name: surface_rule(path) for name, path in paths.items()}
-    assert rules == {"run": 2, "own": None, "tuned": "half"}
+    assert rules == {"run": 2, "own": None}
     assert surface_rule(["emt-small", paths["own"]]) == "half"
     assert tag_rules(["emt-small"]) == {"emt-small": "half"}
     with pytest.raises(ValueError, match=r"2 .*half"):

@@ -202,7 +202,7 @@ def test_what_a_run_notes_of_its_start(tmp_path, monkeypatch):
     settings = yaml.safe_load((result.folder / "config.yaml").read_text())
     assert settings["finetune"]["checkpoint"] == path
     content = read_checkpoint(result.checkpoint)
-    assert content["config"]["inherited_tag_rule"] == {"surface": "half", "from": path}
+    assert content["config"]["data"]["tag_rule"] == "half"
     trained, held_out = content["systems"]["trained"], content["systems"]["held_out"]
     assert {"old-1", "slab-0"} <= set(trained)
     assert set(trained) | set(held_out) == {"old-1", *(f"slab-{i}" for i in range(6))}
