@@ -81,10 +81,9 @@ def _weights(q: Tensor, k: Tensor, keys: PaddedRows, mode: str, first: int = 0) 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor]:
     if len(q) * q.shape[1] * k.shape[1] <= budget_of(q.device):
-        weights = _weights(q, k, keys, mode)
-        return weights.bmm(v), q, k, v, weights
+        return (_weights(q, k, keys, mode).bmm(v),)
     # A head of a large system by torch's own attention, which wants values as wide as keys.
     width, channels = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     q, k, v = (pad(x, (0, width - x.shape[-1]))[None] for x in (q, k, v))
@@ -93,20 +92,17 @@ def _attend(
 
 
 def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str,
-    *kept: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """With P = softmax(Q Kᵀ): dV = Pᵀ G, dS = P ∘ (G Vᵀ − Σ P ∘ G Vᵀ), dQ = dS K, dK = dSᵀ Q.
 
     Where one head's weights are over the budget, some queries at a time.
     """
     grad, to_q, to_k, to_v = real_only(grad, rows), [], [], []
-    few = q.shape[1]
-    if len(q) == 1 and not kept:
-        few = max(MIN_ROWS, budget_of(q.device) // k.shape[1])
+    few = max(MIN_ROWS, budget_of(q.device) // k.shape[1]) if len(q) == 1 else q.shape[1]
     for first in range(0, q.shape[1], few):
         some, g = q[:, first : first + few], grad[:, first : first + few]
-        (weights,) = kept or (_weights(some, k, keys, mode, first),)
+        weights = _weights(some, k, keys, mode, first)
         slopes = torch._softmax_backward_data(g.bmm(v.mT), weights, -1, q.dtype)
         to_q.append(slopes.bmm(k))
         to_k.append(slopes.mT.bmm(some))

@@ -417,8 +417,8 @@ def centred(positions: Tensor, ptr: Tensor) -> Tensor:
 
 
 # Attention over groups is one step for autograd and for compilers: graphs cannot loop over groups.
-# Of all but small batches inputs are all that is kept: the backward pass computes features or
-# weights again, in the cache.
+# Beyond the budget inputs are all that is kept: the backward pass computes features or weights
+# again, in the cache.
 
 Run = Callable[..., tuple[Tensor, ...]]
 Cost = Callable[[int, int, int], int]
@@ -448,7 +448,8 @@ def single_step(
     arguments = ", ".join(schema)
 
     def result(*given: Any) -> Tensor:
-        return _pair(forward(*given))[0]
+        out = forward(*given)
+        return out[0] if isinstance(out, tuple) else out
 
     if backward is None:
 
@@ -488,15 +489,11 @@ def single_step(
     return eager_step(compiled, forward, partial(by, backward))
 
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep the arguments of a step, tensors as autograd wants them and `ctx.others`."""
     ctx.kept = ()
     ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
     ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
-
-
-def _pair(out: Tensor | _Kept) -> _Kept:
-    return out if isinstance(out, tuple) else (out, ())
 
 
 def eager_step(
@@ -509,9 +506,12 @@ def eager_step(
     class Step(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
-            save_inputs(ctx, given)  # not in setup_context, which takes as long as ten operations
-            out, ctx.kept = _pair(forward(*given))
-            return out
+            # Not in setup_context, which takes as long as ten operations.
+            ctx.save_for_backward(*(x for x in given if isinstance(x, Tensor)))
+            ctx.others = [None if isinstance(x, Tensor) else x for x in given]
+            out = forward(*given)
+            result, ctx.kept = out if isinstance(out, tuple) else (out, ())
+            return result
 
     Step.backward = staticmethod(backward)  # type: ignore[method-assign]
     apply: Any = Step.apply
@@ -623,7 +623,7 @@ def _over_groups(
     """`run` on the blocks of all groups; each output is by query (0) or key (1), and has a width.
 
     A group of one system that is over the budget is taken in parts, some heads at a time. What
-    `run` returns besides is kept, for a run on gradients, of a batch that a core's cache holds.
+    `run` returns besides is kept, for a run on gradients, of a batch that fits the budget.
     """
     first = of_rows[-1]
     heads = first.shape[0]
@@ -635,19 +635,19 @@ def _over_groups(
             rows, keys = both
             size = rows.number * cost(rows.length, keys.length, first.shape[2])
             found: list[list[Tensor]] = [[] for _ in outputs]
-            small = len(groups[0].rows) == 1 and heads * size <= min(budget, _BUDGETS["cpu"])
+            whole = len(groups[0].rows) == 1 and heads * size <= budget
             step = max(1, budget // size)
             for head in range(0, heads, step):
                 some = slice(head, head + step)
                 own = (rows.by_head(x[some]) for x in of_rows)
                 others = (keys.by_head(x[some]) for x in of_keys)
-                if kept and small:
+                if kept and whole:
                     blocks = run(next(own), *kept[:3], rows, keys, mode, *kept[3:])
                 else:
                     blocks = run(*own, *others, rows, keys, mode)
                 for each, block, (kind, width) in zip(found, blocks, outputs, strict=False):
                     each.append(block.reshape(-1, both[kind].number * both[kind].length, width))
-                if small:
+                if whole:
                     more = blocks[len(outputs) :]
                 del blocks
             for part in parts:  # one after the other, as parts of large systems take memory

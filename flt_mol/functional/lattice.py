@@ -150,11 +150,12 @@ def virtual_cells(
         raise ValueError(f"padding is {padding}, expected a positive length in Å")
     points, kept = host_array(positions), (pbc & (ptr.diff() > 0)[:, None]).cpu().numpy()
     change, basis = short_basis(host_array(cell), kept)
-    inverse, shift = np.linalg.pinv(basis), np.zeros(points.shape, np.int64)
+    shift = np.zeros(points.shape, np.int64)
     for b, (start, stop) in enumerate(pairwise(ptr.tolist())):
         local = points[start:stop] - points[start : start + 1]
         if shrink and kept[b].any():
-            shift[start:stop], vacuum = _behind_gaps(local, inverse[b], padding)
+            inverse = np.linalg.pinv(basis[b])
+            shift[start:stop], vacuum = _behind_gaps(local, inverse, padding)
             local = local - shift[start:stop] @ basis[b]
             kept[b] &= ~vacuum
         if not kept[b].all():
@@ -177,10 +178,11 @@ def short_basis(cell: Floats, periodic: NDArray[np.bool_]) -> tuple[Integers, Fl
     for _ in range(1000):  # a handful is usual
         before = change.copy()
         for row, others in enumerate(([1, 2], [2, 0], [0, 1])):
-            thick = (np.linalg.norm(basis, axis=-1) > _THINNEST) | ~periodic
-            free = periodic[:, others] & (periodic[:, row] & thick.all(1))[:, None]
+            free = periodic[:, others] & periodic[:, [row]]
             if not free.any():
                 continue
+            thick = (np.linalg.norm(basis, axis=-1) > _THINNEST) | ~periodic
+            free &= thick.all(1, keepdims=True)
             long, span = basis[:, row], basis[:, others]
             nearest = np.rint(np.einsum("bc,bca->ba", long, np.linalg.pinv(span, rcond=1e-9)))
             steps = (nearest[:, None] + around) * free[:, None]
@@ -227,7 +229,7 @@ def _completed(basis: Floats, kept: NDArray[np.bool_], local: Floats, padding: f
     Atoms end at the mean of x with weights e^(SHARPNESS·x): a maximum that is a smooth function.
     """
     basis = np.where(kept[:, None], basis, 0.0)
-    span = np.linalg.qr(basis[kept].T)[0]
+    span = np.linalg.qr(basis[kept].T)[0] if kept.any() else np.zeros((3, 0))
     plane = span @ span.T
     across = local - local @ plane
     across = across - across.sum(0) / max(1, len(across))
