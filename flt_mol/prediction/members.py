@@ -141,4 +141,6 @@ def rule_of_run(config: Mapping[str, Any], checkpoint: str) -> Surface | None:
     if rule is None and data.get("name") and not own:
         with suppress(ValueError, OSError):  # trained elsewhere, on data that is not here
             rule = recipe(data["name"]).metadata.get("tag_rule")
+    if rule is None:  # older fine-tuned models
+        rule = (config.get("inherited_tag_rule") or {}).get("surface")
     return None if rule is None else parse_rule(rule, f"the tag rule of {checkpoint}")

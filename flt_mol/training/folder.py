@@ -136,7 +136,9 @@ def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
         content = yaml.safe_load((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         return [f"its {_CONFIG} cannot be read ({type(error).__name__})"]
-    return differences(content if isinstance(content, dict) else {}, settings, _FREE)
+    known = content if isinstance(content, dict) else {}
+    stated = (known.get("data") or {}).get("tag_rule")  # older runs do not state it
+    return differences(known, settings, _FREE if stated else {*_FREE, "data.tag_rule"})
 
 
 def differences(

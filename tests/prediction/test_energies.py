@@ -230,10 +230,11 @@ def test_the_tag_rule_is_found_in_the_run_or_the_data(tmp_path):
     configs = {
         "run": {"data": {"name": "emt_adsorption", "tag_rule": 2}},
         "own": {"data": {"name": "emt_adsorption", "paths": {"train": "x.lmdb"}}},
+        "older": {"data": {}, "inherited_tag_rule": {"surface": "half", "from": "emt-small"}},
     }
     paths = {x: save_checkpoint(tmp_path / x, model, config) for x, config in configs.items()}
     rules = {name: surface_rule(path) for name, path in paths.items()}
-    assert rules == {"run": 2, "own": None}
+    assert rules == {"run": 2, "own": None, "older": "half"}
     assert surface_rule(["emt-small", paths["own"]]) == "half"
     assert tag_rules(["emt-small"]) == {"emt-small": "half"}
     with pytest.raises(ValueError, match=r"2 .*half"):

@@ -66,6 +66,19 @@ def test_other_settings_are_refused_with_their_keys(tmp_path):
         held(tmp_path / "run")
 
 
+def test_an_older_run_that_states_no_tag_rule_is_resumed(tmp_path):
+    stated = [{**SETTINGS, "data": {"tag_rule": rule}} for rule in (None, "half", "oc20")]
+    for before, accepted in ((stated[0], True), (stated[1], True), (stated[2], False)):
+        folder = tmp_path / str(before["data"]["tag_rule"])
+        interrupted(folder)
+        (folder / "config.yaml").write_text(yaml.safe_dump(before))
+        if accepted:
+            assert held(folder, stated[1]) == folder
+        else:
+            with pytest.raises(ValueError, match=r"data\.tag_rule=oc20, here half"):
+                held(folder, stated[1])
+
+
 def test_a_finished_run_is_found(tmp_path):
     finished(tmp_path / "run")
     assert held(tmp_path / "run") == tmp_path / "run"
