@@ -166,7 +166,7 @@ def installed(name: str) -> bool:
     package = RIVALS[rival].package if rival else None
     if package is None or find_spec(package) is not None:
         return True
-    print(f"row {name} is left out: {package} is not installed", flush=True)
+    print(f"row {name} is skipped: {package} is not installed", flush=True)
     return False
 
 

@@ -40,7 +40,7 @@ def score_files(
             set, of which the splits that are named here or in `predictions` are taken. None takes
             the column target of `predictions`, as `flt-mol evaluate` writes it.
         splits: only these.
-        common_ids: compare the ids that both have, whatever else is there.
+        common_ids: compare only the ids that both have; the others are counted in a warning.
 
     Returns:
         {split: result}, systems in the order of `targets`; without a column split in either, the
