@@ -54,6 +54,11 @@ KINDS = {
     "performer, relu": {**BLIND, "feature_map": "relu"},
     "spectral": {**BLIND, "spectral": SPECTRAL},
     "spectral alone": {**BLIND, "attention": "none", "spectral": SPECTRAL},
+    "charges": {
+        **BLIND,
+        "spectral": SPECTRAL.model_copy(update={"charges": 3}),
+        "pairs": small_pairs(),
+    },
     "pairs": {**BLIND, "pairs": small_pairs()},
     "pairs alone": {**BLIND, "attention": "none", "pairs": small_pairs(density=False)},
     "vectors alone": {

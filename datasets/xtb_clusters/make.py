@@ -257,6 +257,7 @@ HEAD = {
     ],
     "units": {"length": "Å", "energy": "eV"},
     "energy": "E(system) − Σ E(relaxed molecules)",
+    "reference": "zero",
     "elements": ["H", "Li", "C", "N", "O", "F", "Na", "S", "Cl"],
     "molecules": {"trained": list(TRAINED), "held_out": list(HELD_OUT), "polar": list(POLAR)},
 }

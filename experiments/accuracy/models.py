@@ -51,7 +51,8 @@ _OURS: dict[str, Any] = {
     **_BOTH, "num_layers": 4, "attention": "none", "far_scale": 0.1, "far_blocks": 1,
     "pairs": _OURS_PAIRS,
 }  # fmt: skip
-_V2: dict[str, Any] = {**_OURS, "spectral": _WIDE, "far_blocks": None}
+_EVERY: dict[str, Any] = {**_OURS, "spectral": _WIDE, "far_blocks": None}
+_V2: dict[str, Any] = {**_OURS, "spectral": {**_WIDE, "charges": 16}}
 _MOVES = {
     "displacement_weight": 1.0,
     "displacement_decay": "linear",
@@ -115,20 +116,14 @@ ROWS: dict[str, Row] = {
         "ours + attention in every block, no spectral filter", attention="auto", spectral=None,
         far_blocks=None,
     ),
-    "v2": _row("**flt-small-v2**: spectral filters of width 6 Å in every block", **_V2),
+    "wide": _row("spectral filters of width 6 Å in every block", **_EVERY),
+    "wide_attention": _row(
+        "the same + linear attention in every block", **{**_EVERY, "attention": "linear"}
+    ),
+    "v2": _row("**flt-small-v2**: a filter of width 6 Å in the last block, charges", **_V2),
+    "v2_no_charges": _row("flt-small-v2 without charges", **{**_V2, "spectral": _WIDE}),
     "v2_attention": _row(
-        "flt-small-v2 + linear attention in every block", **{**_V2, "attention": "linear"}
-    ),
-    "v2_exact": _row(
-        "flt-small-v2 + exact attention in every block", **{**_V2, "attention": "exact"}
-    ),
-    "v2_flt": _row(
-        "flt-small-v2 + FLT attention (R = 8) in every block",
-        **{**_V2, "attention": "linear", "rpe": _rpe("amplitude", 8, 8)},
-    ),
-    "v2_density": _row(
-        "flt-small-v2 + density in the embedding",
-        **{**_V2, "pairs": {**_OURS_PAIRS, "density": True}},
+        "flt-small-v2 + linear attention in the last block", **{**_V2, "attention": "linear"}
     ),
     "ours_no_spectral": _ours("ours without spectral filter", spectral=None),
     "ours_no_vectors": _ours("ours without vectors", pairs={**_OURS_PAIRS, "filter_vectors": 0}),
@@ -150,8 +145,8 @@ ROWS: dict[str, Row] = {
     "schnet_packaged": Row(
         "SchNet as packaged, as many weights", {}, "schnet_packaged", match="ours"
     ),
-    "painn": Row("PaiNN, as many weights", {}, "painn", match="ours"),
-    "visnet": Row("ViSNet, as many weights", {}, "visnet", match="ours"),
+    "painn": Row("PaiNN, as many weights", {}, "painn", match="ours", rate=2e-3),
+    "visnet": Row("ViSNet, as many weights", {}, "visnet", match="ours", rate=4e-3),
     "mace": Row(
         "MACE, as many weights", {"elements": None, "neighbors": None}, "mace", match="ours"
     ),

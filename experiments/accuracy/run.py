@@ -95,7 +95,7 @@ def measure(
         "row": name, "targets": settings.targets, "epochs": settings.epochs,
         "equal_to": None if share is None else epochs, "seed": seed,
         "label": row.label, "config": config, "data": data, "limit": limit, "rate": rate,
-        "tune": tune,
+        "tune": tune, "shift": settings.shift,
         "parameters": sum(p.numel() for p in model.parameters()), "weights": count_weights(model),
         "seconds_per_epoch": round(seconds, 3), "loss": loss, "splits": found,
         "torch": torch.__version__,
@@ -139,6 +139,7 @@ def lines_of(
     key = "equal_to" if equal else "epochs"
     found = results.read(targets=settings.targets, **{key: settings.epochs})
     found = [r for r in found if equal or r.get("equal_to") is None]
+    found = [r for r in found if r.get("shift", True) == settings.shift]
     return [r for r in found if r.get("data", EMT) == data and r.get("tune", False) == tune]
 
 
@@ -249,7 +250,8 @@ def main() -> None:
     given = parser.parse_args()
     if not (rows := [name for name in given.rows if installed(name)]):
         return
-    settings, equal = Settings(given.targets, given.epochs), given.equal_time
+    shift = recipe(given.data).metadata.get("reference") != "zero"
+    settings, equal = Settings(given.targets, given.epochs, shift=shift), given.equal_time
     results = Results(given.results)
     if given.times is not None:
         results.append(times(rows, settings, given.data, given.times))

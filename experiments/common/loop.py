@@ -29,7 +29,8 @@ class Settings:
     """What all rows of a table share: AdamW, linear warm-up and decay, L1 loss.
 
     `targets`: "joint" (both energies, the mean of both losses), "relaxed" or "initial" alone.
-    `epochs` may be a fraction, rounded to whole steps.
+    `epochs` may be a fraction, rounded to whole steps. Without `shift` the mean of the targets is
+    not added: for energies that are 0 where parts are far from each other.
     """
 
     targets: str = "joint"
@@ -39,6 +40,7 @@ class Settings:
     weight_decay: float = 1e-3
     clip: float = 5.0
     warmup_fraction: float = 0.06
+    shift: bool = True
 
 
 @contextmanager
@@ -56,9 +58,11 @@ def relabelled(system: Structures, targets: str) -> Structures:
 
 def fit_normalizers(model: Any, systems: Sequence[Structures], settings: Settings) -> None:
     """Mean and standard deviation of the targets."""
-    model.normalizer.fit(torch.cat([_target(system, "energy") for system in systems]))
+    parts = {"energy": model.normalizer}
     if settings.targets == "joint":
-        model.normalizer_initial.fit(torch.cat([_target(s, "energy_initial") for s in systems]))
+        parts["energy_initial"] = model.normalizer_initial
+    for name, part in parts.items():
+        part.fit(torch.cat([_target(system, name) for system in systems]), settings.shift)
 
 
 def _target(structures: Structures, name: str) -> Tensor:

@@ -91,7 +91,7 @@ def _block(
                 generator=generator,
             )
         if config.spectral is not None:
-            settings = config.spectral.model_dump()
+            settings = config.spectral.model_dump(exclude={"charges"})
             heads = settings.pop("num_heads")
             spectral = SpectralFilter(config.embed_dim, heads, **settings, generator=generator)
     if pairs is not None and pairs.filter:

@@ -113,6 +113,8 @@ class SpectralConfig(Settings):
     """T, functions of the spectrum."""
     padding: Length | None = None
     """Vacuum kept in open directions, Å; null is 4 sigma_max."""
+    charges: Unsigned = 0
+    """Charges per atom whose interaction is added to the energies, see `nn.ChargeHead`."""
 
     @model_validator(mode="before")
     @classmethod

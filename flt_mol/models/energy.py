@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -15,7 +16,7 @@ from flt_mol.functional.groups import at_least_float32, outside, sum_per_system
 from flt_mol.models.build import Geometry, build_encoder, check_systems, naming_sid, prepare_batch
 from flt_mol.models.config import EnergyConfig
 from flt_mol.models.forces import with_forces
-from flt_mol.nn import BlockGeometry, DisplacementHead, EnergyHead
+from flt_mol.nn import BlockGeometry, ChargeHead, DisplacementHead, EnergyHead
 from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER, AtomEmbedding
 from flt_mol.structures import Structures
 
@@ -46,11 +47,11 @@ class Normalizer(nn.Module):
         self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
         self.register_buffer("std", torch.ones((), dtype=torch.float32))
 
-    def fit(self, targets: Any) -> None:
+    def fit(self, targets: Any, shift: bool = True) -> None:
         """Take mean and population standard deviation of a tensor of targets, eV.
 
-        Or those of an object with float `mean` and `std`. Where all targets are equal, std is 1,
-        with a warning.
+        Or those of an object with float `mean` and `std`. Without `shift` the mean is 0 and std the
+        root mean square. Where all targets are equal, std is 1, with a warning.
 
         Raises:
             ValueError: no targets, or mean or standard deviation not finite in float32.
@@ -62,6 +63,8 @@ class Normalizer(nn.Module):
             mean, std = float(values.mean()), float(values.std(correction=0))
         else:
             mean, std = targets.mean, targets.std
+        if not shift:
+            mean, std = 0.0, math.hypot(mean, std)
         if not max(abs(mean), std) <= torch.finfo(torch.float32).max:
             raise ValueError(f"targets: mean {mean:g}, standard deviation {std:g} eV, not finite")
         if std < 1e-6:
@@ -141,6 +144,12 @@ class EnergyModel(nn.Module):
         self.head = EnergyHead(
             config.embed_dim, len(self._energies), readout=config.readout, norm=config.head_norm
         )
+        self.charge_head = None
+        if (waves := config.spectral) is not None and waves.charges:
+            settings = waves.k_max, waves.sigma_max, waves.num_basis
+            self.charge_head = ChargeHead(
+                config.embed_dim, len(self._energies), waves.charges, settings, generator
+            )
         self.displacement_head = None
         if "displacement" in config.outputs and config.pairs is not None:
             sizes = config.embed_dim, config.pairs.num_basis
@@ -291,6 +300,9 @@ class EnergyModel(nn.Module):
     ) -> None:
         """Append one recycle's outputs, in eV and Å."""
         columns = self.head(x, structures.tags, structures.ptr).view(-1, len(self._energies))
+        if self.charge_head is not None:
+            assert geometry.plane_waves is not None
+            columns = columns + self.charge_head(x, geometry.plane_waves, structures.ptr)
         for name, column in zip(self._energies, columns.unbind(-1), strict=True):
             normalizer = self.normalizers[name]
             energy = normalizer.denormalize(column, structures.atomic_numbers, structures.ptr)

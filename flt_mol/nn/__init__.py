@@ -20,7 +20,7 @@ from flt_mol.nn.frequencies import (
     LatticeFrequencies,
     LebedevFrequencies,
 )
-from flt_mol.nn.heads import DisplacementHead, EnergyHead
+from flt_mol.nn.heads import ChargeHead, DisplacementHead, EnergyHead
 from flt_mol.nn.images import GaussianBias, ImageKeys, PairWeights
 from flt_mol.nn.local_filter import (
     LocalBasis,
@@ -46,7 +46,7 @@ from flt_mol.nn.spectrum import (
 
 __all__ = [
     "FEATURE_MAPS", "FREQUENCIES", "SPECTRA", "Attention", "AttentionInputs", "AttentionRows",
-    "BSplineSpectrum", "BlockGeometry", "CauchySpectrum", "ComponentFrequencies",
+    "BSplineSpectrum", "BlockGeometry", "CauchySpectrum", "ChargeHead", "ComponentFrequencies",
     "DirectionalSpectrum", "DisplacementHead", "ELUFeatures", "EnergyHead", "FLTAttention",
     "FLTBlock", "FLTEncoder", "FLTMultiheadAttention", "FeatureMap", "Fidelity", "FourierRPE",
     "Frequencies", "GaussianBias", "GaussianFrequencies", "GaussianMixtureSpectrum",

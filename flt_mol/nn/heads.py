@@ -18,6 +18,7 @@ from flt_mol.nn.embedding import NUM_TAGS
 from flt_mol.nn.layers import drawn_linear, drawn_weight, placed, seeded_generator
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
+from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 
 READOUTS = ("tags", "sum", "mean")
 
@@ -96,6 +97,65 @@ class EnergyHead(nn.Module):
                 per_atom = embedding(tags, weight).view(per_atom.shape) * per_atom
         reduce = mean_per_system if self.readout == "mean" else sum_per_system
         return reduce(at_least_float32(per_atom), ptr)
+
+
+class ChargeHead(nn.Module):
+    """E_b = Σ_i Σ_c w_c q_ic Σ_j F_c(r_i − r_j) q_jc: learned charges act at any distance.
+
+    q = Linear ∘ GELU ∘ Linear ∘ LayerNorm of the features, and F_c as of `SpectralFilter`: latent
+    Ewald summation [1] with a learned kernel, at first a smeared 1/r. At first w_c < 0 for half.
+
+    Args:
+        embed_dim: C.
+        num_outputs: K, energies per system. Each has its own w.
+        charges: Q, charges per atom.
+        settings: k_max, sigma_max and num_basis of the geometry.
+        generator: on CPU, for all weights; None takes a seed from torch's global one.
+
+    Raises:
+        ValueError: a size below 1.
+
+    References:
+        [1] Cheng, "Latent Ewald summation for machine learning of long-range interactions", npj
+        Computational Materials 11, 80 (2025).
+    """
+
+    INITIAL_SCALE = 0.3
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_outputs: int,
+        charges: int,
+        settings: tuple[float, float, int],
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_sizes(num_outputs=num_outputs, charges=charges)
+        generator = seeded_generator(generator)
+        first = drawn_linear(embed_dim, embed_dim, True, generator)
+        last = drawn_linear(embed_dim, charges, False, generator, self.INITIAL_SCALE)
+        self.charge = nn.Sequential(nn.LayerNorm(embed_dim), first, nn.GELU(), last)
+        k_max, sigma_max, num_basis = settings
+        self.filter = SpectralFilter(
+            charges,
+            charges,
+            k_max=k_max,
+            sigma_max=sigma_max,
+            num_basis=num_basis,
+            generator=generator,
+        )
+        self.filter.start_as_coulomb()
+        del self.filter.value, self.filter.out  # it convolves only
+        signs = torch.linspace(1, -1, charges).sign() * charges**-0.5
+        self.weight = nn.Parameter(placed(signs.repeat(num_outputs, 1)))
+
+    def forward(self, x: Tensor, geometry: SpectralGeometry, ptr: Tensor) -> Tensor:
+        """Features (N, C) to energies (B, K), at least float32."""
+        with without_autocast(x):
+            q = self.charge(x.to(self.weight.dtype))
+            summed = self.filter.convolve(q[:, :, None], geometry).squeeze(-1)
+            return sum_per_system((q * summed) @ self.weight.mT, ptr)
 
 
 class DisplacementHead(nn.Module):

@@ -209,6 +209,13 @@ class SpectralFilter(nn.Module):
                 out = torch.cat([out[:start], found, out[stop:]])
             return out
 
+    @torch.no_grad()
+    def start_as_coulomb(self) -> None:
+        """Amplitudes of about g ∝ 1/(k² + s²), a smeared 1/r that is screened from σ_max on."""
+        centers, heights = self._constants
+        start = 1 / ((centers**2 + 1 / (2 * math.pi * self.sigma_max) ** 2) * heights)
+        self.amplitudes.copy_(start / start.norm())
+
     def spectrum(self, magnitude: Tensor) -> Tensor:
         r"""g_h(\|k\|): (K,), cycles/Å → (K, H), Å³."""
         return self._radial(magnitude) @ self.amplitudes.T.to(magnitude.dtype)

@@ -79,10 +79,11 @@ class DataConfig(Settings):
     """Name of the energy before relaxation, for models that predict it."""
     positions_relaxed: str = "pos_relaxed"
     """Name of the relaxed positions, for models that predict displacements."""
-    reference: Literal["composition"] | None = None
+    reference: Literal["composition", "zero"] | None = None
     """"composition" is for total energies: energies of the elements, fitted by least squares to the
-    training split, are kept by the model and added to what it predicts, in training, too. null is
-    for adsorption energies."""
+    training split, are kept by the model and added to what it predicts, in training, too. "zero" is
+    for energies of interaction, which are 0 where parts are far from each other: the mean of the
+    targets is not added. null is for adsorption energies."""
     tag_rule: TagRule = None
     """Rule by which the training structures are tagged: "oc20", "half" or a number of layers. It is
     recorded for `flt-mol predict`; null takes that of the data, or of the checkpoint that the run
@@ -293,8 +294,9 @@ class RunConfig(Settings):
                 (value > 0 and forces, key, "0 where model.outputs has forces"),
                 (value > 0 and value >= always and initial, key, less),
             ]
-        refit = "refit where data.reference is composition"
-        keeps = self.data.reference is not None and self.finetune.normalizer == "keep"
+        reference, start = self.data.reference, self.finetune.checkpoint
+        wanted = {"composition": "refit", "zero": start and "keep"}.get(reference or "")
+        other = wanted not in (None, self.finetune.normalizer)
         learned = model.attention == "exact" and FEATURE_MAPS[model.feature_map].learned
         trains = "softmax where model.attention is exact, which trains no features"
         compiled = "false where model.outputs has forces: compilers form no second derivatives"
@@ -303,7 +305,7 @@ class RunConfig(Settings):
         each = f"null or {recycles} (model.recycles), the last one above 0"
         return [
             *rules,
-            (keeps, "finetune.normalizer", refit),
+            (other, "finetune.normalizer", f"{wanted} where data.reference is {reference}"),
             (learned, "model.feature_map", trains),
             (training.compile and forces, "training.compile", compiled),
             (odd, "loss.recycle_weights", each),

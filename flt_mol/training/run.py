@@ -190,16 +190,17 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
     # What is in memory is not worth sending to other processes.
     workers = 0 if isinstance(training, list) else config.training.num_workers
     initial = model.normalizer_initial
-    options = {"initial": initial is not None, "composition": config.data.reference is not None}
+    reference = config.data.reference
+    options = {"initial": initial is not None, "composition": reference == "composition"}
     statistics = target_statistics(training, workers, **options)
     start, before = config.finetune.checkpoint, None
     if start is not None:
         before = read_checkpoint(start).get("trained_on")
         say(console, start_from(model, config.finetune, training, statistics))
     else:
-        model.normalizer.fit(statistics.energies)
+        model.normalizer.fit(statistics.energies, shift := reference != "zero")
         if initial is not None and statistics.energies_initial is not None:
-            initial.fit(statistics.energies_initial)
+            initial.fit(statistics.energies_initial, shift)
         for name, values in statistics.references.items():
             model.normalizers[name].set_reference(values)
         model.mark_seen(statistics.elements)
@@ -208,8 +209,8 @@ def build_model(config: RunConfig, training: Any, console: Console | None = None
         "energy_median": statistics.median,
         "most_atoms": max(statistics.most_atoms, (before or {}).get("most_atoms", 0)),
     }
-    if statistics.references and (reference := model.normalizer.reference) is not None:
-        each = [f"{chemical_symbols[z]} {reference[z]:.3f}" for z in statistics.elements]
+    if statistics.references and (own := model.normalizer.reference) is not None:
+        each = [f"{chemical_symbols[z]} {own[z]:.3f}" for z in statistics.elements]
         say(console, f"energies of elements (eV): {', '.join(each)}")
     return model
 

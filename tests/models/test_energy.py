@@ -511,6 +511,8 @@ def test_normaliser():
     normalizer.fit(torch.tensor([1.0, 2.0, 6.0]))
     assert (float(normalizer.mean), float(normalizer.std)) == (3.0, pytest.approx(14**0.5 / 3**0.5))
     assert normalizer.denormalize(torch.tensor(2.0)) == 3 + 2 * normalizer.std
+    normalizer.fit(torch.tensor([1.0, 2.0, 6.0]), shift=False)
+    assert (float(normalizer.mean), float(normalizer.std)) == (0.0, pytest.approx((41 / 3) ** 0.5))
     with pytest.warns(UserWarning, match="equal"):
         normalizer.fit(torch.full((3,), 5.0))
     assert (float(normalizer.mean), float(normalizer.std)) == (5.0, 1.0)

@@ -5,7 +5,7 @@ import torch
 from periodic import F64, batch, lengths, over_images, rotation, seeded, supercell
 
 from flt_mol.functional import neighbor_pairs
-from flt_mol.nn import DisplacementHead, EnergyHead, LocalBasis
+from flt_mol.nn import ChargeHead, DisplacementHead, EnergyHead, LocalBasis
 from flt_mol.nn.embedding import AtomEmbedding, AtomError
 from flt_mol.nn.heads import READOUTS
 
@@ -101,6 +101,51 @@ def test_energies_that_do_not_fit():
     for wrong in ({"readout": "max"}, {"num_outputs": 0}, {"embed_dim": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             EnergyHead(**{"embed_dim": C, **wrong})
+
+
+@pytest.fixture
+def charges():
+    """A charge head, atoms in open space, their features and the geometry of any positions."""
+    head = ChargeHead(C, 2, 3, (0.25, 4.0, 5), seeded(2)).double()
+    with torch.no_grad():
+        head.filter.amplitudes += 0.1 * torch.randn(3, 5, generator=seeded(3), dtype=F64)
+    cell, open_ = torch.zeros(len(SIZES), 3, 3, dtype=F64), torch.zeros(len(SIZES), 3, dtype=bool)
+    positions = 3 * torch.randn(12, 3, generator=seeded(4), dtype=F64)
+    return head, positions, draw()[0], lambda r: head.filter.geometry(r, cell, open_, PTR)
+
+
+def test_charges_interact_by_their_filter_at_every_distance(charges):
+    head, positions, x, geometry = charges
+    q, w = head.charge(x), head.weight
+    kernel = head.filter.filter(positions[:, None] - positions)
+    system = torch.repeat_interleave(torch.arange(4), PTR.diff())
+    kernel = kernel * (system[:, None] == system)[..., None]
+    per_atom = torch.einsum("ic,ijc,jc->ic", q, kernel, q) @ w.mT
+    expected = torch.zeros(4, 2, dtype=F64).index_add(0, system, per_atom)
+    out = head(x, geometry(positions), PTR)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-3 * expected.abs().max().item())
+    assert (w[:, 0] > 0).all()
+    assert (w[:, -1] < 0).all()
+
+
+def test_the_first_kernel_of_charges_falls_with_distance():
+    shells = ChargeHead(C, 1, 2, (0.2, 6.0, 8)).filter
+    r = torch.zeros(30, 3)
+    r[:, 0] = torch.arange(30) / 2
+    f = shells.filter(r)
+    assert (f > 0).all()
+    assert (f.diff(dim=0) < 0).all()
+
+
+def test_gradients_of_charges(charges):
+    head, positions, x, geometry = charges
+    for tensor in (positions, x):
+        tensor.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda r, x: head(x, geometry(r), PTR), (positions, x), fast_mode=True
+    )
+    with pytest.raises(ValueError, match="charges"):
+        ChargeHead(C, 1, 0, (0.25, 4.0, 5))
 
 
 def head_of():

@@ -13,7 +13,7 @@ from rich.console import Console
 from flt_mol.evaluation.splits import evaluate_model
 from flt_mol.models.checkpoint import load_model, read_checkpoint
 from flt_mol.training import callbacks, losses
-from flt_mol.training.config import load_run_config
+from flt_mol.training.config import RunConfig, load_run_config
 from flt_mol.training.data import load_splits
 from flt_mol.training.run import build_model, closing_lines
 from flt_mol.training.task import EnergyTask
@@ -114,6 +114,20 @@ def test_total_energies_are_learned_beside_those_of_elements(start, tmp_path):
     config = config.model_copy(update={"data": config.data.model_copy(update={"reference": None})})
     with pytest.warns(UserWarning, match="energies beyond ±10 eV in 12 of 12"):
         go(config, tmp_path / "without")
+
+
+def test_energies_of_interaction_are_learned_without_their_mean(tmp_path):
+    config = tiny_run(tmp_path, 9, 3, data={"reference": "zero"})
+    first = go(config)
+    model = load_model(first.checkpoint)
+    assert float(model.normalizer.mean) == 0
+    assert float(model.normalizer.std) > 0
+    start = {"checkpoint": str(first.folder / "best.ckpt"), "normalizer": "keep"}
+    again = RunConfig.model_validate({**config.model_dump(), "finetune": start})
+    assert float(load_model(go(again, tmp_path / "again").checkpoint).normalizer.mean) == 0
+    start["normalizer"] = "refit"
+    with pytest.raises(ValueError, match="finetune.normalizer"):
+        RunConfig.model_validate({**config.model_dump(), "finetune": start})
 
 
 def test_its_configuration_trains_again_to_the_same_weights(tmp_path):
