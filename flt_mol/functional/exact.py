@@ -69,7 +69,7 @@ def exact_attention(
 def _weights(q: Tensor, k: Tensor, keys: PaddedRows, mode: str, first: int = 0) -> Tensor:
     """softmax(Q Kᵀ) (B, n, m) of blocks whose queries begin with row `first`."""
     if mode != "causal" and keys.real is not None:
-        hidden = q.new_zeros(keys.real.shape).masked_fill_(~keys.real, -torch.inf)
+        hidden = keys.real.to(q.dtype).log()
         hidden = hidden.expand(len(q) // len(hidden), -1, -1).flatten(0, 1)[:, None]
         return torch.baddbmm(hidden, q, k.mT).softmax(-1)
     logits = q.bmm(k.mT)
@@ -81,9 +81,9 @@ def _weights(q: Tensor, k: Tensor, keys: PaddedRows, mode: str, first: int = 0) 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, rows: PaddedRows, keys: PaddedRows, mode: str
-) -> tuple[Tensor]:
+) -> tuple[Tensor, ...]:
     if len(q) * q.shape[1] * k.shape[1] <= budget_of(q.device):
-        return (_weights(q, k, keys, mode).bmm(v),)
+        return _weights(q, k, keys, mode).bmm(v), q, k, v
     # A head of a large system by torch's own attention, which wants values as wide as keys.
     width, channels = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     q, k, v = (pad(x, (0, width - x.shape[-1]))[None] for x in (q, k, v))

@@ -130,7 +130,7 @@ def position_features(basis: Tensor, ratio: Tensor, split: str = "one_sided") ->
 def _shared(ratio: Tensor, split: str) -> tuple[Tensor, Tensor]:
     """ρ (H, R) as a product of something real for Φ, (H, R) or (1, R), and the rest for Ψ."""
     if split == "one_sided":
-        return torch.ones_like(ratio[:1].real), ratio
+        return ratio.real.new_ones(1, ratio.shape[1]), ratio
     if split == "symmetric":
         # √ has no slope at 0: there, and only there, the gradient is set to 0 instead of NaN.
         zero = ratio == 0
