@@ -28,6 +28,7 @@ _BASE: dict[str, Any] = {
 }  # fmt: skip
 # Wider in space and coarser than for slabs: what is near is the pairs' business.
 _SPECTRAL = {"num_heads": 4, "k_max": 0.2, "sigma_max": 4.0, "num_basis": 8}
+_CHARGED = {**_SPECTRAL, "charges": 16}
 _RPE = {
     "spectrum": {"name": "gaussian", "num_terms": 16, "sigma_max": 12.0},
     "frequencies": {"name": "gaussian", "num_frequencies": 32, "sigma": [0.015, 0.15]},
@@ -38,6 +39,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "pairs_performer": ("pairs + attention, no positions", {"attention": "linear"}),
     "pairs_attention": ("pairs + FLT attention", {"attention": "linear", "rpe": _RPE}),
     "pairs_spectral": ("pairs + spectral filter", {"spectral": _SPECTRAL}),
+    "pairs_charges": ("pairs + spectral filter + charges", {"spectral": _CHARGED}),
     "pairs_both": ("pairs + both", {"spectral": _SPECTRAL, "attention": "linear", "rpe": _RPE}),
 }
 KINDS = {"open clusters": Charges(), "periodic boxes": Charges(periodic=True, size=16.0)}
