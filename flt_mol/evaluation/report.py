@@ -17,11 +17,7 @@ from flt_mol.files import temporary_path, write_rows
 Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
 
-_FORCES = {
-    "forces_mae": "forces (eV/Å)",
-    "forces_cosine": "cosine",
-    "efwt": "EFwT (%)",
-}
+_FORCES = {"forces_mae": "forces (eV/Å)", "forces_cosine": "cosine", "efwt": "EFwT (%)"}
 _NOTES = {
     "held_out": "{split}: the {count:,} systems of {value} that training held out",
     "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "

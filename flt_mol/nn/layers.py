@@ -18,10 +18,7 @@ def seeded_generator(generator: torch.Generator | None) -> torch.Generator:
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
         return torch.Generator("cpu").manual_seed(seed)
     if generator.device.type != "cpu":
-        raise ValueError(
-            f"generator is on {generator.device}; draws are made on CPU so that they are the same "
-            "on every machine: use torch.Generator('cpu')"
-        )
+        raise ValueError(f"generator is on {generator.device}, expected torch.Generator('cpu')")
     return generator
 
 

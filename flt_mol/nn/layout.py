@@ -56,10 +56,7 @@ class Layout(NamedTuple):
             ValueError: something is given that is not None, and rows are not in packed order.
         """
         if self.order is not None and any(given is not None for given in counted):
-            raise ValueError(
-                "pairs, images, plane waves and local geometry count packed rows: sort rows by "
-                "system, and give ptr or system"
-            )
+            raise ValueError("pairs, images and geometry count packed rows: sort rows by system")
 
     def pack(self, x: Tensor) -> Tensor:
         """Rows as given, (N, …) or (B, L, …), to packed rows (K, …)."""
@@ -130,18 +127,24 @@ def layout_of(
     return Layout(ptr, None, None, (rows,))
 
 
-def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tuple[Layout, Layout]:
+def aligned_layouts(
+    x: Tensor, context: Tensor | None, given: Mapping[str, Any]
+) -> tuple[Layout, Layout]:
     """The layouts of two sets of rows of the same B systems, one padded and one packed if need be.
 
     Args:
         x: (N, C) or (B, L, C).
-        context: (K, C') or (B, L', C').
+        context: (K, C') or (B, L', C'); None for `x` itself.
         given: ptr, system, mask of `x`, context_ptr, context_system, context_mask, num_systems.
 
     Raises:
         ValueError: arguments that do not belong together, or different numbers of systems.
     """
     num_systems = given.get("num_systems")
+    if context is None:
+        own: dict[str, Any] = {key: given.get(key) for key in ("ptr", "system", "mask")}
+        layout = layout_of(x, **own, num_systems=num_systems)
+        return layout, layout
     both = [s for s in map(given.get, ("system", "context_system")) if s is not None]
     if num_systems is None and len(both) == 2:
         if torch.compiler.is_compiling():
@@ -167,10 +170,8 @@ def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:
         ptr = torch.arange(batch + 1, device=x.device) * length
         return Layout(ptr, None, None, (batch, length))
     if mask.shape != (batch, length) or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)} and {mask.dtype}, expected bool "
-            f"({batch}, {length}), True for real rows of {name}"
-        )
+        found = f"mask has shape {tuple(mask.shape)} and {mask.dtype}"
+        raise ValueError(f"{found}, expected bool {(batch, length)}, True for rows of {name}")
     sizes = mask.sum(1)
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     return Layout(ptr, chosen_rows(mask.flatten()), mask, (batch, length))
