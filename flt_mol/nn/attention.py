@@ -185,7 +185,7 @@ class Attention(nn.Module):
             raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
         if mode == "auto" and not self.feature_map.estimates_softmax:
             name = type(self.feature_map).__name__
-            raise ValueError(f"mode 'auto' needs estimates of softmax, which {name} does not give")
+            raise ValueError(f"mode 'auto' mixes softmax with {name}, which does not estimate it")
         self._mode = mode
 
     @property
@@ -496,7 +496,9 @@ class FLTAttention(Streaming, Attention):
             check_rows(values, self.context_dim, "context_values")
             if tuple(values.shape[:-1]) != keys.leading:
                 shape = tuple(values.shape)
-                raise ValueError(f"context_values have shape {shape}, keys are of {keys.leading}")
+                raise ValueError(
+                    f"context_values {shape} are not one value for each key {keys.leading}"
+                )
             value_rows = keys.pack(values)
         shape = (-1, self.num_heads, self.embed_dim // self.num_heads)
         query, key = self.query(own).view(shape), self.key(sources).view(shape)
