@@ -480,7 +480,8 @@ class FLTAttention(Streaming, Attention):
         origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
         """Layout of the rows; queries, keys, values and geometry, packed, from `origin` (B, ℓ)."""
-        check_names(given, _INPUTS)
+        if given.keys() - _INPUTS:
+            check_names(given, _INPUTS)
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
