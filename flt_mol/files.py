@@ -193,7 +193,8 @@ def find_shipped(name: str, pattern: str) -> Path:
     """
     kind, _, inside = pattern.partition("/")
     files = sorted(shipped_folder(kind).glob(inside))
-    known = {(x.parent.name if "/" in inside else x.stem).replace("_", "-"): x for x in files}
-    if (file := known.get(name.replace("_", "-"))) is None:
-        raise ValueError(f"no '{name}' among the shipped {pattern}: {nearest(name, known)}")
-    return file
+    known = {x.parent.name if "/" in inside else x.stem: x for x in files}
+    for stem, file in known.items():
+        if stem.replace("_", "-") == name.replace("_", "-"):
+            return file
+    raise ValueError(f"no '{name}' among the shipped {pattern}: {nearest(name, known)}")

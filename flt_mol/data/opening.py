@@ -197,8 +197,7 @@ class FolderDataset(StructuresDataset):
                 self.notes.add({"others": f"ignored, as they are not {kind}: {others}"})
             if found:
                 return found
-        held = others or "nothing: empty"
-        raise ValueError(f"no *.lmdb was found in {self.path}, which holds {held}")
+        raise ValueError(f"no structures in {self.path}, which holds {others or 'no files'}")
 
     def _finish(self, count: int) -> None:
         """Each file has chosen its own."""

@@ -70,13 +70,13 @@ def evaluate_checkpoint(
     members = load_members(checkpoint, device)
     first: Any = members.models[0]
     model = MeanModel(members) if members.ensemble else first
-    path = find_checkpoint(checkpoint if isinstance(checkpoint, str | Path) else checkpoint[0])
+    path = find_checkpoint(members.given[0])
     run = _Run(path, data)
     options = {
         "require_energy": True,
         "energy": energy or run.energy,
         "on_error": "skip" if skip_bad else "raise",
-        "check": model.check,
+        "check": members.check,
         "forces": "forces" in first.config.outputs,
         "tag_slab": run.tagger,
     }
@@ -86,7 +86,7 @@ def evaluate_checkpoint(
         if getattr(source, "skipped", ()):
             further["skipped"][split] = len(source.skipped)
             warnings.warn(skipped_message(source), stacklevel=2)
-    results = evaluate_splits(model, sources, batch_size, progress=progress)
+    results = evaluate_splits(model, sources, batch_size, progress=progress, members=members)
     for split, result in results.items():
         if isinstance(sources[split], Subset):
             further["held_out"][split] = result.path

@@ -66,25 +66,23 @@ def table(summary: Summary) -> str:
 
 def notes(summary: Summary) -> dict[str, list[str]]:
     """What there is to report of some splits, by kind, as "held_out"."""
-    counts = {split: m["count"] for split, m in summary["splits"].items()}
+    splits, baselines = summary["splits"], summary["baselines"]
     found = {
         kind: [
-            text.format(split=split, count=counts[split], value=value)
+            text.format(split=split, count=splits[split]["count"], value=value)
             for split, value in summary.get(kind, {}).items()
         ]
         for kind, text in _NOTES.items()
     }
-    further = {split: m["further"] for split, m in summary["splits"].items()}
     found["displacement"] = [
-        _WORSE.format(split=split, **each)
-        for split, each in further.items()
-        if "displacement" in each and each["displacement"] > each["displacement_unmoved"]
+        _WORSE.format(split=split, **m["further"])
+        for split, m in splits.items()
+        if m["further"].get("displacement", 0) > m["further"].get("displacement_unmoved", 0)
     ]
-    baselines = summary["baselines"]
     found["constant"] = [
-        _ABOVE.format(split=split, mae=summary["splits"][split]["mae"], constant=value)
+        _ABOVE.format(split=split, mae=splits[split]["mae"], constant=value)
         for split, value in (baselines.get("own median") or baselines.get("constant", {})).items()
-        if split in counts and summary["splits"][split]["mae"] >= value
+        if split in splits and splits[split]["mae"] >= value
     ]
     return found
 

@@ -27,6 +27,7 @@ from flt_mol.prediction.energies import (
     prepared,
     unfit_for,
 )
+from flt_mol.prediction.members import Members
 from flt_mol.structures import Structures
 
 COLUMNS = ("natoms", "adsorbate", "elements", "facet", "trained_on", "held_out")
@@ -109,6 +110,7 @@ def evaluate_splits(
     *,
     progress: Callable[[str, int, int | None], None] | None = None,
     warn: bool = True,
+    members: Members | None = None,
 ) -> dict[str, SplitResult]:
     """Predict every system of every split and compare with its targets.
 
@@ -118,6 +120,7 @@ def evaluate_splits(
         batch_size: systems per call; larger batches of a source stay whole.
         progress: called with (split, systems done, systems in all or None) after each batch.
         warn: whether to warn.
+        members: of the model, to warn of tags by another rule.
 
     Raises:
         ValueError: no targets, naming the path; no systems; a prediction or target that is not
@@ -137,7 +140,7 @@ def evaluate_splits(
                 found.add(model(prepared(model, batch)), batch)
                 done += len(batch)
                 if warn:
-                    unusual.add(batch, unfit_for([model], batch))
+                    unusual.add(batch, unfit_for([model], batch, members))
                     unusual.add_energies(batch, reference)
                 if progress is not None:
                     progress(split, done, total)

@@ -287,7 +287,7 @@ def row_offsets(
     if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != [*offsets]:
         raise ValueError(
             f"{name} must start at 0, never decrease and end at the number of rows, {num_rows}; "
-            f"found {str(offsets)[:80]}"
+            f"found {str(offsets)[:60]}; PyG's batch is system=batch"
         )
     return offsets
 

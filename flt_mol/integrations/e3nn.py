@@ -28,7 +28,7 @@ from flt_mol.integrations.irreps import (
 from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
-from flt_mol.nn.layout import check_rows, layout_of
+from flt_mol.nn.layout import LAYOUT, check_names, check_rows, layout_of
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
 
@@ -102,6 +102,7 @@ class IrrepsAttention(Attention):
         system, num_systems and mask.
         """
         check_rows(x, self.irreps.dim, "x")
+        check_names(rows_of, LAYOUT)
         layout = layout_of(x, **rows_of)
         layout.refuse_unsorted(pairs, images)
         rows = layout.pack(x)

@@ -32,7 +32,16 @@ from flt_mol.functional.streaming import CausalState, state_of
 from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear, seeded_generator
-from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, chosen_rows, require
+from flt_mol.nn.layout import (
+    LAYOUT,
+    Layout,
+    aligned_layouts,
+    check_names,
+    check_rows,
+    chosen_rows,
+    layout_of,
+    require,
+)
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.streaming import Streaming
 
@@ -80,7 +89,6 @@ class AttentionInputs(TypedDict, total=False):
 
 
 _INPUTS = AttentionInputs.__annotations__
-_MEANT = {"batch": "system=batch", "key_padding_mask": "mask=~key_padding_mask"}
 _OF_CONTEXT = tuple(f"context_{x}" for x in ("positions", "ptr", "system", "mask", "features"))
 
 
@@ -466,13 +474,8 @@ class FLTAttention(Streaming, Attention):
         origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
         """Layout of the rows; queries, keys, values and geometry, packed, from `origin` (B, ℓ)."""
-        unknown = given.keys() - _INPUTS
-        if unknown:
-            names = ", ".join(map(repr, unknown))
-            hint = "".join(f"; instead of {x} give {_MEANT[x]}" for x in unknown if x in _MEANT)
-            raise TypeError(
-                f"attention has no argument {names}: there are {', '.join(_INPUTS)}{hint}"
-            )
+        if given.keys() - _INPUTS:
+            check_names(given, _INPUTS)
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
@@ -481,7 +484,8 @@ class FLTAttention(Streaming, Attention):
                 raise ValueError("context_… is given, but no context")
             if self.context_dim != self.embed_dim:
                 raise ValueError(f"context is missing: keys have {self.context_dim} channels")
-            layout, keys = aligned_layouts(x, None, given)
+            of_rows: dict[str, Any] = {name: given.get(name) for name in LAYOUT}
+            layout = keys = layout_of(x, **of_rows)
             own = sources = layout.pack(x)
         else:
             if self.causal:

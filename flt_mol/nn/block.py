@@ -13,7 +13,7 @@ from flt_mol.functional.groups import budget_of
 from flt_mol.functional.streaming import CausalState
 from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layout import layout_of
+from flt_mol.nn.layout import LAYOUT, check_names, layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
@@ -201,6 +201,7 @@ class FLTEncoder(nn.Module):
         Raises:
             ValueError: arguments that do not belong together or do not fit `x`.
         """
+        check_names(geometry, (*LAYOUT, *BlockGeometry._fields[2:]))
         layout = layout_of(x, ptr=ptr, system=system, num_systems=num_systems, mask=mask)
         layout.refuse_unsorted(*geometry.values())
         rows = layout.pack(x)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flt_mol.functional.groups import check_ptr, index_in_system, offsets_of
+
+LAYOUT = ("ptr", "system", "num_systems", "mask")
+_HINTS = {"batch": "; give system=batch", "key_padding_mask": "; give mask=~key_padding_mask"}
 
 
 class Layout(NamedTuple):
@@ -39,12 +42,12 @@ class Layout(NamedTuple):
         Raises:
             ValueError: they are missing in more dimensions, or not one for each row.
         """
+        expected = (*self.leading, dim)
         if given is None:
             if dim != 1:
-                raise ValueError(f"positions are missing: the rpe needs {(*self.leading, dim)}")
+                raise ValueError(f"positions are missing: the rpe needs {expected}")
             # Sequences of more tokens than float32 counts one by one do not fit any memory.
             return index_in_system(self.ptr, self.num_rows)[:, None].float()
-        expected = (*self.leading, dim)
         if tuple(given.shape) != expected:
             raise ValueError(f"positions have shape {tuple(given.shape)}, expected {expected}")
         return self.pack(given)
@@ -79,6 +82,14 @@ class Layout(NamedTuple):
         if self.mask is None:
             return x
         return torch.where(self.mask.view(*self.leading, *[1] * (x.dim() - 2)), x, 0.0)
+
+
+def check_names(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for unknown names."""
+    for name in given:
+        if name not in known:
+            known = ", ".join(known) + _HINTS.get(name, "")
+            raise TypeError(f"no argument '{name}': there are {known}")
 
 
 def layout_of(
@@ -127,24 +138,18 @@ def layout_of(
     return Layout(ptr, None, None, (rows,))
 
 
-def aligned_layouts(
-    x: Tensor, context: Tensor | None, given: Mapping[str, Any]
-) -> tuple[Layout, Layout]:
+def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tuple[Layout, Layout]:
     """The layouts of two sets of rows of the same B systems, one padded and one packed if need be.
 
     Args:
         x: (N, C) or (B, L, C).
-        context: (K, C') or (B, L', C'); None for `x` itself.
+        context: (K, C') or (B, L', C').
         given: ptr, system, mask of `x`, context_ptr, context_system, context_mask, num_systems.
 
     Raises:
         ValueError: arguments that do not belong together, or different numbers of systems.
     """
     num_systems = given.get("num_systems")
-    if context is None:
-        own: dict[str, Any] = {key: given.get(key) for key in ("ptr", "system", "mask")}
-        layout = layout_of(x, **own, num_systems=num_systems)
-        return layout, layout
     both = [s for s in map(given.get, ("system", "context_system")) if s is not None]
     if num_systems is None and len(both) == 2:
         if torch.compiler.is_compiling():

@@ -10,7 +10,7 @@ from torch import Tensor
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState, state_of, step
-from flt_mol.nn.layout import Layout, aligned_layouts, check_rows, layout_of
+from flt_mol.nn.layout import LAYOUT, Layout, check_rows, layout_of
 from flt_mol.nn.rpe import FourierRPE
 
 
@@ -48,7 +48,7 @@ class Streaming:
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        layout, _ = aligned_layouts(x, None, given)
+        layout = layout_of(x, **{name: given.get(name) for name in LAYOUT})
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
         state, origin = placed_state(self.rpe, layout, positions, state)
         _, rows = self.rows(x, positions, given, origin)

@@ -144,7 +144,7 @@ def predict_structures(
             energies.append(np.stack([_finite(*part, batch) for part in parts]))
             if collect is not None:
                 collect(batch.to("cpu"), each)
-            unusual.add(batch, unfit_for(members.models, batch) | _tagged_otherwise(members, batch))
+            unusual.add(batch, unfit_for(members.models, batch, members))
             elements.update(batch.atomic_numbers.tolist())
             if progress is not None:
                 progress(unusual.systems)
@@ -161,7 +161,7 @@ class MeanModel(nn.Module):
 
     def __init__(self, members: Members) -> None:
         super().__init__()
-        self.models, self.check = nn.ModuleList(members.models), members.check
+        self.models = nn.ModuleList(members.models)
         self.trained_on = getattr(members.models[0], "trained_on", {})
         seen = [getattr(model, "elements_seen", None) for model in members.models]
         known = [one.cpu() for one in seen if one is not None]
@@ -271,7 +271,9 @@ def check_elements(model: Any, elements: Iterable[int]) -> list[str]:
     return [chemical_symbols[z] for z in sorted(set(elements)) if seen is not None and not seen[z]]
 
 
-def unfit_for(models: Sequence[Any], batch: Structures) -> dict[str, Tensor]:
+def unfit_for(
+    models: Sequence[Any], batch: Structures, members: Members | None = None
+) -> dict[str, Tensor]:
     """Text of a warning → (B,) bool, the systems that the models were not made for."""
     batch = batch.to("cpu")
     found: dict[str, Tensor] = {}
@@ -285,13 +287,8 @@ def unfit_for(models: Sequence[Any], batch: Structures) -> dict[str, Tensor]:
     for model in models:
         if largest := (getattr(model, "trained_on", None) or {}).get("most_atoms"):
             found[_LARGE] = found.get(_LARGE, False) | (batch.natoms > 2 * largest)
-    return found
-
-
-def _tagged_otherwise(members: Members, batch: Structures) -> dict[str, Tensor]:
-    """Text of a warning → (B,) bool, the systems tagged by another rule than the training data."""
-    found, stored = {}, batch.info.get("tag_rule", ())
-    for own in map(str, members.rules if stored else ()):
+    stored = batch.info.get("tag_rule", ())
+    for own in map(str, members.rules if members and stored else ()):
         text = f"tagged by another rule than the model's training data, '{own}', in "
         text += "{which}: energies may be far off"
         found[text] = torch.tensor([x not in (None, own) for x in stored])

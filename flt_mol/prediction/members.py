@@ -95,8 +95,7 @@ def _refuse_different_targets(given: Sequence[Any]) -> None:
 
 
 def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
-    config: Mapping[str, Any] = read_checkpoint(checkpoint)["config"]
-    return config
+    return dict(read_checkpoint(checkpoint)["config"])
 
 
 def surface_rule(checkpoint: Any) -> Surface | None:

@@ -160,6 +160,7 @@ def test_a_converted_file_keeps_the_rule_of_its_tags(run, suffix):
     assert stored.info["tag_rule"] == (None, "1", "1", "1", "1")
     text = "tagged by another rule than the model's training data, 'half', in 4 of 5 structures (s1"
     assert text in run("predict", "emt-small", file).err
+    assert text in run("evaluate", "emt-small", "--data", file, "--output", "found").err
     run("data", "split", file, "parts", "--shares", "train=1", "val=rest")
     assert open_dataset("parts/val.safetensors").batch(range(4)).info["tag_rule"].count("1") >= 3
 

@@ -270,6 +270,8 @@ def test_layouts_agree():
     packed = layer(rows.x, ptr=rows.ptr)
     order = torch.randperm(rows.num_rows, generator=seeded(9))
     mixed = layer(rows.x[order], system=rows.system[order], num_systems=4)
+    with pytest.raises(TypeError, match="system=batch"):
+        layer(rows.x, batch=rows.system)
     torch.testing.assert_close(mixed, packed[order], rtol=0, atol=1e-5)
     padded = PaddedLayer(layer, lambda m, x, r, mask: m(x, mask=mask))
     out, real = filled(padded, rows, float("nan"))

@@ -336,3 +336,12 @@ def test_recycles_repeat_the_stack():
     expected = once(once(once(x, ptr=ptr), ptr=ptr), ptr=ptr)
     torch.testing.assert_close(encoder(x, ptr=ptr), expected)
     assert not torch.allclose(expected, once(x, ptr=ptr))
+
+
+def test_other_names_of_the_rows_are_refused_with_a_hint():
+    encoder = FLTEncoder([FLTBlock(make_attention(), 16)])
+    x, system = torch.randn(3, C), torch.tensor([0, 0, 1])
+    with pytest.raises(TypeError, match="'batch'.*pairs.*system=batch"):
+        encoder(x, batch=system)
+    with pytest.raises(TypeError, match="mask=~key_padding_mask"):
+        encoder(x[None], key_padding_mask=system[None] > 0)
