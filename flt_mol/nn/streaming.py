@@ -48,7 +48,7 @@ class Streaming:
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        layout = layout_of(x, **{name: given.get(name) for name in LAYOUT})
+        layout = layout_of(x, **{name: given[name] for name in given.keys() & LAYOUT})
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
         state, origin = placed_state(self.rpe, layout, positions, state)
         _, rows = self.rows(x, positions, given, origin)
