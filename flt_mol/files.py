@@ -177,10 +177,8 @@ def shipped_folder(kind: str) -> Path:
     for above in (*_PACKAGE.parents, Path(sysconfig.get_path("data"))):
         if (folder := above / "share" / "flt_mol" / kind).is_dir():
             return folder
-    raise FileNotFoundError(
-        f"the folder '{kind}' of flt_mol is missing (expected {checkout / kind}, or "
-        f"share/flt_mol/{kind} in a folder above); reinstall"
-    )
+    text = f"share/flt_mol/{kind} in a folder above"
+    raise FileNotFoundError(f"neither {checkout / kind} nor {text} exists; reinstall flt_mol")
 
 
 def find_shipped(name: str, pattern: str) -> Path:

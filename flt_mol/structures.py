@@ -334,7 +334,6 @@ def _ranges(ptr: Tensor, systems: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _joined(lattices: Sequence[ReciprocalVectors]) -> ReciprocalVectors:
-    """Reciprocal vectors of several batches, one after the other."""
     *each, ptrs, cell, inverse, virtual, offset, large = zip(*lattices, strict=True)
     starts = accumulate((int(ptr[-1]) for ptr in ptrs), initial=0)
     systems = accumulate((len(x) for x in cell), initial=0)
@@ -360,7 +359,6 @@ def naming_sid(structures: Structures) -> Iterator[None]:
 
 
 def _check(batch: Structures) -> None:
-    """Raise unless all fields are tensors of their kinds, and their shapes belong together."""
     for name, (_, _, kind) in _FIELDS.items():
         value = getattr(batch, name)
         if value is None and name in _OPTIONAL:

@@ -31,8 +31,7 @@ Adsorbate = Annotated[
 Surface = Annotated[
     str | None,
     typer.Option(
-        metavar="RULE",
-        help="oc20, half, or a number of layers (default: the model's, or oc20).",
+        metavar="RULE", help="oc20, half, or a number of layers (default: the model's, or oc20)."
     ),
 ]
 

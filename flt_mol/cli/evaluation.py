@@ -14,8 +14,7 @@ app = typer.Typer()
 
 Run = Annotated[str | None, typer.Argument(help=console.CHECKPOINT)]
 Predictions = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv, .json or .npz."),
+    Path | None, typer.Option(metavar="FILE", help="Instead of a checkpoint: .csv, .json or .npz.")
 ]
 Targets = Annotated[
     str | None,

@@ -179,7 +179,6 @@ def relax(
 
 
 def _check_written(output: Path | None, suffixes: tuple[str, ...], files: list[Path]) -> None:
-    """Refuse an output that cannot be written, or is one of the files that are read."""
     if output is not None:
         console.check_output(output, "-o FILE", suffixes)
         if any(file.resolve() == output.resolve() for file in files):
@@ -211,7 +210,6 @@ def _tagger(members: Members, adsorbate: str | None, surface: str | None) -> Tag
 
 
 def _tags_of(structures: Structures) -> str:
-    """How many atoms of one system are below the surface and in it, and its adsorbate."""
     from flt_mol.data.tags import adsorbate_formula
 
     below, surface, adsorbate = (structures.atomic_numbers[structures.tags == i] for i in range(3))

@@ -57,7 +57,6 @@ def check(
 
 
 def _expected(data: str | None, ids: Path | None) -> dict[str, list[str]] | None:
-    """The sids of each split, where they are known."""
     from flt_mol.data.recipes import recipe
     from flt_mol.data.tables import read_ids
 

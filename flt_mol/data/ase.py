@@ -36,10 +36,7 @@ _COLUMNS |= {"key_value_pairs", "data"}
 
 
 def from_ase(
-    atoms: Atoms,
-    sid: int | str | None = None,
-    *,
-    ignore_energy: bool = False,
+    atoms: Atoms, sid: int | str | None = None, *, ignore_energy: bool = False
 ) -> Structures:
     """ASE atoms as a batch of B = 1.
 
@@ -228,7 +225,6 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _rows(path: Path, kind: str) -> Iterator[Any]:
-    """The rows of a database, SQLite or JSON, with their key-value pairs and data."""
     import ase.db
 
     if kind == "db":

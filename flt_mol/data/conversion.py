@@ -237,7 +237,6 @@ _WRITERS: dict[str, Callable[..., object]] = {
 def _compare(
     source: StructuresDataset, indices: Sequence[int], written: Path, count: Callable[[int], None]
 ) -> None:
-    """Read the file and the source, and refuse what is not the same in both."""
     near = _DIGITS if written.suffix.lower() == ".extxyz" else 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that the source took, too

@@ -44,8 +44,8 @@ class StructuresDataset(Dataset[Structures]):
     """Systems in a file: ``dataset[i]`` is a `Structures` with B = 1, `batch` reads many.
 
     Subclasses give `_open`, which counts the records and puts them into `_items`, or else
-    `_records` (or `_systems`); `_where`; and `_default_sid` where records may lack one. All but the
-    first by row of the file.
+    `_records` (or `_systems`); and as needed `_where` and `_default_sid`, where records may lack
+    one. All but the first by row of the file.
     With on_error="skip", `skipped` holds one message for each invalid record.
 
     Args:
@@ -75,9 +75,8 @@ class StructuresDataset(Dataset[Structures]):
     def _open(self) -> int:
         """Prepare reading; the number of records."""
 
-    @abstractmethod
     def _where(self, row: int) -> str:
-        """How errors name a row of the file, e.g. ``data.lmdb, key 3``."""
+        return f"{self.path}, system {row}"
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
         """The stored fields of rows of the file, by their stored names."""

@@ -149,9 +149,6 @@ class FlatDataset(StructuresDataset):
         """Atoms of each system (len,)."""
         return np.diff(self._tensors["ptr"])[self._rows]
 
-    def _where(self, row: int) -> str:
-        return f"{self.path}, system {row}"
-
     def _records(self, rows: Sequence[int]) -> list[Record]:
         return [self._record(row) for row in rows]
 

@@ -46,7 +46,6 @@ def is_lmdb(path: Path) -> bool:
 
 
 def _stamp(path: Path) -> _Stamp:
-    """Device, inode, size and time of change of a file: which one it is, in which state."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -69,10 +68,7 @@ class _Environment:
         # Reading beyond the end would be a SIGBUS.
         needed = (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
         if stamp[2] < needed:
-            raise ValueError(
-                f"{path} is truncated: {stamp[2]} bytes of at least {needed}; "
-                "download or write it again"
-            )
+            raise ValueError(f"{path} is truncated: {stamp[2]} bytes of at least {needed}")
         self.state = (os.getpid(), stamp)
 
 
@@ -182,7 +178,6 @@ class LmdbDataset(StructuresDataset):
 
 
 def _value(data: bytes) -> Any:
-    """The content of a pickle, or of JSON with its arrays."""
     data = inflated(data)
     if not _is_json(data):
         return saved(data)

@@ -301,8 +301,6 @@ def _same(batch: Any) -> Any:
 
 
 class _Source(Dataset[Structures]):
-    """A data set that is asked for batches, and prepares them."""
-
     def __init__(
         self, systems: Systems, prepare: Callable[[Structures], Structures] | None
     ) -> None:

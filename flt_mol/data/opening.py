@@ -293,10 +293,9 @@ class MemoryDataset(StructuresDataset):
         return len(self._items)
 
     def _where(self, row: int) -> str:
-        return self._places[row] if self._places else f"{self.path}, system {row}"
+        return self._places[row] if self._places else super()._where(row)
 
     def _split(self, obj: Any, place: Any) -> Sequence[Record]:
-        """The record of each system that an object holds."""
         kinds: dict[str, str] = {}
         try:
             if is_collated(obj):
@@ -317,7 +316,6 @@ class MemoryDataset(StructuresDataset):
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it holds structures by itself."""
     known = isinstance(value, Structures | Mapping) or _is_atoms(value)
     return known or is_pyg(value) or is_collated(value)
 

@@ -36,11 +36,7 @@ _REACH = 10.0  # Å, of images around the cell; further ones bound no Voronoi ce
 
 
 def tag_slab(
-    atoms: Atoms,
-    adsorbate: Adsorbate = None,
-    *,
-    surface: Surface = "oc20",
-    fix: bool = False,
+    atoms: Atoms, adsorbate: Adsorbate = None, *, surface: Surface = "oc20", fix: bool = False
 ) -> Atoms:
     """A copy of a slab with its tags: 0 below the surface, 1 surface, 2 adsorbate.
 

@@ -195,10 +195,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _TABLE:
-            raise ValueError(
-                f"asks for {module}.{name}, which is never run: a stored record may hold PyG "
-                "Data, torch tensors, numpy arrays and plain values only"
-            )
+            what = "PyG Data, torch tensors, numpy arrays and plain values"
+            raise ValueError(f"asks for {module}.{name}, which is never run: only {what} are read")
         return _TABLE[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -393,15 +391,13 @@ def _collection(kind: Callable[[Any], Any]) -> _Call:
 
 def _table() -> dict[tuple[str, str], Any]:
     """Every name that a record may use, with what stands in for it."""
-    pyg = "torch_geometric.data"
+    pyg = {
+        "data": ("Data", "DataEdgeAttr", "DataTensorAttr"),
+        "batch": ("Batch", "DataBatch", "DynamicInheritanceGetter"),
+        "storage": ("GlobalStorage",),
+    }
     table: dict[tuple[str, str], Any] = {
-        (f"{pyg}.data", "Data"): PygObject,
-        (f"{pyg}.data", "DataEdgeAttr"): PygObject,
-        (f"{pyg}.data", "DataTensorAttr"): PygObject,
-        (f"{pyg}.batch", "Batch"): PygObject,
-        (f"{pyg}.batch", "DataBatch"): PygObject,
-        (f"{pyg}.batch", "DynamicInheritanceGetter"): PygObject,
-        (f"{pyg}.storage", "GlobalStorage"): PygObject,
+        **{(f"torch_geometric.data.{x}", name): PygObject for x in pyg for name in pyg[x]},
         ("collections", "OrderedDict"): _Call(_dict),
         ("collections", "defaultdict"): _Call(_dict),
         ("torch._utils", "_rebuild_tensor"): _Tensor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -80,7 +81,7 @@ def evaluate_checkpoint(
         "tag_slab": run.tagger,
     }
     sources = run.open(splits, held_out, options)
-    further: dict[str, dict[str, Any]] = {"skipped": {}, "held_out": {}, "trained_on": {}}
+    further: dict[str, dict[str, Any]] = defaultdict(dict)
     for split, source in sources.items():
         if getattr(source, "skipped", ()):
             further["skipped"][split] = len(source.skipped)
@@ -107,7 +108,7 @@ def evaluate_checkpoint(
         checkpoint=", ".join(members.labels),
         checkpoint_file=str(path.resolve()),
         energy=options["energy"],
-        **{name: of_splits for name, of_splits in further.items() if of_splits},
+        **further,
     )
     for text in notes(summary)["trained_on"]:
         warnings.warn(text, stacklevel=2)
@@ -188,7 +189,6 @@ class _Run:
         return sources
 
     def _held_out_of(self, source: Any) -> Subset[Any]:
-        """The systems of `source` that training held out."""
         if not self.held_out:
             raise ValueError(f"{self.path} lists no systems held out of training")
         sids = enumerate(str(sid) for batch in source.batches() for sid in batch.sid)

@@ -38,10 +38,7 @@ def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Pa
     """
     figure, rows = _figure(6.4, 4.2), list(history)
     axis = figure.subplots()
-    for name, key, color in (
-        ("training", "train/mae", _GREY),
-        ("validation", "val/mae", _BLUE),
-    ):
+    for name, key, color in (("training", "train/mae", _GREY), ("validation", "val/mae", _BLUE)):
         points = [(row["epoch"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
         if points:
             axis.plot(*zip(*points, strict=True), ".-", color=color, label=name)

@@ -158,16 +158,15 @@ def unseen_messages(results: Mapping[str, SplitResult]) -> list[str]:
 
 
 def _batches(source: Any, batch_size: int) -> Iterator[Structures]:
-    """Batches that all have targets."""
     path, systems = _path(source) or "the data set", source
     if hasattr(source, "__getitems__"):  # a data set decodes batches faster than single systems
         rows, steps = range(len(source)), range(0, len(source), max(1, batch_size))
         systems = (source.__getitems__(rows[i : i + batch_size]) for i in steps)
     for batch in batches(systems, batch_size):
         if batch.energy is None:
+            where = f"{path} lacks y_relaxed (first at sid {batch.sid[0]})"
             raise ValueError(
-                f"this split has no targets: {path} lacks y_relaxed "
-                f"(first at sid {batch.sid[0]}); use predict, or a validation split"
+                f"this split has no targets: {where}; use predict, or a validation split"
             )
         yield batch
 

@@ -150,7 +150,6 @@ def _metrics(result: SplitResult) -> dict[str, Any]:
 
 
 def _worst(results: Results) -> list[dict[str, Any]]:
-    """The systems with the largest |error| of all splits, that first."""
     rows: list[dict[str, Any]] = []
     for split, result in results.items():
         columns = {"sid": result.sid, **{x: getattr(result, x).tolist() for x in _ENERGIES}}

@@ -199,15 +199,15 @@ def _read(field: Tensor, mesh: Mesh) -> Tensor:
 
 def _transform(field: Tensor, mesh: Mesh) -> Tensor:
     """The modes of a field (c, n, n, n), each direction cut before the next is transformed."""
-    a, b, c = mesh.modes
-    waves = torch.fft.rfft(field, dim=3)[..., : c + 1]
-    waves = _cut(torch.fft.fft(waves, dim=2), 2, b)
-    return _cut(torch.fft.fft(waves, dim=1), 1, a)
+    waves: Tensor = torch.fft.rfft(field, dim=3)[..., : mesh.modes[2] + 1]
+    for dim in (2, 1):
+        waves = _cut(torch.fft.fft(waves, dim=dim), dim, mesh.modes[dim - 1])
+    return waves
 
 
 def _back(waves: Tensor, mesh: Mesh) -> Tensor:
-    waves = torch.fft.ifft(_fill(waves, 1, mesh.nodes[0]), dim=1, norm="forward")
-    waves = torch.fft.ifft(_fill(waves, 2, mesh.nodes[1]), dim=2, norm="forward")
+    for dim in (1, 2):
+        waves = torch.fft.ifft(_fill(waves, dim, mesh.nodes[dim - 1]), dim=dim, norm="forward")
     field: Tensor = torch.fft.irfft(waves, mesh.nodes[2], dim=3, norm="forward")
     return field
 

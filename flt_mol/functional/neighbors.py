@@ -151,8 +151,7 @@ def neighbor_pairs(
     half = np.concatenate(parts)
     back = np.column_stack([half[:, 1], half[:, 0], -half[:, 2:]])
     both = np.concatenate([half, back])
-    found = torch.from_numpy(both[np.lexsort(both.T[::-1])])
-    found = found.to(positions.device)
+    found = torch.from_numpy(both[np.lexsort(both.T[::-1])]).to(positions.device)
     pairs = NeighborPairs(*(x.contiguous() for x in (found[:, 0], found[:, 1], found[:, 2:])))
     return pairs.with_self(len(positions)) if self_pairs else pairs
 

@@ -18,12 +18,7 @@ from flt_mol.functional.linear import with_ones
 
 
 def pair_filter(
-    basis: Tensor,
-    weight: Tensor,
-    value: Tensor,
-    index_i: Tensor,
-    index_j: Tensor,
-    num_rows: int,
+    basis: Tensor, weight: Tensor, value: Tensor, index_i: Tensor, index_j: Tensor, num_rows: int
 ) -> Tensor:
     """out_ic = Σ_p (Σ_t B_pt W_tc) v_{j(p) c} over the pairs p of receiver i: a filter per channel.
 

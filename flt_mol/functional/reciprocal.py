@@ -145,7 +145,6 @@ def _vectors(
     offset: Tensor,
     large: tuple[int, ...],
 ) -> ReciprocalVectors:
-    """Those of given integers and cells."""
     system, inverse = system_index(ptr, len(integers)), torch.linalg.inv(cell)
     count = torch.where((integers == 0).all(-1), 1.0, 2.0).to(cell.dtype)
     vectors = (integers.to(cell.dtype)[:, None, :] * inverse[system]).sum(-1)

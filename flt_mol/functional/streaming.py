@@ -10,13 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import (
-    LOWEST,
-    largest_per_system,
-    settled,
-    spread,
-    without_autocast,
-)
+from flt_mol.functional.groups import LOWEST, largest_per_system, settled, spread, without_autocast
 from flt_mol.functional.linear import linear_sums, normalised, with_ones
 
 

@@ -27,7 +27,7 @@ from flt_mol.integrations.irreps import (
 )
 from flt_mol.nn.attention import Attention, AttentionRows
 from flt_mol.nn.images import PairWeights
-from flt_mol.nn.layers import applied, draw_normal, drawn_linear, placed, seeded_generator
+from flt_mol.nn.layers import applied, drawn_linear, drawn_weight, seeded_generator
 from flt_mol.nn.layout import LAYOUT, check_names, check_rows, layout_of
 from flt_mol.nn.local_filter import LocalGeometry, check_features
 from flt_mol.nn.radial import check_sizes
@@ -164,8 +164,7 @@ class IrrepsPairFilter(nn.Module):
         generator = seeded_generator(generator)
         self.product = _products(self.irreps_in, self.irreps_sh, self.irreps_out)
         self.hidden = drawn_linear(num_basis, hidden_dim, False, generator)
-        start = draw_normal(hidden_dim, self.product.weight_numel, generator=generator)
-        self.weight = nn.Parameter(placed(start * hidden_dim**-0.5))
+        self.weight = drawn_weight(hidden_dim, self.product.weight_numel, generator)
         self.value = IrrepsLinear(self.irreps_in, self.irreps_in, generator=generator)
         self.out = IrrepsLinear(self.product.irreps_out, self.irreps_out, generator=generator)
 
@@ -251,12 +250,7 @@ class IrrepsBlock(nn.Module):
         self.ffn = IrrepsFeedForward(self.irreps, irreps_hidden, seeded_generator(generator))
 
     def forward(
-        self,
-        x: Tensor,
-        ptr: Tensor,
-        *,
-        local: LocalGeometry | None = None,
-        **given: Any,
+        self, x: Tensor, ptr: Tensor, *, local: LocalGeometry | None = None, **given: Any
     ) -> Tensor:
         """Features (N, irreps.dim) of packed rows to features of the same irreps.
 

@@ -22,12 +22,7 @@ from flt_mol.nn.frequencies import (
 )
 from flt_mol.nn.heads import ChargeHead, DisplacementHead, EnergyHead
 from flt_mol.nn.images import GaussianBias, ImageKeys, PairWeights
-from flt_mol.nn.local_filter import (
-    LocalBasis,
-    LocalFilter,
-    LocalGeometry,
-    PairCorrection,
-)
+from flt_mol.nn.local_filter import LocalBasis, LocalFilter, LocalGeometry, PairCorrection
 from flt_mol.nn.multihead import FLTMultiheadAttention
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry

@@ -33,6 +33,7 @@ from flt_mol.nn.feature_maps import FeatureMap, feature_map_of
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layers import drawn_linear, seeded_generator
 from flt_mol.nn.layout import (
+    LAYOUT,
     Layout,
     aligned_layouts,
     check_names,
@@ -191,10 +192,8 @@ class Attention(nn.Module):
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
         if mode == "auto" and not self.feature_map.estimates_softmax:
-            raise ValueError(
-                f"mode 'auto' mixes softmax with {type(self.feature_map).__name__}, which does not "
-                "estimate it: use 'linear' or 'exact', or feature_map='softmax'"
-            )
+            name = type(self.feature_map).__name__
+            raise ValueError(f"mode 'auto' mixes softmax with {name}, which does not estimate it")
         self._mode = mode
 
     @property
@@ -226,22 +225,19 @@ class Attention(nn.Module):
 
     def _linear(self, rows: AttentionRows) -> Tensor:
         """φ(q ⊕ Φ), φ(k ⊕ Ψ), then sums per system; ⊕ is an addition of logits."""
-        log = self.feature_map.exponential
-        if self.causal:
-            queries = self.feature_map(rows.query, rows.query_at, key=False)
-            keys = self.feature_map(rows.key, rows.key_at, key=True)
-            run = causal_log_attention if log else causal_attention
-            return run(queries, keys, rows.value, rows.ptr)
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.pairs is not None):
-            most = MAX_FEATURES // (self.num_heads * self.feature_map.num_features)
-            if max(len(rows.query), len(rows.key)) > most:
-                return self._halves(rows, max(1, most))
+        log, value, ptr = self.feature_map.exponential, rows.value, rows.ptr
+        most = MAX_FEATURES // (self.num_heads * self.feature_map.num_features)
+        whole = self.causal or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if not whole and rows.pairs is None and max(len(rows.query), len(rows.key)) > most:
+            return self._halves(rows, max(1, most))
         queries = self.feature_map(rows.query, rows.query_at, key=False)
         keys = self.feature_map(rows.key, rows.key_at, key=True)
-        value, ptr, key_ptr = rows.value, rows.ptr, rows.key_ptr
+        if self.causal:
+            run = causal_log_attention if log else causal_attention
+            return run(queries, keys, value, ptr)
         if rows.pairs is None:
-            run = linear_log_attention if log else linear_attention
-            return run(queries, keys, value, ptr, key_ptr)
+            of_sets = linear_log_attention if log else linear_attention
+            return of_sets(queries, keys, value, ptr, rows.key_ptr)
         if log:
             queries, keys = stabilised_features(queries, keys, ptr)
         i, j, weight = rows.pairs
@@ -324,9 +320,7 @@ class Attention(nn.Module):
         """
         if self.position_dim == 0:
             if positions is not None or features is not None:
-                raise ValueError(
-                    "this layer was built without positions: build it with rpe=… or position_dim=…"
-                )
+                raise ValueError("this layer was built without positions: give rpe or position_dim")
             return None
         if features is None:
             if self.rpe is None:
@@ -480,7 +474,8 @@ class FLTAttention(Streaming, Attention):
         origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
         """Layout of the rows; queries, keys, values and geometry, packed, from `origin` (B, ℓ)."""
-        check_names(given, _INPUTS)
+        if given.keys() - _INPUTS:
+            check_names(given, _INPUTS)
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
@@ -489,10 +484,8 @@ class FLTAttention(Streaming, Attention):
                 raise ValueError("context_… is given, but no context")
             if self.context_dim != self.embed_dim:
                 raise ValueError(f"context is missing: keys have {self.context_dim} channels")
-            ptr, system, mask = given.get("ptr"), given.get("system"), given.get("mask")
-            layout = keys = layout_of(
-                x, ptr=ptr, system=system, num_systems=given.get("num_systems"), mask=mask
-            )
+            of_rows: dict[str, Any] = {name: given.get(name) for name in LAYOUT}
+            layout = keys = layout_of(x, **of_rows)
             own = sources = layout.pack(x)
         else:
             if self.causal:
@@ -506,9 +499,9 @@ class FLTAttention(Streaming, Attention):
         if values is not None:
             check_rows(values, self.context_dim, "context_values")
             if tuple(values.shape[:-1]) != keys.leading:
+                shape = tuple(values.shape)
                 raise ValueError(
-                    f"context_values have shape {tuple(values.shape)}, the rows that keys are made "
-                    f"of {keys.leading}: one value for each key"
+                    f"context_values {shape} are not one value for each key {keys.leading}"
                 )
             value_rows = keys.pack(values)
         shape = (-1, self.num_heads, self.embed_dim // self.num_heads)

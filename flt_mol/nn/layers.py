@@ -19,8 +19,7 @@ def seeded_generator(generator: torch.Generator | None) -> torch.Generator:
         return torch.Generator("cpu").manual_seed(seed)
     if generator.device.type != "cpu":
         raise ValueError(
-            f"generator is on {generator.device}; draws are made on CPU so that they are the same "
-            "on every machine: use torch.Generator('cpu')"
+            f"generator is on {generator.device}, expected CPU, as for torch.Generator()"
         )
     return generator
 

@@ -59,10 +59,7 @@ class Layout(NamedTuple):
             ValueError: something is given that is not None, and rows are not in packed order.
         """
         if self.order is not None and any(given is not None for given in counted):
-            raise ValueError(
-                "pairs, images, plane waves and local geometry count packed rows: sort rows by "
-                "system, and give ptr or system"
-            )
+            raise ValueError("pairs, images and geometry count packed rows: sort rows by system")
 
     def pack(self, x: Tensor) -> Tensor:
         """Rows as given, (N, …) or (B, L, …), to packed rows (K, …)."""
@@ -178,10 +175,8 @@ def _padded(x: Tensor, mask: Tensor | None, name: str) -> Layout:
         ptr = torch.arange(batch + 1, device=x.device) * length
         return Layout(ptr, None, None, (batch, length))
     if mask.shape != (batch, length) or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)} and {mask.dtype}, expected bool "
-            f"({batch}, {length}), True for real rows of {name}"
-        )
+        found = f"mask has shape {tuple(mask.shape)} and {mask.dtype}"
+        raise ValueError(f"{found}, expected bool {(batch, length)}, True for rows of {name}")
     sizes = mask.sum(1)
     ptr = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     return Layout(ptr, chosen_rows(mask.flatten()), mask, (batch, length))

@@ -100,10 +100,7 @@ class FLTMultiheadAttention(nn.Module):
             ValueError: a module with what this one has not.
         """
         if module.bias_k is not None or module.add_zero_attn or module.kdim != module.vdim:
-            raise ValueError(
-                "add_bias_kv, add_zero_attn and values of another width than keys have no "
-                "counterpart here"
-            )
+            raise ValueError("add_bias_kv, add_zero_attn, vdim other than kdim are not known here")
         weight, bias = module.out_proj.weight, module.in_proj_bias is not None
         layer = cls(
             module.embed_dim,
@@ -169,8 +166,7 @@ class FLTMultiheadAttention(nn.Module):
         value = key if value is None else value
         if query.is_nested or key.is_nested or value.is_nested:
             raise ValueError(
-                "nested tensors are not taken: build the TransformerEncoder with "
-                "enable_nested_tensor=False"
+                "nested tensors: give the TransformerEncoder enable_nested_tensor=False"
             )
         x = self._batched(query)
         at = None if positions is None else self._batched(positions)

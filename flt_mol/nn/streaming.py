@@ -10,7 +10,7 @@ from torch import Tensor
 from flt_mol.functional.fourier import PositionFeatures
 from flt_mol.functional.groups import at_least_float32, first_per_system
 from flt_mol.functional.streaming import CausalState, state_of, step
-from flt_mol.nn.layout import Layout, check_rows, layout_of
+from flt_mol.nn.layout import LAYOUT, Layout, check_rows, layout_of
 from flt_mol.nn.rpe import FourierRPE
 
 
@@ -48,8 +48,7 @@ class Streaming:
         Raises:
             ValueError: as `initial_state` and `forward`.
         """
-        names = {"ptr", "system", "num_systems", "mask"} & given.keys()
-        layout = layout_of(x, **{name: given[name] for name in names})
+        layout = layout_of(x, **{name: given[name] for name in given.keys() & LAYOUT})
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
         state, origin = placed_state(self.rpe, layout, positions, state)
         _, rows = self.rows(x, positions, given, origin)
@@ -102,10 +101,8 @@ class Streaming:
 
     def _check_streaming(self) -> None:
         if not self.causal or self.mode != "linear":
-            raise ValueError(
-                "only a causal layer in linear mode streams tokens: build it with causal=True and "
-                f"mode='linear' (it has causal={self.causal} and mode={self.mode!r})"
-            )
+            found = f"this has causal={self.causal} and mode={self.mode!r}"
+            raise ValueError(f"only a causal layer in linear mode streams tokens: {found}")
 
 
 def present(mask: Tensor | None, x: Tensor) -> Tensor:

@@ -108,7 +108,6 @@ def _relax(
 
 
 def _calculate(model: Any, atoms: Sequence[Atoms]) -> None:
-    """Give each its energy and forces."""
     each = [from_ase(x.copy(), sid=x.info["sid"], ignore_energy=True) for x in atoms]
     batch = Structures.cat(each)
     out = model(prepared(model, batch))

@@ -7,6 +7,7 @@ leave its energies unchanged, which random ones teach. Targets that are vectors 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,17 +25,11 @@ def rotate(structures: Structures, kind: str) -> Structures:
     if kind == "none":
         return structures
     matrix = _orthogonal(len(structures), {"z": 2, "full": 3}[kind], structures.positions)
-    per_atom, relaxed = matrix[structures.system], structures.positions_relaxed
-    forces = structures.forces
-    return replace(
-        structures,
-        positions=_apply(structures.positions, per_atom),
-        positions_relaxed=None if relaxed is None else _apply(relaxed, per_atom),
-        forces=None if forces is None else _apply(forces, per_atom),
-        cell=structures.cell @ matrix,
-        reciprocal=None,
-        reciprocal_settings=None,
-    )
+    fields: dict[str, Any] = {"reciprocal": None, "reciprocal_settings": None}
+    for name in ("positions", "positions_relaxed", "forces"):
+        if (vectors := getattr(structures, name)) is not None:
+            fields[name] = _apply(vectors, matrix[structures.system])
+    return replace(structures, cell=structures.cell @ matrix, **fields)
 
 
 def shift_images(structures: Structures) -> Structures:

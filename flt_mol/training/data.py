@@ -178,10 +178,8 @@ def load_splits(config: RunConfig) -> Splits:
         return splits
     count = max(1, round(data.validation_fraction * len(whole)))
     if count >= len(whole):
-        raise ValueError(
-            f"split '{data.train}' has {len(whole)} systems, and data.validation_fraction="
-            f"{data.validation_fraction:g} leaves none to train on"
-        )
+        text = f"data.validation_fraction={data.validation_fraction:g} leaves none to train on"
+        raise ValueError(f"split '{data.train}' has {len(whole)} systems: {text}")
     order = np.random.default_rng(data.validation_seed % 2**63).permutation(len(whole)).tolist()
     held, kept = sorted(order[:count]), sorted(order[count:])
     if isinstance(whole, list):

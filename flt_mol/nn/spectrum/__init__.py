@@ -12,16 +12,8 @@ import torch
 
 from flt_mol.nn.layers import seeded_generator
 from flt_mol.nn.spectrum.base import ProductSpectrum, Spectrum, SumSpectrum
-from flt_mol.nn.spectrum.kernels import (
-    BSplineSpectrum,
-    CauchySpectrum,
-    MaternSpectrum,
-)
-from flt_mol.nn.spectrum.terms import (
-    DirectionalSpectrum,
-    GaussianMixtureSpectrum,
-    GaussianSpectrum,
-)
+from flt_mol.nn.spectrum.kernels import BSplineSpectrum, CauchySpectrum, MaternSpectrum
+from flt_mol.nn.spectrum.terms import DirectionalSpectrum, GaussianMixtureSpectrum, GaussianSpectrum
 
 
 def combined(
