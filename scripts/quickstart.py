@@ -1,4 +1,4 @@
-"""Train flt-small on emt_adsorption and evaluate it, in an environment that has flt_mol[train].
+"""Train flt-small-v2 on emt_adsorption and evaluate it, in an environment that has flt_mol[train].
 
 Arguments are settings of the training, e.g. training.epochs=5.
 """

@@ -18,7 +18,7 @@ OF_FORCES = {"val_id", "val_ood_cat"}  # of emt_relaxations
 
 
 def test_models_with_weights():
-    names = ["emt-forces", "emt-performer-small", "emt-small", "flt-small"]
+    names = ["emt-forces", "emt-performer-small", "emt-small", "flt-small", "flt-small-v2"]
     assert [folder.name for folder in MODELS] == names
 
 
