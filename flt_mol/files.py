@@ -98,6 +98,13 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_suffix(path: Path, suffixes: Sequence[str]) -> str:
+    """The suffix of a file to write, in lower case; ValueError if it is none of `suffixes`."""
+    if (suffix := path.suffix.lower()) not in suffixes:
+        raise ValueError(f"cannot write {path}: use a name ending in {' or '.join(suffixes)}")
+    return suffix
+
+
 def write_rows(path: str | Path, rows: Iterable[Sequence[Any]]) -> Path:
     """Write rows as CSV; names of files in them may hold bytes that are not UTF-8."""
     with (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -251,8 +250,6 @@ class Structures:
         """
         from flt_mol.functional import neighbor_pairs  # only who needs pairs waits for it
 
-        if not 0 < cutoff < math.inf:
-            raise ValueError(f"cutoff is {cutoff}, expected a positive length in Å")
         with naming_sid(self):
             pairs = neighbor_pairs(self.positions, self.cell, self.pbc, self.ptr, cutoff)
         return replace(self, pairs=pairs, cutoff=float(cutoff))

@@ -11,6 +11,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from flt_mol.files import check_suffix
+
 CHECKPOINT = "A .ckpt or .safetensors file, the folder of a run or an export, or a shipped model."
 Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT)]
 BatchSize = Annotated[int, typer.Option(min=1, help="Systems per batch.")]
@@ -90,10 +92,10 @@ def check_output(path: Path, option: str, suffixes: tuple[str, ...] = ()) -> Non
 
     A file, if there are `suffixes`, else a folder; `option` chooses another, for the message.
     """
-    if suffixes and path.suffix.lower() not in suffixes:
-        raise ValueError(f"cannot write {path}: use a name ending in {' or '.join(suffixes)}")
-    if suffixes and path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a folder")
+    if suffixes:
+        check_suffix(path, suffixes)
+        if path.is_dir():
+            raise ValueError(f"cannot write {path}: it is a folder")
     folder = path.parent if suffixes else path
     while not folder.exists():
         folder = folder.parent

@@ -128,7 +128,6 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
 
 
 def _fixed_atoms(atoms: Atoms) -> NDArray[np.bool_]:
-    """(N,), the atoms that constraints hold in all three directions."""
     from ase.constraints import FixAtoms, FixCartesian, FixScaled
 
     held = np.zeros((len(atoms), 3), dtype=bool)

@@ -23,7 +23,7 @@ from flt_mol.data.dataset import StructuresDataset
 from flt_mol.data.flat import write_flat
 from flt_mol.data.lmdb import write_lmdb
 from flt_mol.data.opening import open_dataset
-from flt_mol.files import temporary_path
+from flt_mol.files import check_suffix, temporary_path
 from flt_mol.structures import Structures
 
 Progress = Callable[[int, int | None], None]
@@ -91,8 +91,7 @@ def convert(
         UserWarning: what looks wrong, `flt_mol.data.checks.Unusual`.
     """
     output = Path(output)
-    if output.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{output} does not end in {' or '.join(SUFFIXES)}")
+    write = _WRITERS[check_suffix(output, SUFFIXES)]
     if output.is_dir() or (os.path.lexists(output) and not overwrite):
         raise ValueError(f"{output} exists: choose another name, or for a file --overwrite")
     chosen = range(len(source)) if indices is None else indices
@@ -114,7 +113,7 @@ def convert(
             count(len(batch))
 
     with temporary_path(output, durable=True) as temporary:
-        _WRITERS[output.suffix.lower()](batches(), temporary)
+        write(batches(), temporary)
         _compare(source, chosen, temporary, count)
         size = temporary.stat().st_size
     if unusual is None:

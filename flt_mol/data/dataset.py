@@ -187,10 +187,8 @@ class StructuresDataset(Dataset[Structures]):
             f"evaluate need them, predict does not; stored are: {', '.join(numbers) or 'none'}"
         )
         if "calculator" in numbers:
-            text += (
-                '; energy="calculator" takes total energies. Adsorption energies of relaxations: '
-            )
-            text += "flt-mol data convert --references TABLE (slab + gas phase)"
+            text += '; energy="calculator" takes total energies. Adsorption energies: flt-mol data '
+            text += "convert --references TABLE (slab + gas phase)"
         return text if found else None
 
     def _rows_of(self, indices: Sequence[int]) -> list[int]:

@@ -162,9 +162,7 @@ class LmdbDataset(StructuresDataset):
         except lmdb.Error as error:
             raise ValueError(f"{self.path} is damaged: {error}; download it again") from error
         if not (keys and keys[0].isdigit()) and not first.startswith((b"\x80", b"x", b"PK")):
-            raise ValueError(
-                f"no records in {self.path}: keys are whole numbers; found: {every[:3]}"
-            )
+            raise ValueError(f"no records in {self.path}: its keys are no numbers, {every[:3]}")
         try:
             announced: Any = len(keys) if length is None else int(decoded(_value(length)))
         except (ValueError, TypeError, OverflowError):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flt_mol.data.tables import EnergyTable
-from flt_mol.files import some, temporary_path
+from flt_mol.files import check_suffix, some, temporary_path
 
 SPLITS = ("id", "ood_ads", "ood_cat", "ood_both")
 """Of the leaderboard; each has the arrays ``{split}_ids`` and ``{split}_energy``."""
@@ -42,8 +42,7 @@ def write_submission(
         ValueError: a split too few or too many, or as `check_submission`.
     """
     path = Path(path)
-    if path.suffix.lower() != ".npz":
-        raise ValueError(f"cannot write a submission to {path}: use a name ending in .npz")
+    check_suffix(path, (".npz",))
     arrays: dict[str, NDArray[Any]] = {}
     for split, table in tables.items():
         sids = [sid for _, sid in table.energies]

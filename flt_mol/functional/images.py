@@ -75,9 +75,7 @@ def image_attention(
         raise ValueError(f"log_weight has shape {shape}, expected (P, H) = {pairs_heads}")
     check_ptr(ptr, rows)
     if index_i.shape[0] == 0 and rows and not others:
-        raise ValueError(
-            f"no pairs for {rows} queries: build them with neighbor_pairs(..., self_pairs=True)"
-        )
+        raise ValueError(f"no pairs for {rows} queries: give neighbor_pairs(…, self_pairs=True)")
     q, k, v, w = settled(query, key, value, log_weight)
     if rows == 0:
         return v

@@ -103,9 +103,7 @@ def step(
     expected = ((streams, heads, features),) * 2 + ((streams, heads, width - 1),)
     found = tuple(tuple(x.shape) for x in (queries, keys, value))
     if found != expected:
-        raise ValueError(
-            f"queries, keys and value have shapes {found}, but the state is one for {expected}"
-        )
+        raise ValueError(f"queries, keys and value have shapes {found}, the state {expected}")
     q, k, value, sums = settled(queries, keys, value, state.sums)
     c = None
     if state.largest is not None:

@@ -80,7 +80,7 @@ class FLTBlock(nn.Module):
         widths |= {local.channels} if local is not None else set()
         if len(widths) != 1:
             raise ValueError(
-                f"a block with parts of widths {sorted(widths)}: give some, of one width"
+                f"a block of parts of widths {sorted(widths)}: give some, of one width"
             )
         (embed_dim,) = widths
         normed = local_norm or attention is not None or spectral is not None

@@ -63,9 +63,7 @@ class ImageKeys(nn.Module):
             ValueError: no atom sees itself among the pairs.
         """
         if not torch.compiler.is_compiling() and len(vectors) and not pairs.is_self().any():
-            raise ValueError(
-                "pairs have no self pairs: build them with neighbor_pairs(..., self_pairs=True)"
-            )
+            raise ValueError("no self pairs: build pairs with neighbor_pairs(…, self_pairs=True)")
         f: Tensor = self.source.mask(vectors)  # type: ignore[operator]
         return image_weights(f, pairs, pair_lengths(vectors), self.cutoff)
 

@@ -216,9 +216,7 @@ def check_features(x: Tensor, channels: int) -> None:
     """Refuse features that are not packed rows (N, C)."""
     if x.dim() != 2 or x.shape[1] != channels:
         shape = tuple(x.shape)
-        raise ValueError(
-            f"x has shape {shape}, expected (N, {channels}): pack padded rows, x[mask]"
-        )
+        raise ValueError(f"x has shape {shape}, expected (N, {channels}); of padded rows: x[mask]")
 
 
 def _elements(

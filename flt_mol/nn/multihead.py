@@ -64,19 +64,13 @@ class FLTMultiheadAttention(nn.Module):
         bias: bool = True,
         kdim: int | None = None,
         batch_first: bool = False,
-        **settings: object,
+        **settings: Any,
     ) -> None:
         super().__init__()
         # As torch's layers read them.
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
-        self.attention = FLTAttention(
-            embed_dim,
-            num_heads,
-            dropout=dropout,
-            bias=bias,
-            context_dim=kdim,
-            **settings,  # type: ignore[arg-type]
-        )
+        given: Any = {"dropout": dropout, "bias": bias, "context_dim": kdim}
+        self.attention = FLTAttention(embed_dim, num_heads, **given, **settings)
 
     @property
     def in_proj_weight(self) -> _NoFusedPath:
@@ -89,7 +83,7 @@ class FLTMultiheadAttention(nn.Module):
         return self.attention.out
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, **settings: object) -> FLTMultiheadAttention:
+    def from_torch(cls, module: nn.MultiheadAttention, **settings: Any) -> FLTMultiheadAttention:
         """The same linear maps, with attention of this library between them.
 
         Args:
@@ -102,15 +96,8 @@ class FLTMultiheadAttention(nn.Module):
         if module.bias_k is not None or module.add_zero_attn or module.kdim != module.vdim:
             raise ValueError("add_bias_kv, add_zero_attn, vdim other than kdim are not known here")
         weight, bias = module.out_proj.weight, module.in_proj_bias is not None
-        layer = cls(
-            module.embed_dim,
-            module.num_heads,
-            module.dropout,
-            bias,
-            module.kdim,
-            module.batch_first,
-            **settings,
-        ).to(weight.device, weight.dtype)
+        sizes = module.embed_dim, module.num_heads, module.dropout, bias, module.kdim
+        layer = cls(*sizes, module.batch_first, **settings).to(weight.device, weight.dtype)
         own = layer.attention
         parts: Any = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         if module.in_proj_weight is not None:

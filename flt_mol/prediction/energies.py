@@ -227,9 +227,7 @@ def energy_array(values: Any, name: str = "energies") -> NDArray[np.float64]:
     if array.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be real numbers in eV, got {array.dtype} values")
     if array.ndim > 2 or (array.ndim == 2 and array.shape[1] != 1):
-        raise ValueError(
-            f"{name} have shape {array.shape}, expected (B,) or (B, 1): one energy per system"
-        )
+        raise ValueError(f"{name} have shape {array.shape}, expected (B,) or (B, 1)")
     return array.astype(np.float64).reshape(-1)
 
 
@@ -299,9 +297,7 @@ _FREE = (
     "no atom is fixed in {which}, so this model moves the slab's lower layers too: fix them with "
     "FixAtoms or tag_slab(atoms, fix=True)"
 )
-_NARROW = (
-    "cells narrower than 4 Å in {which}: this model does not see periodic images; repeat the cells"
-)
+_NARROW = "cells narrower than 4 Å in {which}: this model sees no periodic images; repeat the cells"
 _LARGE = (
     "more than twice as many atoms as the largest training system in {which}: errors grow with "
     "size there"

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from flt_mol.data import StructuresDataset, to_ase
-from flt_mol.files import some, temporary_path, write_rows
+from flt_mol.files import check_suffix, some, temporary_path, write_rows
 from flt_mol.prediction.energies import open_quietly, predict_structures
 from flt_mol.prediction.members import load_members
 from flt_mol.structures import Structures
@@ -150,10 +150,7 @@ def write_predictions(
         ValueError: another suffix; predictions that do not belong to the structures.
     """
     path, predictions = Path(path), list(predictions)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        names = " or ".join(SUFFIXES)
-        raise ValueError(f"cannot write predictions to {path}: use a name ending in {names}")
+    suffix = check_suffix(path, SUFFIXES)
     is_ensemble = any(p.std is not None for p in predictions)
     columns = ["sid", "energy", *(["std"] if is_ensemble else []), "file"]
     rows = [{name: {**vars(p), "sid": p.name}[name] for name in columns} for p in predictions]
