@@ -250,7 +250,7 @@ def test_wrong_files_are_named(text, names, run_file):
 
 
 def test_runs_by_name():
-    for wrong, hint in (("emt_smal", "emt-small"), ("zzz", "quickstart"), ("a.yaml", "a.yaml")):
+    for wrong, hint in (("emt_smal", "emt_small"), ("zzz", "quickstart"), ("a.yaml", "a.yaml")):
         with pytest.raises(ValueError, match=hint):
             load_run_config(wrong)
     assert run_name("runs/mine/config.yaml") == run_name("mine.yaml") == "mine"
