@@ -75,9 +75,11 @@ def score_files(
         text = f"{len(missing):,} targets and {len(surplus):,} predictions are without the other"
         warnings.warn(f"{where}: {text}", stacklevel=2)
         missing = surplus = []
+    hint = "choose splits with --split, or --common-ids for those of both"
+    if both and not {*predicted.splits} & {*wanted.splits}:
+        hint = f"splits are {', '.join(predicted.splits)} against {', '.join(wanted.splits)}"
     for found, what in ((missing, "no prediction"), (surplus, "no target")):
         if found:
-            hint = "choose splits with --split, or --common-ids for those of both"
             raise ValueError(f"{where}: {what} for sid {some(found)}; {hint}")
     ids: dict[str, list[Key]] = {}
     file = wanted.path.parent if wanted.path.name == "data.lmdb" else wanted.path

@@ -157,6 +157,10 @@ def test_missing_and_surplus_ids_are_named(tmp_path):
     nothing = write(tmp_path / "v.csv", "sid,energy\n9,0\n")
     with pytest.raises(ValueError, match="no prediction for sid 9"):
         score_files(predictions, nothing, common_ids=True)
+    other = write(tmp_path / "w.csv", "sid,energy,split\n1,0,mine\n")
+    of_split = write(tmp_path / "x.csv", "sid,energy,split\n1,0,val_id\n")
+    with pytest.raises(ValueError, match="splits are mine against val_id"):
+        score_files(other, of_split, common_ids=True)
 
 
 def test_what_an_evaluation_wrote_is_read_back(tmp_path):
