@@ -471,7 +471,7 @@ REFUSED = {
     ),
     "pass local": lambda: block()(torch.ones(2, DIM), torch.tensor([0, 2])),
     "expected .N, 33.": lambda: attention()(torch.ones(2, 5)),
-    "shape .2, 5., expected .N, 33.: pack": lambda: block()(torch.ones(2, 5), torch.tensor([0, 2])),
+    "shape .2, 5., expected .N, 33.": lambda: block()(torch.ones(2, 5), torch.tensor([0, 2])),
     "shape .2, 6., expected .N, 33.": lambda: IrrepsNorm(IRREPS)(torch.ones(2, 6)),
     "shape .1, 2, 33., expected .N, 33.": lambda: IrrepsNorm(IRREPS)(torch.ones(1, 2, DIM)),
     "shape .2, 7., expected .N, 33.": lambda: IrrepsFeedForward(IRREPS)(torch.ones(2, 7)),
