@@ -87,6 +87,7 @@ def test_values_of_parts(part, key, value):
         ({"far_blocks": 4, "pairs": PAIRS}, ["far_blocks is 4", "num_layers, 3"]),
         ({"pairs": {"vector_blocks": 4}}, ["pairs.vector_blocks is 4", "num_layers, 3"]),
         ({"attention": "none"}, ["model.attention is none", "model.rpe"]),
+        ({"spectral": {"charges": 2}, "readout": "mean"}, ["spectral.charges is 2", "readout"]),
         ({"attention": "none", "rpe": None}, ["model.attention is none", "model.spectral"]),
         ({"images": {}, "rpe": None}, ["model.attention is linear", "exact"]),
         ({"images": {}, "attention": "exact"}, ["model.images", "model.rpe"]),
