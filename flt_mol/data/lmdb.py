@@ -68,6 +68,7 @@ class _Environment:
         # Reading beyond the end would be a SIGBUS.
         needed = (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
         if stamp[2] < needed:
+            self.lmdb.close()
             raise ValueError(f"{path} is truncated: {stamp[2]} bytes of at least {needed}")
         self.state = (os.getpid(), stamp)
 
