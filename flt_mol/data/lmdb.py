@@ -92,12 +92,8 @@ class LmdbDataset(StructuresDataset):
 
     Values are pickles of OC20, or JSON as in ASE's `.aselmdb`, of which the fields are those of
     `flt_mol.data.ase.atoms_record`. Where no key is a number, all keys but `length` and the
-    like are records. Each process that reads opens the file.
-
-    Args:
-        path: the file, or the folder with `data.mdb` in it.
-        options: how records are read.
-        notes: shared by the parts of a larger data set.
+    like are records. Each process that reads opens the file. Arguments are those of
+    `StructuresDataset`; the path may be the folder with `data.mdb` in it.
 
     Raises:
         ValueError: a file that is not an LMDB file, is truncated, changes later, or holds no

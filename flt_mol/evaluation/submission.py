@@ -36,7 +36,7 @@ def write_submission(
     Args:
         tables: {"id", "ood_ads", "ood_cat", "ood_both": energies of the split}, in eV.
         path: where to write, ending in .npz.
-        expected: {split: all of its sids}; None expects `TEST_COUNTS` systems.
+        expected: as of `check_submission`.
 
     Raises:
         ValueError: a split too few or too many, or as `check_submission`.

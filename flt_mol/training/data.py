@@ -233,8 +233,9 @@ def split_loader(
     if prepare is not None and isinstance(systems, list):
         prepared, size = [], 0
         for system in systems:
-            prepared.append(prepare(system))
-            size += _attached_bytes(prepared[-1])
+            prepared.append(one := prepare(system))
+            attached = (*(one.pairs or ()), *(one.reciprocal or ()))
+            size += sum(x.nbytes for x in attached if isinstance(x, Tensor))
             if size > _ATTACHED_IN_MEMORY:
                 break
         else:
@@ -254,11 +255,6 @@ def split_loader(
     )
     loader.window = settings.accumulate if training else None
     return loader
-
-
-def _attached_bytes(system: Structures) -> int:
-    tensors = [*(system.pairs or ()), *(system.reciprocal or ())]
-    return sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
 
 
 def data_digest(splits: Splits, processes: int) -> int:
