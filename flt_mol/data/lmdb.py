@@ -73,17 +73,17 @@ class _Environment:
         self.state = (os.getpid(), stamp)
 
 
-_OPEN: weakref.WeakValueDictionary[Path, _Environment] = weakref.WeakValueDictionary()
+_OPEN: weakref.WeakValueDictionary[tuple[int, ...], _Environment] = weakref.WeakValueDictionary()
 
 
 def _opened(path: Path, stamp: _Stamp) -> _Environment:
     """The environment of a file, which all data sets of a process share: lmdb allows only one."""
-    environment = _OPEN.get(path)
+    environment = _OPEN.get(stamp[:2])
     if environment is not None and environment.state != (os.getpid(), stamp):
         environment.lmdb.close()  # inherited by a fork, or of contents that were overwritten
         environment = None
     if environment is None:
-        environment = _OPEN[path] = _Environment(path, stamp)
+        environment = _OPEN[stamp[:2]] = _Environment(path, stamp)
     return environment
 
 

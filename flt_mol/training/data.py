@@ -178,8 +178,8 @@ def load_splits(config: RunConfig) -> Splits:
         return splits
     count = max(1, round(data.validation_fraction * len(whole)))
     if count >= len(whole):
-        text = f"data.validation_fraction={data.validation_fraction:g} leaves none to train on"
-        raise ValueError(f"split '{data.train}' has {len(whole)} systems: {text}")
+        text = f"split '{data.train}' has {len(whole)} systems, too few to hold out a part"
+        raise ValueError(f"{text}: set data.paths.{data.validation}")
     order = np.random.default_rng(data.validation_seed % 2**63).permutation(len(whole)).tolist()
     held, kept = sorted(order[:count]), sorted(order[count:])
     if isinstance(whole, list):
