@@ -34,7 +34,7 @@ def from_trajectories(
         paths: files, or a folder of them, or one of subfolders with one trajectory each
             (``Cu111/relax.traj``); read in the order of the numbers in the names.
         references: energies of clean slab and gas-phase adsorbate together, eV: a mapping from
-            sid, or name of the file (without suffix) or subfolder; a CSV file with the columns sid
+            sid, or name of the file (without suffix) or subfolder; a table with the columns sid
             and energy; the name under which each trajectory keeps its own in `info`; or "none" if
             energies are adsorption energies.
         fmax: eV/Å; a last frame with a larger force on a free atom is warned of.
@@ -143,7 +143,7 @@ def _reference_table(given: Mapping[Any, Any] | str | Path) -> Mapping[str, floa
     if isinstance(given, Mapping):
         what = "references: the reference energy of"
         return {str(name): finite(value, f"{what} {name}") for name, value in given.items()}
-    if isinstance(given, str) and not given.lower().endswith(".csv"):
+    if isinstance(given, str) and not (Path(given).is_file() or given.lower().endswith(".csv")):
         return given
     return {sid: energy for (_, sid), energy in read_energies(given, ("energy",)).energies.items()}
 
