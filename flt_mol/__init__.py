@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from flt_mol.structures import Structures
 
 __version__ = VERSION
-__all__ = [
-    "FLTCalculator",
-    "Structures",
-    "__version__",
-    "load_model",
-    "open_dataset",
-    "predict",
-]
+__all__ = ["FLTCalculator", "Structures", "__version__", "load_model", "open_dataset", "predict"]
 _MODULES = {
     "FLTCalculator": "prediction.calculator",
     "Structures": "structures",

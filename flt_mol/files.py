@@ -20,6 +20,8 @@ VERSION = "0.2.0"
 _PACKAGE = Path(__file__).resolve().parent
 _FOREIGN = {
     b"\x1f\x8b": "it is a gzip archive; unpack it first",
+    b"\xfd7zXZ": "it is an xz archive; unpack it first",
+    b"BZh": "it is a bzip2 archive; unpack it first",
     b"version https://git-lfs": "it is a git-lfs pointer; run `git lfs pull` to get the data",
     b"<": "it is a web page or XML; the download went wrong",
     b"\0" * 16: "it begins with zeros: an interrupted download",

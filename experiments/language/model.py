@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,8 +24,11 @@ from flt_mol.nn import (
     FourierRPE,
     GaussianFrequencies,
     GaussianMixtureSpectrum,
+    GaussianSpectrum,
+    SoftmaxFeatures,
     Spectrum,
 )
+from flt_mol.nn.spectrum.terms import TermSpectrum
 
 
 class Size(NamedTuple):
@@ -69,6 +73,40 @@ def local(size: Size, order: int = 1) -> FourierRPE:
         size.heads, size.terms, dim=1, order=order, radius_min=2.0, radius_max=64.0
     )
     return fourier_rpe(spectrum, size)
+
+
+def decaying(
+    spectrum: Callable[..., TermSpectrum], **lengths: float
+) -> Callable[[Size], nn.Module]:
+    """FLT whose M features share one position direction w per head, and eight waves.
+
+    The softmax of the content is then estimated by M features, that of positions by one: all
+    features of key j have the factor exp(w·Ψ_j). The waves are far longer than the window, so w·Ψ_j
+    is close to a line in j, and attention decays as e^{−λ(i−j)}. Spectrum and frequencies, which
+    are learned, decide λ; head h starts with 0.2·0.4^h per token. w is that of the M drawn
+    directions in which w·Ψ_j rises most. `lengths` of the terms are in windows.
+    """
+
+    def build(size: Size) -> nn.Module:
+        scaled = {name: windows * size.length for name, windows in lengths.items()}
+        terms = spectrum(size.heads, size.terms, dim=1, **scaled)
+        longest, shortest = (1 / (2 * math.pi * windows * size.length) for windows in (20, 5))
+        rpe = FourierRPE(terms, GaussianFrequencies(8, 1, (longest, shortest), sampling="sobol"))
+        features = SoftmaxFeatures(
+            size.heads, size.width // size.heads, rpe.num_features, num_features=size.features
+        )
+        directions, last = features.position_projection, size.length - 1
+        assert directions is not None
+        with torch.no_grad():
+            terms.amplitude.abs_()
+            first_last = rpe(torch.tensor([[0.0], [last]]), origin="first").key
+            rise, best = torch.einsum("hr,hmr->hm", first_last.diff(dim=0)[0], directions).max(1)
+            heads = torch.arange(size.heads)
+            directions.copy_(directions[heads, best][:, None].clone().expand_as(directions))
+            terms.amplitude.mul_((0.2 * 0.4**heads * last / rise)[:, None])
+        return FLTAttention(size.width, size.heads, causal=True, rpe=rpe, feature_map=features)
+
+    return build
 
 
 def ours(
@@ -119,6 +157,10 @@ ATTENTIONS: dict[str, Callable[[Size], nn.Module]] = {
     "log-linear Performer": _log_linear,
     OURS: ours(rpe=mixture),
     "FLT (local)": ours(rpe=local),
+    "FLT (Gaussian mixture), decaying": decaying(GaussianSpectrum, sigma_min=5, sigma_max=20),
+    "FLT (local), decaying": decaying(
+        partial(BSplineSpectrum, order=1), radius_min=1, radius_max=4
+    ),
     "exact, no mask": ours("exact"),
     "exact, FLT's mask": ours("exact", mixture),
 }

@@ -63,9 +63,9 @@ def check_tagging(tag_slab: bool, adsorbate: str | None, surface: str | None) ->
 def say(text: str, error: bool = False) -> None:
     """Print, with escapes for what a terminal must not be sent or the stream cannot encode."""
     stream: TextIO | None = sys.stderr if error else sys.stdout
-    if stream is None and error:
-        return
     if stream is None:
+        if error:
+            return
         raise OSError("standard output is closed, nothing can be printed")
     shown = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     encoding = stream.encoding or "utf-8"

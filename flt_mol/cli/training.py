@@ -48,12 +48,10 @@ def train(
         if print_config:
             say(run_yaml(config).rstrip())
             return
-        console = Console()
-        result = train(config, name=run_name(run), console=console)
+        result = train(config, name=run_name(run), console=Console())
         if result.was_finished or not result.files:  # another process of this run writes
             return
-        for line in closing_lines(config, result.best):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say("\n".join(closing_lines(config, result.best)))
         say_files(result.files)
 
 

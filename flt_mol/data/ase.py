@@ -220,7 +220,8 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
     # ASE's readers raise anything.
     except Exception as error:
         before = f" beyond its first {count} frames" if count else ""
-        raise ValueError(f"ASE cannot read {path}{before} ({error!r})") from error
+        found = "; ".join(filter(None, (foreign(path), repr(error))))
+        raise ValueError(f"ASE cannot read {path}{before} ({found})") from error
 
 
 def _rows(path: Path, kind: str) -> Iterator[Any]:
@@ -260,8 +261,8 @@ def _format_of(path: Path) -> str:
         kind = str(filetype(str(path)))
     if kind not in ioformats:
         raise ValueError(
-            f"{path}: unknown format (it begins with {head[:8]!r}); supported are LMDB files, and "
-            "what ASE reads (traj, extxyz, cif, POSCAR, …) under its usual suffix"
+            f"{path}: {foreign(path) or 'unknown format'} (it begins with {head[:8]!r}): "
+            "LMDB files, and what ASE reads under its usual suffix, are supported"
         )
     return kind
 

@@ -69,8 +69,7 @@ def inspect(
         unusual.add_energies(batch)
         natoms += batch.natoms.tolist()
         fixed += int(batch.fixed.sum())
-        found = [] if batch.energy is None else batch.energy.tolist()
-        energies += found
+        energies += [] if batch.energy is None else batch.energy.tolist()
         if progress is not None:
             progress(unusual.systems, looked_at)
     unusual.warn()
@@ -105,10 +104,8 @@ def _count(counts: dict[str, Counter[Any]], records: Iterable[Record], batch: St
     for record in records:
         held = {name: value for name, value in record.items() if value is not None}
         counts["fields"].update(held.keys())
-        kinds = {
-            name: getattr(value, "dtype", type(value).__name__) for name, value in held.items()
-        }
-        counts["dtypes"].update((name, str(kind)) for name, kind in kinds.items())
+        for name, value in held.items():
+            counts["dtypes"][name, str(getattr(value, "dtype", type(value).__name__))] += 1
     numbers = zip(batch.system.tolist(), batch.atomic_numbers.tolist(), strict=True)
     counts["elements"].update(z for _, z in set(numbers))
     counts["tags"].update(batch.tags.tolist())
@@ -141,7 +138,10 @@ def render(summary: Mapping[str, Any]) -> str:
         "kind": f"{summary['kind']}{each}",
         "atoms per system": _range(summary["atoms"], ".6g") if summary["atoms"] else "",
         "energy (eV)": _range(energy, ".4f") if energy else "no targets (y_relaxed)",
-        **{name: _counts(summary[name]) for name in ("elements", "tags", "pbc")},
+        **{
+            name: ", ".join(f"{key} {n}" for key, n in summary[name].items())
+            for name in ("elements", "tags", "pbc")
+        },
         "fixed": f"{summary['fixed']:.1%} of the atoms",
     }
     lines += [f"{title:<18}{text}" for title, text in rows.items()]
@@ -151,20 +151,15 @@ def render(summary: Mapping[str, Any]) -> str:
     for name, count in summary["missing"].items():
         lines.append(f"  field {name:<18} missing in {count} records")
     far = [f"sid {row['sid']}: {row['energy']:.6g} eV" for row in summary["outliers"]]
-    far_title = f"energies beyond ±{LARGEST_ENERGY:g} eV"
-    for title, name, items in (
-        ("repeated sids", "repeated_sids", summary["repeated_sids"]),
-        (far_title, "outliers", far),
-        ("skipped records", "skipped", summary["skipped"]),
-        ("invalid records", "problems", summary["problems"]),
-    ):
-        if items:
+    for name, title in {
+        "repeated_sids": "repeated sids",
+        "outliers": f"energies beyond ±{LARGEST_ENERGY:g} eV",
+        "skipped": "skipped records",
+        "problems": "invalid records",
+    }.items():
+        if items := far if name == "outliers" else summary[name]:
             lines.append(listed(title, items, count=summary["counts"][name]))
     return "\n".join(lines)
-
-
-def _counts(values: Mapping[str, int]) -> str:
-    return ", ".join(f"{key} {n}" for key, n in values.items())
 
 
 def _range(values: Mapping[str, float], form: str) -> str:

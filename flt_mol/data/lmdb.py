@@ -73,17 +73,17 @@ class _Environment:
         self.state = (os.getpid(), stamp)
 
 
-_OPEN: weakref.WeakValueDictionary[Path, _Environment] = weakref.WeakValueDictionary()
+_OPEN: weakref.WeakValueDictionary[tuple[int, ...], _Environment] = weakref.WeakValueDictionary()
 
 
 def _opened(path: Path, stamp: _Stamp) -> _Environment:
     """The environment of a file, which all data sets of a process share: lmdb allows only one."""
-    environment = _OPEN.get(path)
+    environment = _OPEN.get(stamp[:2])
     if environment is not None and environment.state != (os.getpid(), stamp):
         environment.lmdb.close()  # inherited by a fork, or of contents that were overwritten
         environment = None
     if environment is None:
-        environment = _OPEN[path] = _Environment(path, stamp)
+        environment = _OPEN[stamp[:2]] = _Environment(path, stamp)
     return environment
 
 
@@ -92,12 +92,8 @@ class LmdbDataset(StructuresDataset):
 
     Values are pickles of OC20, or JSON as in ASE's `.aselmdb`, of which the fields are those of
     `flt_mol.data.ase.atoms_record`. Where no key is a number, all keys but `length` and the
-    like are records. Each process that reads opens the file.
-
-    Args:
-        path: the file, or the folder with `data.mdb` in it.
-        options: how records are read.
-        notes: shared by the parts of a larger data set.
+    like are records. Each process that reads opens the file. Arguments are those of
+    `StructuresDataset`; the path may be the folder with `data.mdb` in it.
 
     Raises:
         ValueError: a file that is not an LMDB file, is truncated, changes later, or holds no

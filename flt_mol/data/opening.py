@@ -203,31 +203,31 @@ class FolderDataset(StructuresDataset):
         """Each file has chosen its own."""
         self._rows = np.arange(count)
 
-    def _locate(self, row: int) -> tuple[int, int]:
+    def _locate(self, row: int) -> tuple[StructuresDataset, int]:
         part = bisect_right(self._starts, row) - 1
-        return part, row - self._starts[part]
+        return self.parts[part], row - self._starts[part]
 
     def files(self) -> list[StructuresDataset]:
         """The data set of each file."""
         return [file for part in self.parts for file in part.files()]
 
     def place(self, index: int) -> tuple[Path, int]:
-        """The file of system `index`, and which of its records it is, from 0."""
+        """As of `StructuresDataset`."""
         part, inside = self._locate(self._rows_of([index])[0])
-        return self.parts[part].place(inside)
+        return part.place(inside)
 
     def _where(self, row: int) -> str:
         part, inside = self._locate(row)
-        return self.parts[part].where(inside)
+        return part.where(inside)
 
     def _records(self, rows: Sequence[int]) -> list[Record]:
-        return [self.parts[part].record(inside) for part, inside in map(self._locate, rows)]
+        return [part.record(inside) for part, inside in map(self._locate, rows)]
 
     def _systems(self, rows: Sequence[int], notes: dict[str, str]) -> Structures:
-        places: dict[int, list[tuple[int, int]]] = {}
+        places: dict[StructuresDataset, list[tuple[int, int]]] = {}
         for place, (part, inside) in enumerate(map(self._locate, rows)):
             places.setdefault(part, []).append((place, inside))
-        batches = [self.parts[p].batch([i for _, i in own]) for p, own in places.items()]
+        batches = [part.batch([i for _, i in own]) for part, own in places.items()]
         joined = batches[0] if len(batches) == 1 else Structures.cat(batches)
         order = [place for own in places.values() for place, _ in own]
         return joined if order == sorted(order) else joined.select(np.argsort(order).tolist())
@@ -248,8 +248,7 @@ class MemoryDataset(StructuresDataset):
 
     Args:
         source: the objects.
-        options: how they are read.
-        notes: where warnings go.
+        options, notes: as of `StructuresDataset`.
         name: what errors call the data set.
         places: what they call each system.
 

@@ -56,17 +56,13 @@ class Recipe:
                 places and the command that gets it.
         """
         if (found := self.find(split)) is None:
-            text = f"{self.relative(split)} does not exist, split {split} of data set {self.name}"
-            raise ValueError(f"{text}; {self.how_to_get([split])}")
+            text = f"{self.expected(split)['file']} does not exist, split {split} of data set"
+            raise ValueError(f"{text} {self.name}; {self.how_to_get([split])}")
         return found
 
     def find(self, split: str, folder: Path | None = None) -> Path | None:
-        """As `path`, or only in `folder`; None for a split that does not exist.
-
-        Raises:
-            ValueError: an unknown split, with the known ones.
-        """
-        parts = self.relative(split).parts
+        """As `path`, or only in `folder`; but None where no file exists."""
+        parts = Path(self.expected(split)["file"]).parts
         ends = [Path(*parts[i:]) for i in range(max(len(parts) - _DISTINCT, 0) + 1)]
         for place, own in (self._places() if folder is None else {folder: True}).items():
             # A short name in a common folder may be of another data set.
@@ -84,10 +80,6 @@ class Recipe:
                 places.setdefault(data / own, True)
             places.setdefault(data, False)
         return places
-
-    def relative(self, split: str) -> Path:
-        """Path of a split's file in its data set's folder; ValueError for an unknown split."""
-        return Path(self.expected(split)["file"])
 
     def expected(self, split: str) -> Mapping[str, Any]:
         """The entry of `splits`; ValueError for an unknown split, with the known ones."""

@@ -119,7 +119,8 @@ def _archive(found: Recipe, folder: Path, base_url: str | None) -> tuple[str, _E
 
 
 def _member(found: Recipe, split: str, folder: Path) -> _Expected:
-    name, expected = PurePosixPath(found.relative(split).as_posix()), found.expected(split)
+    expected = found.expected(split)
+    name = PurePosixPath(expected["file"])
     if name.is_absolute() or ".." in name.parts:
         raise ValueError(f"split {split}: {name} is outside the data set's folder")
     if "bytes" not in expected or "md5" not in expected:
@@ -278,9 +279,9 @@ def verify(
 
 
 def _verify_one(recipe: Recipe, split: str, file: Path | None, report: Progress) -> Verified:
-    if file is None:
-        return Verified(split, None, "missing", str(recipe.relative(split)))
     expected = recipe.expected(split)
+    if file is None:
+        return Verified(split, None, "missing", expected["file"])
     published = not file.is_dir() and file.parent.name != FLAT
     kinds = [kind for kind in ("bytes", "sha256", "md5") if kind in expected and published]
     try:

@@ -213,9 +213,9 @@ def _description(
             for key, result in results.items()
         },
     }
+    if not source.path.exists():  # in memory
+        return content
     with suppress(ValueError):  # no data set there
-        if not source.path.exists():  # in memory
-            return content
         rule = recipe(source.path.resolve().parent).metadata.get("tag_rule")
         content |= {} if rule is None else {"tag_rule": rule}
     return content

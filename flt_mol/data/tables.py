@@ -8,9 +8,8 @@ import io
 import json
 import math
 import warnings
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,15 +67,10 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
             wanted = f"expected sid and {' or '.join(names)}"
             raise ValueError(f"{path}: the columns are {', '.join(map(str, row))}; {wanted}")
         key = _key(row, f"{path}, line {line}")
-        where = f"{path}, line {line}, sid {named(key)}: {name} is"
-        try:
-            energy = float(row[name])
-        except (TypeError, ValueError):
-            energy = math.nan
-        if not math.isfinite(energy):
-            raise ValueError(f"{where} {row[name]!r}, expected a finite number")
+        where = f"{path}, line {line}, sid {named(key)}: {name}"
+        energy = finite(row[name], where)
         if energies.setdefault(key, energy) != energy:
-            raise ValueError(f"{where} {energy!r}, in line {lines[key]} {energies[key]!r}")
+            raise ValueError(f"{where} is {energy!r}, in line {lines[key]} {energies[key]!r}")
         lines.setdefault(key, line)
     if not energies:
         raise ValueError(f"{path} holds no energies: expected a heading and a line for each system")
@@ -84,6 +78,14 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
         text = f"{path}: dropped {repeated} lines that repeat an id with the same energy"
         warnings.warn(text, stacklevel=2)
     return EnergyTable(path, energies)
+
+
+def finite(value: Any, what: str) -> float:
+    """A number as stored or as text; ValueError where it is none, or not finite."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
+    raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")
 
 
 def read_ids(path: str | Path) -> dict[str, list[str]]:
@@ -110,10 +112,16 @@ def named(key: Key) -> str:
 
 
 def _key(row: Mapping[str, Any], where: str) -> Key:
-    split, sid = (str(row.get(name, "")).strip() for name in ("split", "sid"))
+    split, sid = (_text(row.get(name, "")) for name in ("split", "sid"))
     if not sid or ("split" in row and not split):
         raise ValueError(f"{where}: the sid or the split is empty")
     return split, sid
+
+
+def _text(value: Any) -> str:
+    """A sid, of which 7 may have become 7.0."""
+    whole = isinstance(value, float) and value.is_integer()
+    return "" if value is None else str(int(value) if whole else value).strip()
 
 
 def _rows(path: Path) -> list[Row]:
@@ -123,7 +131,8 @@ def _rows(path: Path) -> list[Row]:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 if "id_ids" in file:
                     raise ValueError("it is a submission: give the files it was made of, by split")
-                ids = np.reshape(file["ids"], -1).astype(np.str_).tolist()
+                given = np.reshape(file["ids"], -1)
+                ids = (given.astype(np.str_) if given.dtype.kind == "S" else given).tolist()
                 values = np.reshape(file["energy"], -1).tolist()
             pairs = zip(ids, values, strict=True)
             return list(enumerate(({"sid": sid, "energy": value} for sid, value in pairs), start=1))
@@ -136,10 +145,7 @@ def _rows(path: Path) -> list[Row]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError("expected a list of objects with sid and energy")
         return list(enumerate(rows, start=1))
-    except (
-        *(OSError, EOFError, KeyError, ValueError),
-        *(csv.Error, zlib.error, zipfile.BadZipFile),
-    ) as error:
+    except Exception as error:  # anything that foreign bytes come to
         raise ValueError(f"{path} cannot be read as a table: {error}") from error
 
 

@@ -194,8 +194,9 @@ def tags_are_layers(record: Mapping[str, Any]) -> bool:
         return False
     if len(layers) < 3 and set(numbers[tags == 0]) <= set(numbers[tags != 0]):
         return False
-    height = pos @ np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
-    means = [height[tags == tag].mean() for tag in there]
+    with np.errstate(invalid="ignore"):  # not finite, refused later
+        height = pos @ np.cross(cell[0], cell[1]) * np.sign(np.linalg.det(cell) or 1.0)
+        means = [height[tags == tag].mean() for tag in there]
     return len(layers) > 0 and bool((np.diff(means) < 0).all())
 
 

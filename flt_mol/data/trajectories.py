@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 from flt_mol.data.ase import frames_of, holds_structures, what_changes
 from flt_mol.data.opening import MemoryDataset
 from flt_mol.data.schema import OnError, ReadOptions, Record, Tagger
-from flt_mol.data.tables import read_energies
+from flt_mol.data.tables import finite, read_energies
 from flt_mol.files import natural_key, some
 
 
@@ -36,7 +34,7 @@ def from_trajectories(
         paths: files, or a folder of them, or one of subfolders with one trajectory each
             (``Cu111/relax.traj``); read in the order of the numbers in the names.
         references: energies of clean slab and gas-phase adsorbate together, eV: a mapping from
-            sid, or name of the file (without suffix) or subfolder; a CSV file with the columns sid
+            sid, or name of the file (without suffix) or subfolder; a table with the columns sid
             and energy; the name under which each trajectory keeps its own in `info`; or "none" if
             energies are adsorption energies.
         fmax: eV/Å; a last frame with a larger force on a free atom is warned of.
@@ -144,8 +142,8 @@ def _reference_table(given: Mapping[Any, Any] | str | Path) -> Mapping[str, floa
     """Name → eV; or the name of a key of `info`, or "none"."""
     if isinstance(given, Mapping):
         what = "references: the reference energy of"
-        return {str(name): _energy(value, f"{what} {name}") for name, value in given.items()}
-    if isinstance(given, str) and not given.lower().endswith(".csv"):
+        return {str(name): finite(value, f"{what} {name}") for name, value in given.items()}
+    if isinstance(given, str) and not (Path(given).is_file() or given.lower().endswith(".csv")):
         return given
     return {sid: energy for (_, sid), energy in read_energies(given, ("energy",)).energies.items()}
 
@@ -159,17 +157,10 @@ def _reference(
     if isinstance(table, str):
         if record.get(table) is None:
             raise ValueError(f"{where}: no reference energy {table} among {', '.join(record)}")
-        return _energy(record[table], f"{where}: {table}")
+        return finite(record[table], f"{where}: {table}")
     for name in names:
         if name in table:
             return table[name]
     under = " or ".join(dict.fromkeys(names))
     known = some(list(table))
     raise ValueError(f"{where}: no reference energy under {under}; there are: {known}")
-
-
-def _energy(value: Any, what: str) -> float:
-    with suppress(TypeError, ValueError):
-        if not isinstance(value, bool) and math.isfinite(float(value)):
-            return float(value)
-    raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")

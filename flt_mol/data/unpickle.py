@@ -77,7 +77,9 @@ def unpickle(data: bytes, storage: Callable[[Any], Any] | None = None) -> Any:
         7
     """
     try:
-        _, tuples = _check(data)
+        end, tuples = _check(data)
+        if end < len(data):
+            raise ValueError(f"{len(data) - end} bytes follow: store all systems in one list")
         load = _Unpickler(data, storage).load
         return load() if tuples <= _NESTED else _loaded_deep(load)
     except Exception as error:  # stand-ins meet arguments of any kind

@@ -103,8 +103,7 @@ def errors_of(
         ValueError: shapes that would broadcast, or a value that is not finite, naming its sid.
     """
     predicted, wanted = energy_array(prediction, "predictions"), energy_array(target, "targets")
-    names = [f"row {row}" for row in range(len(wanted))]
-    names = names if sid is None else [f"sid {one}" for one in sid]
+    names = [f"row {x}" for x in range(len(wanted))] if sid is None else [f"sid {x}" for x in sid]
     if not len(predicted) == len(wanted) == len(names):
         raise ValueError(
             f"{len(predicted)} predictions for {len(wanted)} targets and {len(names)} sids"

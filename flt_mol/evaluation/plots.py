@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
-from flt_mol.evaluation.splits import SplitResult
+from flt_mol.evaluation.splits import Results
 from flt_mol.files import temporary_path
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _BLUE, _ORANGE, _GREY = "#2a6f9e", "#d1622b", "#6b6b6b"
 _MANY = 3000  # systems above which single points would hide how many lie on each other
-
-Results = Mapping[str, SplitResult]
 
 
 def learning_curve(history: Iterable[Mapping[str, Any]], path: str | Path) -> Path:

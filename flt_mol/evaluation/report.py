@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from flt_mol.evaluation import plots
-from flt_mol.evaluation.splits import COLUMNS, SplitResult, unseen_messages
+from flt_mol.evaluation.splits import COLUMNS, Results, unseen_messages
 from flt_mol.evaluation.summary import shown_splits
 from flt_mol.files import temporary_path, write_rows
 
-Results = Mapping[str, SplitResult]
 Summary = Mapping[str, Any]
 
 _FORCES = {"forces_mae": "forces (eV/Å)", "forces_cosine": "cosine", "efwt": "EFwT (%)"}
@@ -33,14 +32,11 @@ _WORSE = (
 
 
 def table(summary: Summary) -> str:
-    """A summary as aligned plain text: a row a split, and one for all where there are several.
+    """A summary, as of `summarise`, as plain text: a row a split, and one for all of several.
 
     Columns: split, systems, MAE (eV) and EwT (%) with their 95 % intervals, RMSE (eV), median of
     |error| (eV); of forces MAE (eV/Å), cosine and EFwT (%), if any split has them; then each
     baseline's MAE (eV); "-" where a split lacks it.
-
-    Args:
-        summary: of `flt_mol.evaluation.summary.summarise`.
     """
     level = f"{100 * summary['intervals']['level']:g} %"
     baselines = summary["baselines"]
@@ -111,10 +107,7 @@ def write_csv(results: Results, path: str | Path) -> Path:
 def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
     """Write the report: one file that opens from disk, without scripts or network; return the path.
 
-    Args:
-        summary: of `flt_mol.evaluation.summary.summarise`.
-        results: what it is of.
-        path: of the file.
+    `summary` is that of `results`, as of `flt_mol.evaluation.summary.summarise`.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

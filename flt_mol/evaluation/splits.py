@@ -97,6 +97,9 @@ class SplitResult:
         )
 
 
+Results = Mapping[str, SplitResult]
+
+
 def evaluate_model(model: Model, source: Any, batch_size: int = 64, **options: Any) -> SplitResult:
     """`evaluate_splits` of a single split, with the arguments described there."""
     name = _path(source) or "this split"

@@ -10,7 +10,7 @@ import numpy as np
 
 from flt_mol.data.recipes import Recipe
 from flt_mol.evaluation.metrics import DRAWS, LEVEL, bootstrap_intervals, metrics_of
-from flt_mol.evaluation.splits import SplitResult
+from flt_mol.evaluation.splits import Results, SplitResult
 from flt_mol.files import VERSION
 
 ALL = "all"
@@ -25,8 +25,6 @@ _BINS = [f"{low + 1}–{high}" for low, high in pairwise((0, *_SIZES))] + [
 ]
 _ENERGIES = ("prediction", "target", "error")
 _KINDS = {"adsorbate": "adsorbate", "element": "elements", "size": "natoms", "facet": "facet"}
-
-Results = Mapping[str, SplitResult]
 
 
 def summarise(

@@ -14,12 +14,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from flt_mol.functional.fourier import PositionFeatures
-from flt_mol.functional.groups import (
-    LOWEST,
-    largest_per_system,
-    settled,
-    system_index,
-)
+from flt_mol.functional.groups import LOWEST, largest_per_system, settled, system_index
 
 # Where exp(x) beside values of 1 becomes 0: far below rounding, far above underflow. Numbers below
 # the smallest normal one make `exp` and products ten to eighty times slower on CPUs.

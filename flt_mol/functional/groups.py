@@ -89,9 +89,8 @@ class PaddedRows(NamedTuple):
             x = x[:, self.start : self.start + self.number * self.length]
             if self.number == 1:
                 return x
-        elif (
-            self.by_row is not None and x.transpose(0, 1).is_contiguous()
-        ):  # laid out by row: read so
+        elif self.by_row is not None and x.transpose(0, 1).is_contiguous():
+            # Laid out by row: read so.
             x = x.transpose(0, 1).flatten(0, 1).index_select(0, self.by_row)
         else:
             x = x.index_select(1, self.slots)

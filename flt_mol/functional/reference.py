@@ -28,15 +28,8 @@ def softmax_attention(
 
     With ``bias = f(r_i − r_j)`` this is attention with relative positional encoding [1, Def. 3.1].
 
-    Args:
-        query: (N, H, D).
-        key: (K, H, D).
-        value: (K, H, V).
-        ptr: (B + 1,), first row of each system.
-        bias: (H, N, K) or None; only the blocks within systems are read.
-        scale: s, 1/√D if None.
-        causal: whether row i of a system sees its rows j ≤ i only.
-        key_ptr: (B + 1,), first key of each system where keys are another set; else K = N.
+    Arguments are those of `exact_attention`, query (N, H, D), key (K, H, D) and value (K, H, V),
+    and `bias` (H, N, K) or None, of which only the blocks within systems are read.
 
     Returns:
         (N, H, V), computed in at least float32, in the dtype of `value`; 0 for queries without

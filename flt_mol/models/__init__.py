@@ -11,12 +11,6 @@ from flt_mol.models.config import (
 from flt_mol.models.energy import EnergyModel, Normalizer
 
 __all__ = [
-    "EnergyConfig",
-    "EnergyModel",
-    "ImageConfig",
-    "Normalizer",
-    "PairConfig",
-    "RPEConfig",
-    "SpectralConfig",
-    "named_config",
-]
+    "EnergyConfig", "EnergyModel", "ImageConfig", "Normalizer", "PairConfig", "RPEConfig",
+    "SpectralConfig", "named_config",
+]  # fmt: skip

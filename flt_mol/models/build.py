@@ -142,8 +142,7 @@ class Geometry(nn.Module):
                     heads, *basis, pairs.pair_types, generator=generator
                 )
         if images is not None and images.mask == "gaussian":
-            terms = images.num_basis
-            spectrum = GaussianSpectrum(heads, terms, form="amplitude", generator=generator)
+            spectrum = GaussianSpectrum(heads, images.num_basis, generator=generator)
             self.images = ImageKeys(spectrum, images.cutoff)
         elif images is not None:
             sizes = heads, images.num_basis, images.cutoff, images.pair_types
@@ -286,10 +285,8 @@ def memory_needed(config: EnergyConfig, atoms: int, cell: Floats) -> float:
     """
     numbers = atoms * (12.0 * config.embed_dim + 4 * config.ffn_dim)
     if config.cutoff is not None:
-        density = atoms / abs(np.linalg.det(cell))
-        basis = (
-            0 if config.pairs is None else config.pairs.num_basis + 2 * config.pairs.vector_basis
-        )
+        density, pairs = atoms / abs(np.linalg.det(cell)), config.pairs
+        basis = 0 if pairs is None else pairs.num_basis + 2 * pairs.vector_basis
         numbers += atoms * density * 4 / 3 * math.pi * config.cutoff**3 * (14 + max(46, basis))
     if (spectral := config.spectral) is not None:
         lengths = np.linalg.norm(cell, axis=1).tolist()

@@ -42,8 +42,7 @@ def save_checkpoint(
 ) -> Path:
     """Write `model` with the run's plain `config` and `metrics` to `path`.
 
-    The file holds a dict of tensors and plain data (``torch.load(weights_only=True)`` reads it),
-    and is written to a temporary name, flushed to the disk, then renamed.
+    The file holds a dict of tensors and plain data (``torch.load(weights_only=True)`` reads it).
 
     Args:
         path: missing folders are created.
@@ -121,8 +120,7 @@ def load_model(name_or_path: str | Path, map_location: str | torch.device = "cpu
     with torch.random.fork_rng(devices=[]):
         model = EnergyModel(_config(path, weights))
     add_buffers(model, weights)
-    problems = misfits(model.state_dict(), weights)
-    if problems:
+    if problems := misfits(model.state_dict(), weights):
         raise ValueError(f"{path} does not fit the model it describes:\n  " + "\n  ".join(problems))
     model.load_state_dict(weights)
     model.trained_on = content["trained_on"]

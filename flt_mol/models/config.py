@@ -252,9 +252,12 @@ def _rules(model: EnergyConfig) -> list[Rule]:
         (moving and model.pairs is None, "outputs", "no displacement where model.pairs is null"),
         ("forces" in outputs and not seen, "outputs", "no forces where energies see no positions"),
     ]
-    if model.spectral is not None:  # their interaction grows with the system
-        mean = bool(model.spectral.charges) and model.readout == "mean"
-        rules.append((mean, "spectral.charges", "0 where model.readout is mean"))
+    if model.spectral is not None and model.spectral.charges:
+        lone = model.pairs is None or not model.pairs.filter
+        rules += [  # their interaction grows with the system
+            (model.readout == "mean", "spectral.charges", "0 where model.readout is mean"),
+            (lone, "spectral.charges", "0 without model.pairs with filter"),
+        ]
     if model.feedback == "positions":
         rules += [
             ("forces" in outputs, "feedback", "features where model.outputs has forces"),

@@ -147,9 +147,8 @@ class EnergyModel(nn.Module):
         self.charge_head = None
         if (waves := config.spectral) is not None and waves.charges:
             settings = waves.k_max, waves.sigma_max, waves.num_basis
-            self.charge_head = ChargeHead(
-                config.embed_dim, len(self._energies), waves.charges, settings, generator
-            )
+            sizes = config.embed_dim, len(self._energies), waves.charges
+            self.charge_head = ChargeHead(*sizes, settings, config.pairs.cutoff, generator)
         self.displacement_head = None
         if "displacement" in config.outputs and config.pairs is not None:
             sizes = config.embed_dim, config.pairs.num_basis
@@ -302,7 +301,9 @@ class EnergyModel(nn.Module):
         columns = self.head(x, structures.tags, structures.ptr).view(-1, len(self._energies))
         if self.charge_head is not None:
             assert geometry.plane_waves is not None
-            columns = columns + self.charge_head(x, geometry.plane_waves, structures.ptr)
+            assert geometry.local is not None
+            where = geometry.plane_waves, geometry.local, structures.ptr
+            columns = columns + self.charge_head(x, *where)
         for name, column in zip(self._energies, columns.unbind(-1), strict=True):
             normalizer = self.normalizers[name]
             energy = normalizer.denormalize(column, structures.atomic_numbers, structures.ptr)

@@ -13,11 +13,12 @@ from flt_mol.functional.groups import (
     sum_per_system,
     without_autocast,
 )
-from flt_mol.functional.pairs import filtered_dots, segment_sum
+from flt_mol.functional.linear import with_ones
+from flt_mol.functional.pairs import filtered_dots, pair_filter, segment_sum
 from flt_mol.nn.embedding import NUM_TAGS
 from flt_mol.nn.layers import drawn_linear, drawn_weight, placed, seeded_generator
 from flt_mol.nn.local_filter import LocalGeometry, check_features
-from flt_mol.nn.radial import check_sizes
+from flt_mol.nn.radial import check_sizes, smooth_cutoff
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 
 READOUTS = ("tags", "sum", "mean")
@@ -102,25 +103,30 @@ class EnergyHead(nn.Module):
 class ChargeHead(nn.Module):
     """E_b = Σ_i Σ_c w_c q_ic Σ_j F_c(r_i − r_j) q_jc: learned charges act at any distance.
 
-    q = Linear ∘ GELU ∘ Linear ∘ LayerNorm of the features, and F_c as of `SpectralFilter`: latent
-    Ewald summation [1] with a learned kernel, at first a smeared 1/r. At first w_c < 0 for half.
+    u = Linear ∘ GELU ∘ Linear ∘ LayerNorm of the features. The first half of the charges flows
+    between neighbours, q_i = κ Σ_j s(r_ij) (u_j − u_i) with a smooth cutoff s, so that molecules
+    are neutral [1]; its w starts at 0. The others are u, with w of both signs. F_c is as of
+    `SpectralFilter`: latent Ewald summation [2] with a learned kernel, at first a smeared 1/r.
 
     Args:
         embed_dim: C.
         num_outputs: K, energies per system. Each has its own w.
         charges: Q, charges per atom.
         settings: k_max, sigma_max and num_basis of the geometry.
+        cutoff: Å, of s, where it is less than 3.5 Å.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
 
     Raises:
         ValueError: a size below 1.
 
     References:
-        [1] Cheng, "Latent Ewald summation for machine learning of long-range interactions", npj
+        [1] Nistor et al., "A generalization of the charge equilibration method for nonmetallic
+        materials", Journal of Chemical Physics 125, 094108 (2006).
+        [2] Cheng, "Latent Ewald summation for machine learning of long-range interactions", npj
         Computational Materials 11, 80 (2025).
     """
 
-    INITIAL_SCALE = 0.3
+    INITIAL_SCALE, FLOW, INITIAL_KERNEL = 0.3, 5.0, 30.0
 
     def __init__(
         self,
@@ -128,14 +134,16 @@ class ChargeHead(nn.Module):
         num_outputs: int,
         charges: int,
         settings: tuple[float, float, int],
+        cutoff: float = 3.5,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         check_sizes(num_outputs=num_outputs, charges=charges)
         generator = seeded_generator(generator)
+        self.cutoff = min(cutoff, 3.5)
         first = drawn_linear(embed_dim, embed_dim, True, generator)
         last = drawn_linear(embed_dim, charges, False, generator, self.INITIAL_SCALE)
-        self.charge = nn.Sequential(nn.LayerNorm(embed_dim), first, nn.GELU(), last)
+        self.potential = nn.Sequential(nn.LayerNorm(embed_dim), first, nn.GELU(), last)
         k_max, sigma_max, num_basis = settings
         self.filter = SpectralFilter(
             charges,
@@ -146,14 +154,29 @@ class ChargeHead(nn.Module):
             generator=generator,
         )
         self.filter.start_as_coulomb()
+        self.flowing = (charges + 1) // 2
+        with torch.no_grad():
+            self.filter.amplitudes[: self.flowing] *= self.INITIAL_KERNEL
         del self.filter.value, self.filter.out  # it convolves only
-        signs = torch.linspace(1, -1, charges).sign() * charges**-0.5
-        self.weight = nn.Parameter(placed(signs.repeat(num_outputs, 1)))
+        start = (1.0 - 2.0 * (torch.arange(charges) % 2)) * charges**-0.5
+        start[: self.flowing] = 0.0
+        self.weight = nn.Parameter(placed(start.repeat(num_outputs, 1)))
 
-    def forward(self, x: Tensor, geometry: SpectralGeometry, ptr: Tensor) -> Tensor:
+    def charges(self, x: Tensor, local: LocalGeometry) -> Tensor:
+        """Features (N, C) to charges (N, Q)."""
+        u = self.potential(x.to(self.weight.dtype))
+        first, others = u.tensor_split([self.flowing], 1)
+        s = smooth_cutoff(local.distances, self.cutoff)[:, None].to(u.dtype)
+        ends = local.pairs.index_i, local.pairs.index_j
+        moved = pair_filter(s, s.new_ones(1, self.flowing + 1), with_ones(first), *ends, len(u))
+        return torch.cat([self.FLOW * (moved[:, :-1] - first * moved[:, -1:]), others], 1)
+
+    def forward(
+        self, x: Tensor, geometry: SpectralGeometry, local: LocalGeometry, ptr: Tensor
+    ) -> Tensor:
         """Features (N, C) to energies (B, K), at least float32."""
         with without_autocast(x):
-            q = self.charge(x.to(self.weight.dtype))
+            q = self.charges(x, local)
             summed = self.filter.convolve(q[:, :, None], geometry).squeeze(-1)
             return sum_per_system((q * summed) @ self.weight.mT, ptr)
 

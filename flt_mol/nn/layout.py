@@ -103,14 +103,7 @@ def layout_of(
 ) -> Layout:
     """The layout of rows `x`: (N, C) with `ptr` or `system`, or (B, L, C) with or without `mask`.
 
-    Args:
-        x: (N, C) or (B, L, C).
-        ptr: (B + 1,), first row of each system, for packed rows. Without `ptr` and `system`, rows
-            (N, C) are one system.
-        system: (N,), the system of each row in any order.
-        num_systems: B, with `system` only.
-        mask: (B, L) bool, True for real rows, for padded rows only.
-        name: what errors call `x`.
+    Arguments are those of `nn.attention.AttentionInputs`; `name` is what errors call `x`.
 
     Raises:
         ValueError: arguments that do not belong together or do not fit `x`.
@@ -141,10 +134,7 @@ def layout_of(
 def aligned_layouts(x: Tensor, context: Tensor, given: Mapping[str, Any]) -> tuple[Layout, Layout]:
     """The layouts of two sets of rows of the same B systems, one padded and one packed if need be.
 
-    Args:
-        x: (N, C) or (B, L, C).
-        context: (K, C') or (B, L', C').
-        given: ptr, system, mask of `x`, context_ptr, context_system, context_mask, num_systems.
+    `given` are arguments of `nn.attention.AttentionInputs`, by their names there.
 
     Raises:
         ValueError: arguments that do not belong together, or different numbers of systems.

@@ -68,7 +68,7 @@ def predict(
             has opened.
         checkpoint: as of `flt_mol.prediction.members.load_members`.
         batch_size: structures per call of the model; it changes no energy beyond rounding.
-        device: where models of checkpoints go (cpu if not given); modules stay where they are.
+        device: as `checkpoint`.
         frames: "first", "last" or "all" frames of a file; None takes the first of a relaxation.
 
     Returns:

@@ -87,15 +87,11 @@ def _refuse_different_targets(given: Sequence[Any]) -> None:
     """A mean of energies before and after relaxation, say, is the energy of nothing."""
     targets: dict[str, str] = {}
     for one in given:
-        if isinstance(one, str | Path) and (data := _settings(one).get("data")):
+        if isinstance(one, str | Path) and (data := read_checkpoint(one)["config"].get("data")):
             targets.setdefault(str(data.get("energy") or "y_relaxed"), str(one))
     if len(targets) > 1:
         found = ", ".join(f"{target} ({label})" for target, label in targets.items())
         raise ValueError(f"the members were trained on different energies: {found}")
-
-
-def _settings(checkpoint: str | Path) -> Mapping[str, Any]:
-    return dict(read_checkpoint(checkpoint)["config"])
 
 
 def surface_rule(checkpoint: Any) -> Surface | None:
@@ -104,8 +100,7 @@ def surface_rule(checkpoint: Any) -> Surface | None:
     It is ``data.tag_rule`` of the run; else ``tag_rule`` in the `dataset.yaml` of its data.
 
     Args:
-        checkpoint: file of a checkpoint, folder of a run, or name of a shipped model; a list or
-            tuple of them for an ensemble.
+        checkpoint: as of `load_members`; of modules nothing is known.
 
     Raises:
         ValueError: no such checkpoint; members of an ensemble with different rules.
@@ -127,9 +122,8 @@ def tag_rules(checkpoints: Sequence[Any]) -> dict[str, Surface]:
     Raises:
         ValueError: no such checkpoint, or a rule that is not usable.
     """
-    rules = {
-        str(x): rule_of_run(_settings(x), str(x)) for x in checkpoints if isinstance(x, str | Path)
-    }
+    given = [x for x in checkpoints if isinstance(x, str | Path)]
+    rules = {str(x): rule_of_run(read_checkpoint(x)["config"], str(x)) for x in given}
     return {name: rule for name, rule in rules.items() if rule is not None}
 
 

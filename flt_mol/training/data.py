@@ -178,8 +178,8 @@ def load_splits(config: RunConfig) -> Splits:
         return splits
     count = max(1, round(data.validation_fraction * len(whole)))
     if count >= len(whole):
-        text = f"data.validation_fraction={data.validation_fraction:g} leaves none to train on"
-        raise ValueError(f"split '{data.train}' has {len(whole)} systems: {text}")
+        text = f"split '{data.train}' has {len(whole)} systems, too few to hold out a part"
+        raise ValueError(f"{text}: set data.paths.{data.validation}")
     order = np.random.default_rng(data.validation_seed % 2**63).permutation(len(whole)).tolist()
     held, kept = sorted(order[:count]), sorted(order[count:])
     if isinstance(whole, list):
@@ -233,8 +233,9 @@ def split_loader(
     if prepare is not None and isinstance(systems, list):
         prepared, size = [], 0
         for system in systems:
-            prepared.append(prepare(system))
-            size += _attached_bytes(prepared[-1])
+            prepared.append(one := prepare(system))
+            attached = (*(one.pairs or ()), *(one.reciprocal or ()))
+            size += sum(x.nbytes for x in attached if isinstance(x, Tensor))
             if size > _ATTACHED_IN_MEMORY:
                 break
         else:
@@ -254,11 +255,6 @@ def split_loader(
     )
     loader.window = settings.accumulate if training else None
     return loader
-
-
-def _attached_bytes(system: Structures) -> int:
-    tensors = [*(system.pairs or ()), *(system.reciprocal or ())]
-    return sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
 
 
 def data_digest(splits: Splits, processes: int) -> int:

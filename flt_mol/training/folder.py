@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -141,16 +141,12 @@ def _changes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     return differences(known, settings, _FREE if stated else {*_FREE, "data.tag_rule"})
 
 
-def differences(
-    there: Mapping[str, Any], here: Mapping[str, Any], ignored: Collection[str] = ()
-) -> list[str]:
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], ignored: set[str]) -> list[str]:
     """What two trees of settings differ in."""
-    old, new = _flattened(there), _flattened(here)
-    return [
-        f"{key}={old.get(key, 'not given')}, here {new.get(key, 'not given')}"
-        for key in sorted((old.keys() | new.keys()) - set(ignored))
-        if key not in old or key not in new or old[key] != new[key]
-    ]
+    trees, lacking = (_flattened(there), _flattened(here)), "not given"
+    keys = sorted(set().union(*trees) - ignored)
+    both = {key: [tree.get(key, lacking) for tree in trees] for key in keys}
+    return [f"{key}={old}, here {new}" for key, (old, new) in both.items() if old != new]
 
 
 def _flattened(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

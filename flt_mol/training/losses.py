@@ -84,7 +84,8 @@ def training_loss(
         count = int(valid.sum())
         factor = share(name, count)
         means = torch.where(valid, errors, torch.zeros_like(errors)).sum(-1) / max(count, 1)
-        weights = means.new_tensor(recycle_weights(len(means), config)[-len(means) :])
+        of_recycles = config.recycle_weights or [_EARLIER_RECYCLE] * (len(means) - 1) + [1.0]
+        weights = means.new_tensor(of_recycles[-len(means) :])
         loss = scale * factor * (means * weights).sum() / weights.sum()
         total = total.to(loss) + loss
         found[name] = means[-1].detach(), float(count)
@@ -104,10 +105,3 @@ def displacement_weight(progress: float, config: LossConfig) -> float:
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
     rest = {"none": 1.0, "linear": 1.0 - progress, "cosine": cosine}
     return last + (first - last) * rest[config.displacement_decay]
-
-
-def recycle_weights(count: int, config: LossConfig) -> list[float]:
-    """The weights ω_k of `count` recycles."""
-    if config.recycle_weights is None:
-        return [_EARLIER_RECYCLE] * (count - 1) + [1.0]
-    return config.recycle_weights

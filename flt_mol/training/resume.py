@@ -45,12 +45,8 @@ class ResumePoint(Callback):
     Beside what Lightning saves that is torch's random states on every rank. It is written after an
     optimiser step once `minutes` have passed, at ends of epochs, and before a stop. Ctrl-C and
     SIGTERM stop all processes at the end of the batch (amid a logger's queue they could lock up the
-    program); a second signal does not wait.
-
-    Args:
-        path: of the file.
-        minutes: between points.
-        data: digest of the data, which are the same when the run is resumed.
+    program); a second signal does not wait. `data` is the digest of the data, which are the same
+    when the run is resumed.
     """
 
     def __init__(self, path: Path, minutes: float, data: int = 0) -> None:

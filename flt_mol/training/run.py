@@ -220,10 +220,9 @@ def _history(
 ) -> History:
     """With the sids of the run, unless there are too many."""
     trained, start = sids_of(splits.training), config.finetune.checkpoint
-    if start is not None:
-        before = read_checkpoint(start)["systems"]
-        if trained is not None:
-            trained = sorted({*trained, *map(str, before.get("trained") or ())})
+    if start is not None and trained is not None:
+        before = read_checkpoint(start)["systems"].get("trained") or ()
+        trained = sorted({*trained, *map(str, before)})
     held_out = None if config.data.validation_fraction is None else sids_of(splits.validation)
     systems = {"trained": trained, "held_out": held_out}
     decay = config.training.ema_decay

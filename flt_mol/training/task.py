@@ -133,9 +133,7 @@ class EnergyTask(LightningModule):
             eps=config.eps,
             weight_decay=config.weight_decay,
         )
-        factor = learning_rate_factor(
-            self.total_steps, config.warmup_fraction, config.decay, config.warmup_steps
-        )
+        factor = learning_rate_factor(self.total_steps, config)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -151,15 +149,13 @@ class EnergyTask(LightningModule):
         return f" on the batch of sids {sids}{late if self.global_step else ''}"
 
 
-def learning_rate_factor(
-    total_steps: int, warmup_fraction: float, decay: str, warmup_steps: int | None = None
-) -> Callable[[int], float]:
+def learning_rate_factor(total_steps: int, config: TrainingConfig) -> Callable[[int], float]:
     """Factor of the peak rate at a step: linear warm-up over w steps, then decay.
 
     "linear" and "cosine" lead to 0 at the last step, "inverse-sqrt" is √(w / (step + 1)).
     """
-    warmup = round(total_steps * warmup_fraction) if warmup_steps is None else warmup_steps
-    warmup = max(1, warmup)
+    warmup, decay = config.warmup_steps, config.decay
+    warmup = max(1, round(total_steps * config.warmup_fraction) if warmup is None else warmup)
 
     def factor(step: int) -> float:
         if step < warmup:

@@ -1,12 +1,14 @@
 """ASE's atoms and files: what lands where, calculators, databases, and what cannot be read."""
 
+import bz2
 import gzip
+import lzma
 import sqlite3
 
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import molecule
+from ase.build import fcc111, molecule
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
@@ -122,6 +124,25 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     rest = open_dataset(tmp_path / "cut.extxyz", on_error="skip")
     assert [s.sid for s in rest] == [(10,), (11,)]
     assert "beyond its first 2 frames" in rest.skipped[0]
+
+
+@pytest.mark.parametrize("name", ["a.traj", "a.extxyz", "a.db", "a.json", "a.cif", "POSCAR", "a.x"])
+def test_files_of_something_else_are_named(name, tmp_path):
+    heads = {"git-lfs": b"version https://git-lfs.github.com", "web page": b"<html>\n404"}
+    packed = {"gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress}
+    for kind, head in (heads | {kind: pack(b"a") for kind, pack in packed.items()}).items():
+        (tmp_path / name).write_bytes(head)
+        with pytest.raises(ValueError, match=rf"{name}.*it is an? {kind}"):
+            open_dataset(tmp_path / name)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_not_finite_are_no_warnings():
+    for field in ("positions", "cell"):
+        atoms = fcc111("Cu", (1, 1, 3), vacuum=6.0)
+        getattr(atoms, field)[0, 0] = np.inf
+        with pytest.raises(ValueError, match=field[:3]):
+            open_dataset([atoms])[0]
 
 
 def test_databases_are_left_as_they_are(tmp_path):

@@ -173,7 +173,9 @@ def test_folder_form_and_any_suffix(numbered, write_lmdb, tmp_path):
         assert sids(open_dataset(path)) == [100, 101]
     assert sids(open_dataset(write_lmdb(numbered(2), "records"))) == [100, 101]
     (tmp_path / "link.lmdb").symlink_to("records")
-    assert sids(open_dataset(tmp_path / "link.lmdb")) == [100, 101]
+    (tmp_path / "hard.lmdb").hardlink_to(tmp_path / "records")
+    both = [open_dataset(tmp_path / f"{name}.lmdb") for name in ("link", "hard")]
+    assert [sids(one) for one in both] == [[100, 101]] * 2
 
 
 def test_the_same_file_twice_pickled_and_reopened(numbered, write_lmdb):

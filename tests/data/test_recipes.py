@@ -58,7 +58,7 @@ def test_oc20():
     assert found.metadata["archive"]["md5"] == "cfc04dd2f87b4102ab2f607240d25fb1"
     assert found.metadata["archive"]["bytes"] == 8593151089
     assert sum(found.expected(split)["bytes"] for split in found.splits) == 103_352_344_576
-    assert found.relative("val_id").as_posix().endswith("all/val_id/data.lmdb")
+    assert found.expected("val_id")["file"].endswith("all/val_id/data.lmdb")
 
 
 def test_a_folder_or_its_file(folder):

@@ -154,7 +154,9 @@ def test_saved_files_that_are_refused(tmp_path):
     torch.save({"a": os.system}, tmp_path / "hostile.pt")
     (tmp_path / "zip.pt").write_bytes(b"PK\x05\x06" + bytes(18))
     (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
-    for name, reason in (("hostile", "system"), ("zip", "torch.save.*no data.pkl"), ("cut", "zip")):
+    (tmp_path / "two.pt").write_bytes(2 * pickle.dumps(ATOMS))  # of which one would be lost
+    refused = {"hostile": "system", "zip": "torch.save.*no data.pkl", "cut": "zip", "two": "follow"}
+    for name, reason in refused.items():
         with pytest.raises(ValueError, match=rf"{name}\.pt.*{reason}"):
             open_dataset(tmp_path / f"{name}.pt")
     foreign = {

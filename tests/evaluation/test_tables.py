@@ -37,8 +37,9 @@ def test_tables_of_many_programs(tmp_path, name, data):
 
 def test_arrays_of_ids_and_energies(tmp_path):
     ids, energy = np.array([3, 1]), np.array([[0.5], [-1.0]], dtype=np.float32)
-    np.savez(tmp_path / "p.npz", ids=ids, energy=energy)
-    assert read_energies(tmp_path / "p.npz").energies == {("", "3"): 0.5, ("", "1"): -1.0}
+    for numbers in (ids, ids.astype(float), ids[:, None]):
+        np.savez(tmp_path / "p.npz", ids=numbers, energy=energy)
+        assert read_energies(tmp_path / "p.npz").energies == {("", "3"): 0.5, ("", "1"): -1.0}
     np.savez(tmp_path / "b.npz", ids=np.array([b"1"], "S1"), energy=np.array([1.5]))
     assert read_energies(tmp_path / "b.npz").energies == {("", "1"): 1.5}
     np.savez(tmp_path / "q.npz", ids=ids)
@@ -65,6 +66,8 @@ def test_arrays_of_ids_and_energies(tmp_path):
         ("sid,energy\na,1\na,2\n", "line 3, sid a: energy is 2.0, in line 2 1.0"),
         ("[1, 2]", "list of objects"),
         ("[{]", r"p\.csv"),
+        ("[" * 100_000, r"p\.csv"),
+        ('[{"sid": null, "energy": 1}]', "line 1: .*empty"),
         ('{"sid": ["a"], "energy": [1]}', "list of objects"),
     ],
 )

@@ -71,6 +71,20 @@ def test_matrices_of_all_layers_are_the_weights_in_use(model):
     torch.testing.assert_close(block.attention.out(out), block.attention(h))
 
 
+@pytest.mark.parametrize("name", ["FLT (Gaussian mixture), decaying", "FLT (local), decaying"])
+def test_attention_that_starts_to_decay(model, name):
+    block = net(model, name).encoder.blocks[0]
+    torch.nn.init.zeros_(block.attention.query.weight)
+    torch.nn.init.zeros_(block.attention.key.weight)
+    (weights,) = block.attention.matrices(torch.randn(40, 16))
+    last = weights[:, -1].log()
+    rates = torch.tensor([0.2, 0.08])
+    torch.testing.assert_close(last[:, -1] - last[:, 0], 39 * rates, rtol=1e-4, atol=1e-4)
+    rise = last.diff(dim=-1) / rates[:, None]
+    assert (rise > 0.6).all()
+    assert (rise < 1.4).all()
+
+
 def test_shares_of_attention_to_one_place():
     shares = importlib.import_module("language.analysis").shares
     itself, first = torch.eye(30), torch.zeros(30, 30)
@@ -102,5 +116,5 @@ def test_a_small_run_of_all_models(tmp_path):
     done = subprocess.run(command, cwd=EXPERIMENTS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "tokens generated: the same" in done.stdout
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 14
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 16
     assert (tmp_path / "heads.png").stat().st_size > 1000

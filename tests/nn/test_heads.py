@@ -106,26 +106,49 @@ def test_energies_that_do_not_fit():
 @pytest.fixture
 def charges():
     """A charge head, atoms in open space, their features and the geometry of any positions."""
-    head = ChargeHead(C, 2, 3, (0.25, 4.0, 5), seeded(2)).double()
+    head = ChargeHead(C, 2, 3, (0.25, 4.0, 5), CUTOFF, seeded(2)).double()
     with torch.no_grad():
         head.filter.amplitudes += 0.1 * torch.randn(3, 5, generator=seeded(3), dtype=F64)
+        head.weight += 0.1
     cell, open_ = torch.zeros(len(SIZES), 3, 3, dtype=F64), torch.zeros(len(SIZES), 3, dtype=bool)
     positions = 3 * torch.randn(12, 3, generator=seeded(4), dtype=F64)
-    return head, positions, draw()[0], lambda r: head.filter.geometry(r, cell, open_, PTR)
+
+    def geometry(r):
+        pairs = neighbor_pairs(r.detach(), cell, open_, PTR, CUTOFF)
+        local = LocalBasis(CUTOFF, T)(pairs, pairs.vectors(r, cell, PTR))
+        return head.filter.geometry(r, cell, open_, PTR), local
+
+    return head, positions, draw()[0], geometry
 
 
 def test_charges_interact_by_their_filter_at_every_distance(charges):
     head, positions, x, geometry = charges
-    q, w = head.charge(x), head.weight
+    waves, local = geometry(positions)
+    q, w = head.charges(x, local), head.weight
     kernel = head.filter.filter(positions[:, None] - positions)
     system = torch.repeat_interleave(torch.arange(4), PTR.diff())
     kernel = kernel * (system[:, None] == system)[..., None]
     per_atom = torch.einsum("ic,ijc,jc->ic", q, kernel, q) @ w.mT
     expected = torch.zeros(4, 2, dtype=F64).index_add(0, system, per_atom)
-    out = head(x, geometry(positions), PTR)
+    out = head(x, waves, local, PTR)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-3 * expected.abs().max().item())
-    assert (w[:, 0] > 0).all()
-    assert (w[:, -1] < 0).all()
+
+
+def test_half_of_the_charges_flow_between_neighbours_and_keep_molecules_neutral(charges):
+    head, positions, x, geometry = charges
+    positions = positions / 3
+    positions[6:9] += 100.0  # half of the last system
+    _, local = geometry(positions)
+    q, u = head.charges(x, local), head.potential(x)
+    r = lengths(positions[:, None] - positions) / head.cutoff
+    s = (1 - 10 * r**3 + 15 * r**4 - 6 * r**5).masked_fill(r >= 1, 0.0)
+    system = torch.repeat_interleave(torch.arange(4), PTR.diff())
+    s = s * (system[:, None] == system)
+    flows = head.FLOW * (s[..., None] * (u - u[:, None])).sum(1)
+    torch.testing.assert_close(q, torch.cat([flows[:, :2], u[:, 2:]], 1))
+    assert flows.abs().amax(0)[:2].min() > 0.1
+    for rows in (slice(0, 5), slice(5, 6), slice(6, 9), slice(9, 12)):
+        torch.testing.assert_close(q[rows, :2].sum(0), torch.zeros(2, dtype=F64))
 
 
 def test_the_first_kernel_of_charges_falls_with_distance():
@@ -142,7 +165,7 @@ def test_gradients_of_charges(charges):
     for tensor in (positions, x):
         tensor.requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda r, x: head(x, geometry(r), PTR), (positions, x), fast_mode=True
+        lambda r, x: head(x, *geometry(r), PTR), (positions, x), fast_mode=True
     )
     with pytest.raises(ValueError, match="charges"):
         ChargeHead(C, 1, 0, (0.25, 4.0, 5))

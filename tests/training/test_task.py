@@ -36,16 +36,17 @@ def in_one_step(batch):
     [("linear", 0.5), ("cosine", 0.5), ("inverse-sqrt", math.sqrt(10 / 56))],
 )
 def test_schedule(decay, at_55):
-    factor = learning_rate_factor(100, 0.1, decay)
+    factor = learning_rate_factor(100, TrainingConfig(warmup_fraction=0.1, decay=decay))
     assert [factor(step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
     assert factor(55) == pytest.approx(at_55)
     last = math.sqrt(10 / 101) if decay == "inverse-sqrt" else 0.0
     assert factor(100) == pytest.approx(last, abs=1e-12)
-    assert learning_rate_factor(100, 0.9, decay, warmup_steps=10)(55) == factor(55)
+    config = TrainingConfig(warmup_fraction=0.9, warmup_steps=10, decay=decay)
+    assert learning_rate_factor(100, config)(55) == factor(55)
 
 
 def test_warmup_of_nothing_starts_at_the_peak():
-    assert learning_rate_factor(10, 0.0, "linear", 0)(0) == 1.0
+    assert learning_rate_factor(10, TrainingConfig(warmup_steps=0))(0) == 1.0
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])

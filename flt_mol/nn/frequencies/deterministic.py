@@ -106,8 +106,7 @@ class LebedevFrequencies(QuadratureFrequencies):
     the defaults, radius 18 Å and σ = 2 Å: R = 1256.
 
     Args:
-        radius: of the displacements for which the mask is to be right, Å.
-        sigma: width of the Gaussians in real space, Å; one, or (narrowest, widest).
+        radius, sigma: see `LatticeFrequencies`.
         tolerance: of the directions, on each shell, in units of f(0).
         cutoff: 2πσ_min times the largest |ξ|.
         margin: (1/q_1 − radius)/σ_max.
