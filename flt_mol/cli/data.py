@@ -39,7 +39,9 @@ Shares = Annotated[
 Drop = Annotated[str | None, typer.Option(metavar="SID,...", help="Drop these systems.")]
 MaxEnergy = Annotated[
     float | None,
-    typer.Option("--max-abs-energy", metavar="EV", help="Drop systems with energies beyond ±EV."),
+    typer.Option(
+        "--max-abs-energy", metavar="EV", min=0, help="Drop systems with energies beyond ±EV."
+    ),
 ]
 GroupBy = Annotated[
     str | None,

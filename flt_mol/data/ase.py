@@ -217,11 +217,23 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
         for atoms in frames:
             yield atoms_record(atoms)
             count += 1
+        if path.suffix.lower() in (".xyz", ".extxyz"):
+            _check_end(path)
     # ASE's readers raise anything.
     except Exception as error:
         before = f" beyond its first {count} frames" if count else ""
         found = "; ".join(filter(None, (foreign(path), repr(error))))
         raise ValueError(f"ASE cannot read {path}{before} ({found})") from error
+
+
+def _check_end(path: Path) -> None:
+    """Refuse frames after a blank line, at which ASE stops; a comment may be blank."""
+    before, last = "0", ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip().isdigit() and not (last.strip() or before.strip().isdigit()):
+                raise ValueError(f"line {number - 1} is blank and frames follow it: remove it")
+            before, last = last, line
 
 
 def _rows(path: Path, kind: str) -> Iterator[Any]:

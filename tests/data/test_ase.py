@@ -48,6 +48,16 @@ def test_targets_come_from_info_and_never_from_a_calculator():
     assert from_ase(atoms, ignore_energy=True).energy is None
 
 
+def test_frames_after_a_blank_line_are_not_lost(tmp_path):
+    one = "1\n\nH 0 0 0\n"
+    whole, parted = tmp_path / "whole.xyz", tmp_path / "parted.extxyz"
+    whole.write_text(2 * one + "\n\n")
+    parted.write_text(one + "\n" + one)
+    assert len(open_dataset(whole)) == 2
+    with pytest.raises(ValueError, match="line 4 is blank"):
+        open_dataset(parted)
+
+
 @pytest.mark.parametrize("name", ["a.traj", "a.extxyz", "a.db"])
 def test_a_calculators_energy_only_by_its_own_name(name, tmp_path):
     write(tmp_path / name, calculated())
