@@ -105,15 +105,16 @@ class ChargeHead(nn.Module):
 
     u = Linear ∘ GELU ∘ Linear ∘ LayerNorm of the features. The first half of the charges flows
     between neighbours, q_i = κ Σ_j s(r_ij) (u_j − u_i) with a smooth cutoff s, so that molecules
-    are neutral [1]; its w starts at 0. The others are u, with w of both signs. F_c is as of
-    `SpectralFilter`: latent Ewald summation [2] with a learned kernel, at first a smeared 1/r.
+    further apart are neutral [1]; κ = 5, and w starts at 0. The others are u, with w of both signs.
+    F_c is as in `SpectralFilter`: latent Ewald summation [2] with a learned kernel, at first a
+    smeared 1/r.
 
     Args:
         embed_dim: C.
         num_outputs: K, energies per system. Each has its own w.
         charges: Q, charges per atom.
         settings: k_max, sigma_max and num_basis of the geometry.
-        cutoff: Å, of s, where it is less than 3.5 Å.
+        cutoff: of s, Å; values above 3.5 are reduced to 3.5.
         generator: on CPU, for all weights; None takes a seed from torch's global one.
 
     Raises:

@@ -18,7 +18,8 @@ OF_FORCES = {"val_id", "val_ood_cat"}  # of emt_relaxations
 
 
 def test_models_with_weights():
-    names = ["emt-forces", "emt-performer-small", "emt-small", "flt-small", "flt-small-v2"]
+    of_emt, ours = ["forces", "performer-small", "small"], ["", "-refine", "-v2"]
+    names = [f"emt-{name}" for name in of_emt] + [f"flt-small{name}" for name in ours]
     assert [folder.name for folder in MODELS] == names
 
 
