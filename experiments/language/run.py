@@ -34,7 +34,6 @@ PUBLISHED = {  # Choromanski, Li et al., AISTATS 2024, Table 1: perplexity on Wi
     "RFA-Gaussian, gated": 31.3, "RFA-arccos, gated": 32.8, "Performer": 31.1, "cosFormer": 30.7,
     "Performer-sineSPE": 38.0, "Performer-convSPE": 37.8, "log-linear Performer": 30.6,
     "FLT (Gaussian mixture)": 30.3, "FLT (local)": 30.1,
-    "FLT (Gaussian mixture), decaying": 30.3, "FLT (local), decaying": 30.1,
 }  # fmt: skip
 SHARES = ("nearest", "farthest")  # tenth of the tokens in sight
 BATCH, RATE = 4, 8e-3

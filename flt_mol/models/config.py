@@ -254,7 +254,8 @@ def _rules(model: EnergyConfig) -> list[Rule]:
     ]
     if model.spectral is not None and model.spectral.charges:
         lone = model.pairs is None or not model.pairs.filter
-        rules += [  # their interaction grows with the system
+        rules += [
+            # Their interaction grows with the system.
             (model.readout == "mean", "spectral.charges", "0 where model.readout is mean"),
             (lone, "spectral.charges", "0 without model.pairs with filter"),
         ]

@@ -148,8 +148,8 @@ class EnergyModel(nn.Module):
         if (waves := config.spectral) is not None and waves.charges:
             settings = waves.k_max, waves.sigma_max, waves.num_basis
             counts = config.embed_dim, len(self._energies), waves.charges
-            cutoff = 0.0 if config.cutoff is None else config.cutoff
-            self.charge_head = ChargeHead(*counts, settings, cutoff, generator)
+            assert config.pairs is not None  # by the rules
+            self.charge_head = ChargeHead(*counts, settings, config.pairs.cutoff, generator)
         self.displacement_head = None
         if "displacement" in config.outputs and config.pairs is not None:
             sizes = config.embed_dim, config.pairs.num_basis

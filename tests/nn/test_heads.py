@@ -152,7 +152,9 @@ def test_half_of_the_charges_flow_between_neighbours_and_keep_molecules_neutral(
 
 
 def test_the_first_kernel_of_charges_falls_with_distance():
-    shells = ChargeHead(C, 1, 2, (0.2, 6.0, 8)).filter
+    head = ChargeHead(C, 1, 4, (0.2, 6.0, 8))
+    assert (head.weight.sign() == torch.tensor([0, 0, 1, -1])).all()  # of flowing charges 0
+    shells = head.filter
     r = torch.zeros(30, 3)
     r[:, 0] = torch.arange(30) / 2
     f = shells.filter(r)
