@@ -133,7 +133,7 @@ def drop_systems(
     for rows, batch in readable_batches(source, range(len(source))):
         energies = [0.0] * len(rows) if batch.energy is None else batch.energy.tolist()
         for row, sid, energy in zip(rows, map(str, batch.sid), energies, strict=True):
-            if sid in named or not abs(energy) <= largest:
+            if sid in named or abs(energy) > largest:
                 dropped.append(sid)
             else:
                 kept.append(row)
