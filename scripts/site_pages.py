@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "*/*/README.md", "experiments/*/*.png"]
+OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "*/*/*.md", "experiments/*/*.png"]
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 MODULE = "# {0}\n\n::: {0}\n"
 
@@ -29,9 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     addresses = project.get("urls", {})
     config.site_url = addresses.get("Documentation", "")
     config.repo_url = addresses.get("Repository", "")
-    pages = sorted(
-        f"experiments/{x.parent.name}/README.md" for x in ROOT.glob("experiments/*/*.md")
-    )
+    pages = sorted(x.relative_to(ROOT).as_posix() for x in ROOT.glob("experiments/*/*.md"))
     next(part for part in config.nav or [] if "Experiments" in part)["Experiments"] = pages
     return config
 

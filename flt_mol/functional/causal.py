@@ -10,7 +10,7 @@ For a product of matrices the exponential has to be split, exp(q + s − r) exp(
 that neither over- nor underflows: the running maximum at the block's first row. Then exp(q + s − r)
 ≤ 1, and keys of the block reach exp(g), g being how much the running maximum grows within it. What
 exp(q + s − r) loses to underflow is less than exp(g − 87) of the normaliser; blocks of larger g are
-summed term by term. r and s cancel, so they carry no gradient.
+cut again, and small ones summed term by term. r and s cancel, so they carry no gradient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flt_mol.functional.groups import (
 )
 from flt_mol.functional.linear import normalised, with_ones
 
-BLOCK = 64
+BLOCK, SMALL = 64, 8
 LARGEST_GROWTH = 36.0
 # Smaller factors are 0 instead of the makers of denormal numbers, which slow products tenfold: the
 # first times exp(LARGEST_GROWTH), and the second, are lost in a sum that is at least 1.
@@ -103,14 +103,14 @@ def _attend(
 ) -> tuple[Tensor]:
     """Rows (B, L, ·) of systems, whose repeated slots are behind all others."""
     sums_of = _log_sums if mode == "log" else _sums
-    sums = sums_of(*(_blocks(x) for x in (q, k, with_ones(v))))
+    sums = sums_of(*(_blocks(x, BLOCK) for x in (q, k, with_ones(v))))
     return (normalised(sums.flatten(1, 2)[:, : q.shape[1]]),)
 
 
-def _blocks(x: Tensor) -> Tensor:
-    """(B, L, F) → (B, T, n, F), the last block filled up with its last row."""
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """(B, L, F) → (B, T, n, F), n ≤ size, the last block filled up with its last row."""
     length = x.shape[1]
-    n = min(BLOCK, length)
+    n = min(size, length)
     missing = -length % n
     if missing:
         x = torch.cat([x, x[:, -1:].expand(-1, missing, -1)], 1)
@@ -126,11 +126,12 @@ def _sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return own + q @ torch.cat([torch.zeros_like(after[:, :1]), after[:, :-1]], 1)
 
 
-def _log_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _log_sums(q: Tensor, k: Tensor, v: Tensor, r: Tensor | None = None) -> Tensor:
     """Σ_{j≤i} Σ_m exp(q_im + k_jm − r_i) v_j of blocks (B, T, n, ·)."""
     floor = LOWEST[q.dtype]
     running = k.detach().flatten(1, 2).cummax(1).values.clamp(min=floor).view_as(k)
-    r = (q.detach() + running).amax(-1, keepdim=True).clamp(min=floor)
+    if r is None:
+        r = (q.detach() + running).amax(-1, keepdim=True).clamp(min=floor)
     first, last = running[..., :1, :], running[..., -1:, :]
     least, least_key = LEAST[q.dtype]
     queries = F.threshold(q + first - r, least, -torch.inf).exp()
@@ -139,7 +140,12 @@ def _log_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     keys = F.threshold(k - level, least_key, -torch.inf).exp()
     sums = (queries @ keys.mT).tril() @ v
     if bool(steep.any()):
-        sums = sums.index_put((steep,), _term_by_term(q[steep], k[steep], v[steep], r[steep]))
+        own, n = [x[steep] for x in (q, k, v, r)], q.shape[2]
+        if n <= SMALL:
+            again = _term_by_term(*own)
+        else:
+            again = _log_sums(*(_blocks(x, SMALL) for x in own)).flatten(1, 2)[:, :n]
+        sums = sums.index_put((steep,), again)
     if q.shape[1] == 1:
         return sums
     states = _carried(keys.mT @ v, *(x.squeeze(-2)[..., None] for x in (first, level)))

@@ -72,6 +72,13 @@ def test_a_single_rise_or_fall_in_some_heads(rise, dtype, tolerance):
     compare([q, k.requires_grad_(), v], offsets([200]), True, tolerance)
 
 
+@pytest.mark.parametrize("rate", [0.7, 3.0, 6.0, 20.0])
+def test_heads_that_decay_from_row_to_row(rate):
+    q, k, v = draw(150, True)
+    k = (k.detach() + rate * torch.arange(150)[:, None, None]).requires_grad_()
+    compare([q, k, v], offsets([75, 75]), True, 1e-10)
+
+
 @pytest.mark.parametrize("log", KINDS)
 @pytest.mark.parametrize("last", [0, 1, 24, 62, 63, 64, 99])
 @pytest.mark.parametrize("factor", [50.0, 1e4])
