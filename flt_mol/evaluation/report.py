@@ -20,7 +20,7 @@ _FORCES = {"forces_mae": "forces (eV/Å)", "forces_cosine": "cosine", "efwt": "E
 _NOTES = {
     "held_out": "{split}: the {count:,} systems of {value} that training held out",
     "trained_on": "{split}: {value:,} of its {count:,} systems have sids that the model was "
-    "trained on; their errors do not apply to new systems",
+    "trained on: if they are the same, errors on new systems are larger",
     "skipped": "{split}: {value:,} invalid records were skipped",
 }
 

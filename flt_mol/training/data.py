@@ -85,7 +85,7 @@ def open_split(config: RunConfig, split: str, targets: bool = True) -> Any:
             if relaxed and not torch.equal(systems.energy_initial, cast(Tensor, systems.energy)):
                 raise ValueError(
                     f"sid {systems.sid[0]}: y_relaxed is not the energy of the positions whose "
-                    "forces are given: set data.energy, as to y_init"
+                    "forces are given: set data.energy, as to y_init or calculator"
                 )
 
     return open_dataset(

@@ -14,6 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 FOLDER = "FLT_MOL_RUN_FOLDER"  # of the run, in processes that its first one started
+SOON = 40.0  # seconds
 
 
 class World(NamedTuple):
@@ -77,17 +78,19 @@ class Strategy(DDPStrategy):
         super().setup_environment()
 
 
-def meet(rank: int, size: int, place: str, limit: float = 40.0) -> TCPStore:
+def meet(rank: int, size: int, place: str, limit: float = SOON) -> TCPStore:
     """Wait until all processes come to a `place`; torch's own waits do not end by signals.
 
     The store is to be kept while others may wait. A ValueError if one does not come in `limit` s.
     """
-    env, end, store = os.environ, time.monotonic() + limit, None
+    env, start, store = os.environ, time.monotonic(), None
     host = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     server = rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     while store is None or not store.check([f"{place}{k}" for k in range(size)]):
-        if time.monotonic() > end:
-            raise ValueError(f"not all of {size} processes came within {limit:g} s")
+        # The store of a first process that started this one is there, or that process has ended.
+        most = SOON if store is None and FOLDER in env else limit
+        if time.monotonic() > start + most:
+            raise ValueError(f"not all of {size} processes came within {most:g} s")
         time.sleep(0.1)
         with suppress(OSError):
             if store is None and not server:

@@ -92,6 +92,14 @@ def test_who_does_not_come_is_not_waited_for(monkeypatch, rank):
         meet(rank, 2, "start", 0.5)
 
 
+def test_the_first_process_has_ended_before_the_second_has_come(monkeypatch):
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    setenv(monkeypatch, {"FLT_MOL_RUN_FOLDER": "run", **master})
+    monkeypatch.setattr("flt_mol.training.processes.SOON", 0.3)
+    with pytest.raises(ValueError, match="not all of 2 processes"):
+        meet(1, 2, "fit", 1800.0)
+
+
 def free_port():
     with closing(socket()) as free:
         free.bind(("127.0.0.1", 0))
