@@ -194,7 +194,8 @@ def _count(record: Record, notes: dict[str, str]) -> int:
     numbers, natoms = record.get("atomic_numbers"), record.get("natoms")
     if numbers is None:
         fields = ", ".join(record) or "none"
-        raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
+        hint = " (weights of a model?)" if "state_dict" in record or "weight" in fields else ""
+        raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}{hint}")
     n = _array(numbers, "atomic_numbers").size
     if n == 0:
         raise ValueError("atomic_numbers is empty: the system has no atoms")
