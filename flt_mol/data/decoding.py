@@ -146,7 +146,7 @@ def _decode(
         cell=torch.from_numpy(cell.astype(np.float32)),
         pbc=torch.from_numpy(pbc),
         tags=torch.from_numpy(_whole(tagged, "tags", natoms, (0, 2), _TAGS)),
-        fixed=torch.from_numpy(_whole(records, "fixed", natoms) != 0),
+        fixed=torch.from_numpy(_whole(records, "fixed", natoms, (0, 1), "0 or 1") != 0),
         ptr=torch.from_numpy(ptr),
         sid=sid,
         energy=energy,

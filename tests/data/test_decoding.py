@@ -210,6 +210,8 @@ INVALID = {
     "tags of layers": {"tags": [4, 3, 2, 1, 0, 0]},
     "tags negative": {"tags": [-1, 0, 0, 1, 2, 2]},
     "fixed of more": {"fixed": torch.zeros(7)},
+    "fixed 2": {"fixed": [2, 0, 0, 0, 0, 0]},
+    "fixed -1": {"fixed": [-1.0, 0, 0, 0, 0, 0]},
     "cell of two": {"cell": torch.zeros(2, 3)},
     "cell nan": {"cell": torch.full((3, 3), NAN)},
     "cell beyond float32": {"cell": np.diag([1e39, 5, 5])},
