@@ -38,7 +38,8 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+        text = f"{error.filename or path} cannot be read: {error.strerror or error}"
+        raise ValueError(text) from error
 
 
 def foreign(path: Path) -> str:
