@@ -24,6 +24,8 @@ _FOREIGN = {
     b"BZh": "it is a bzip2 archive; unpack it first",
     b"version https://git-lfs": "it is a git-lfs pointer; run `git lfs pull` to get the data",
     b"<": "it is a web page or XML; the download went wrong",
+    b"\xef\xbb\xbf": "it begins with a byte-order mark; save it as UTF-8 without one",
+    b"\xff\xfe": "it is UTF-16 text; save it as UTF-8",
     b"\0" * 16: "it begins with zeros: an interrupted download",
 }
 

@@ -31,6 +31,7 @@ _DATABASES = ("db", "json")  # whose rows are no frames
 _INDEX = {"first": "0", "last": "-1", "all": ":"}
 _SAME_CELL = 1e-4  # Å: what text formats round off
 _HEAD = 4096  # bytes
+_WAL = "in WAL mode? PRAGMA journal_mode=delete, or copy it to a writable folder"
 _COLUMNS = {"numbers", "positions", "cell", "pbc", "tags", "constraints", "energy", "forces"}
 _COLUMNS |= {"key_value_pairs", "data"}
 
@@ -219,11 +220,15 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
             count += 1
         if path.suffix.lower() in (".xyz", ".extxyz"):
             _check_end(path)
-    # ASE's readers raise anything.
-    except Exception as error:
+    except Exception as error:  # of any kind
         before = f" beyond its first {count} frames" if count else ""
-        found = "; ".join(filter(None, (foreign(path), repr(error))))
+        hint = _WAL if isinstance(error, sqlite3.OperationalError) else foreign(path)
+        found = "; ".join(filter(None, (hint, _named(error))))
         raise ValueError(f"ASE cannot read {path}{before} ({found})") from error
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)!r:.200}"  # repr of some holds a whole file
 
 
 def _check_end(path: Path) -> None:
@@ -304,5 +309,5 @@ def row_record(row: Any) -> dict[str, Any]:
         content = {name: row[name] for name in _COLUMNS if name in row}
         stored = AtomsRow({"unique_id": "", **content})
         return atoms_record(stored.toatoms(add_additional_information=True))
-    except Exception as error:  # of any kind, as the values of a row may be
-        raise ValueError(f"not a row of ASE's database ({error!r})") from error
+    except Exception as error:  # of any kind
+        raise ValueError(f"not a row of ASE's database ({_named(error)})") from error
