@@ -145,8 +145,8 @@ class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory; invalid frames are found immediately.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several; a relaxation is named without suffix, as of `flt_mol.data.from_trajectories`.
-    Further fields are those of `atoms_record`.
+    several; a relaxation is named by `relaxation_name`. Further fields are those of
+    `atoms_record`.
     """
 
     def _open(self) -> int:
@@ -164,7 +164,7 @@ class AseDataset(StructuresDataset):
         self.is_relaxation = are_frames and _is_relaxation(self._items)
         index = self.options.frames or ("first" if self.is_relaxation else "all")
         self._index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
-        name = self.path.stem if self.is_relaxation else self.path.name
+        name = relaxation_name(self.path) if self.is_relaxation else self.path.name
         alone = len(self._items) == 1 or (self.is_relaxation and ":" not in self._index)
         for row, record in enumerate(self._items):
             named = {"sid": name if alone else f"{name}#{row}"}
@@ -179,6 +179,11 @@ class AseDataset(StructuresDataset):
 
     def _where(self, row: int) -> str:
         return f"{self.path}#{row}" if len(self._items) > 1 else str(self.path)
+
+
+def relaxation_name(path: Path) -> str:
+    """X of ``X.traj`` and of ``X/relax.traj``."""
+    return path.absolute().parent.name if path.stem == "relax" else path.stem
 
 
 def _is_relaxation(frames: Sequence[Record]) -> bool:
