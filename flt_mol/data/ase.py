@@ -59,9 +59,7 @@ def from_ase(
         >>> from_ase(molecule("H2O"), sid="water")
         Structures(1 systems, 3 atoms)
     """
-    record = atoms_record(atoms)
-    if sid is not None or record.get("sid") is None:
-        record["sid"] = 0 if sid is None else sid
+    record = atoms_record(atoms) | ({} if sid is None else {"sid": sid})
     options = ReadOptions(ignore_energy=ignore_energy)
     return decode([record], options, where=lambda _: "ASE atoms")
 
@@ -96,10 +94,9 @@ def to_ase(structures: Structures, index: int = 0) -> Atoms:
 def atoms_record(atoms: Any) -> dict[str, Any]:
     """The atoms in the names of the OC20 schema.
 
-    Further fields are, by name: what `info` holds, a database row's data and its key-value pairs
-    (in this order, where several hold a name), and vectors per atom of `arrays`. What a calculator
-    found for these positions is in "calculator" (energy, eV) and "forces" (eV/Å); nothing is
-    calculated.
+    Further fields are, by name: `info`, a database row's data and its key-value pairs (the first
+    that holds a name counts), and vectors per atom of `arrays`. What a calculator has found for
+    these positions is in "calculator" (energy, eV) and "forces" (eV/Å).
     """
     info = dict(atoms.info)
     record: dict[str, Any] = {
@@ -109,6 +106,8 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
     }
     record |= _merged(info.pop("key_value_pairs", {}), info.pop("data", {}))
     record |= {name: value for name, value in info.items() if isinstance(name, str)}
+    if isinstance(sid := record.get("sid"), str):
+        record["sid"] = sid.strip() or None
     record.pop("unique_id", None)
     record.pop("calculator", None)
     if not getattr(atoms.calc, "check_state", lambda _: [])(atoms):  # results of other positions
@@ -167,8 +166,8 @@ class AseDataset(StructuresDataset):
         name = relaxation_name(self.path) if self.is_relaxation else self.path.name
         alone = len(self._items) == 1 or (self.is_relaxation and ":" not in self._index)
         for row, record in enumerate(self._items):
-            named = {"sid": name if alone else f"{name}#{row}"}
-            self._items[row] = {**record, **(named if record.get("sid") is None else {})}
+            if record.get("sid") is None:
+                self._items[row] = {**record, "sid": name if alone else f"{name}#{row}"}
         return len(self._items)
 
     def _finish(self, count: int) -> None:

@@ -99,6 +99,11 @@ def test_sids_of_files_without_sids(tmp_path):
     assert open_dataset(tmp_path / "one.traj")[0].sid == ("one.traj",)
     with pytest.warns(UserWarning, match="no sid"):
         assert open_dataset(plain)[2].sid == (2,)
+    for atoms, sid in zip(plain, ("", " a", "b "), strict=True):
+        atoms.info["sid"] = sid
+    write(tmp_path / "text.traj", plain)
+    assert open_dataset(tmp_path / "text.traj").batch(range(3)).sid == ("text.traj#0", "a", "b")
+    assert from_ase(plain[0]).sid == (0,)
 
 
 def test_move_masks_and_files_that_keep_less(tmp_path):

@@ -129,7 +129,10 @@ def test_every_spelling_gives_the_same_numbers(spelling, make_record, write_lmdb
     ("stored", "expected"),
     [
         ("random7", "random7"),
-        (b"r7", "r7"),
+        (" r7\n", "r7"),
+        (b"r7 ", "r7"),
+        ("", 0),
+        (b" ", 0),
         (2**63 - 1, 2**63 - 1),
         (-7, -7),
         (7.0, 7),
