@@ -24,6 +24,8 @@ _FOREIGN = {
     b"BZh": "it is a bzip2 archive; unpack it first",
     b"version https://git-lfs": "it is a git-lfs pointer; run `git lfs pull` to get the data",
     b"<": "it is a web page or XML; the download went wrong",
+    b"\xef\xbb\xbf": "it begins with a byte-order mark; save it as UTF-8 without one",
+    b"\xff\xfe": "it is UTF-16 text; save it as UTF-8",
     b"\0" * 16: "it begins with zeros: an interrupted download",
 }
 
@@ -38,7 +40,8 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+        text = f"{error.filename or path} cannot be read: {error.strerror or error}"
+        raise ValueError(text) from error
 
 
 def foreign(path: Path) -> str:

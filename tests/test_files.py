@@ -5,7 +5,7 @@ import sysconfig
 import pytest
 
 from flt_mol import files
-from flt_mol.files import shipped_folder, temporary_path
+from flt_mol.files import readable, shipped_folder, temporary_path
 
 
 def test_the_file_appears_whole_and_folders_are_made(tmp_path):
@@ -67,6 +67,11 @@ def test_durable_files_are_on_the_disk_before_their_name(tmp_path, monkeypatch):
         temporary.write_text("whole")
     assert order == [("sync", False), ("rename", False), ("sync", True)]
     assert path.read_text() == "whole"
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ValueError, match="inside cannot be read"), readable(tmp_path):
+        (tmp_path / "inside").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["datasets", "models", "configs"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -36,7 +37,7 @@ Shares = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=SHARE...", help="Fractions, or counts; one may be 'rest'."),
 ]
-Drop = Annotated[str | None, typer.Option(metavar="SID,...", help="Drop these systems.")]
+Drop = Annotated[str | None, typer.Option(metavar="SID,...", help='Drop systems; "A,B" is one.')]
 MaxEnergy = Annotated[
     float | None,
     typer.Option(
@@ -226,7 +227,7 @@ def _open_to_write(source: str, split: str | None, **options: Any) -> Any:
 def _drop(dataset: Any, drop: str | None, max_energy: float | None) -> None:
     from flt_mol.data.conversion import drop_systems
 
-    sids = [sid.strip() for sid in (drop or "").split(",") if sid.strip()]
+    sids = [sid.strip() for sid in next(csv.reader([drop or ""])) if sid.strip()]
     if sids or max_energy is not None:
         largest = math.inf if max_energy is None else max_energy
         if dropped := drop_systems(dataset, sids, largest):

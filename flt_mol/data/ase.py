@@ -31,6 +31,7 @@ _DATABASES = ("db", "json")  # whose rows are no frames
 _INDEX = {"first": "0", "last": "-1", "all": ":"}
 _SAME_CELL = 1e-4  # Å: what text formats round off
 _HEAD = 4096  # bytes
+_WAL = "in WAL mode? PRAGMA journal_mode=delete, or copy it to a writable folder"
 _COLUMNS = {"numbers", "positions", "cell", "pbc", "tags", "constraints", "energy", "forces"}
 _COLUMNS |= {"key_value_pairs", "data"}
 
@@ -58,9 +59,7 @@ def from_ase(
         >>> from_ase(molecule("H2O"), sid="water")
         Structures(1 systems, 3 atoms)
     """
-    record = atoms_record(atoms)
-    if sid is not None or record.get("sid") is None:
-        record["sid"] = 0 if sid is None else sid
+    record = atoms_record(atoms) | ({} if sid is None else {"sid": sid})
     options = ReadOptions(ignore_energy=ignore_energy)
     return decode([record], options, where=lambda _: "ASE atoms")
 
@@ -95,10 +94,9 @@ def to_ase(structures: Structures, index: int = 0) -> Atoms:
 def atoms_record(atoms: Any) -> dict[str, Any]:
     """The atoms in the names of the OC20 schema.
 
-    Further fields are, by name: what `info` holds, a database row's data and its key-value pairs
-    (in this order, where several hold a name), and vectors per atom of `arrays`. What a calculator
-    found for these positions is in "calculator" (energy, eV) and "forces" (eV/Å); nothing is
-    calculated.
+    Further fields are, by name: `info`, a database row's data and its key-value pairs (the first
+    that holds a name counts), and vectors per atom of `arrays`. What a calculator has found for
+    these positions is in "calculator" (energy, eV) and "forces" (eV/Å).
     """
     info = dict(atoms.info)
     record: dict[str, Any] = {
@@ -108,6 +106,8 @@ def atoms_record(atoms: Any) -> dict[str, Any]:
     }
     record |= _merged(info.pop("key_value_pairs", {}), info.pop("data", {}))
     record |= {name: value for name, value in info.items() if isinstance(name, str)}
+    if isinstance(sid := record.get("sid"), str):
+        record["sid"] = sid.strip() or None
     record.pop("unique_id", None)
     record.pop("calculator", None)
     if not getattr(atoms.calc, "check_state", lambda _: [])(atoms):  # results of other positions
@@ -144,8 +144,8 @@ class AseDataset(StructuresDataset):
     """All frames of a file that ASE reads, kept in memory; invalid frames are found immediately.
 
     The sid of a frame is its `info["sid"]`, else the file's name, with #0, #1, … if there are
-    several; a relaxation is named without suffix, as of `flt_mol.data.from_trajectories`.
-    Further fields are those of `atoms_record`.
+    several; a relaxation is named by `relaxation_name`. Further fields are those of
+    `atoms_record`.
     """
 
     def _open(self) -> int:
@@ -163,11 +163,11 @@ class AseDataset(StructuresDataset):
         self.is_relaxation = are_frames and _is_relaxation(self._items)
         index = self.options.frames or ("first" if self.is_relaxation else "all")
         self._index = _INDEX[index if are_frames else "all"] if index in _INDEX else index
-        name = self.path.stem if self.is_relaxation else self.path.name
+        name = relaxation_name(self.path) if self.is_relaxation else self.path.name
         alone = len(self._items) == 1 or (self.is_relaxation and ":" not in self._index)
         for row, record in enumerate(self._items):
-            named = {"sid": name if alone else f"{name}#{row}"}
-            self._items[row] = {**record, **(named if record.get("sid") is None else {})}
+            if record.get("sid") is None:
+                self._items[row] = {**record, "sid": name if alone else f"{name}#{row}"}
         return len(self._items)
 
     def _finish(self, count: int) -> None:
@@ -178,6 +178,11 @@ class AseDataset(StructuresDataset):
 
     def _where(self, row: int) -> str:
         return f"{self.path}#{row}" if len(self._items) > 1 else str(self.path)
+
+
+def relaxation_name(path: Path) -> str:
+    """X of ``X.traj`` and of ``X/relax.traj``."""
+    return path.absolute().parent.name if path.stem == "relax" else path.stem
 
 
 def _is_relaxation(frames: Sequence[Record]) -> bool:
@@ -219,11 +224,15 @@ def frames_of(path: Path) -> Iterator[dict[str, Any]]:
             count += 1
         if path.suffix.lower() in (".xyz", ".extxyz"):
             _check_end(path)
-    # ASE's readers raise anything.
-    except Exception as error:
+    except Exception as error:  # of any kind
         before = f" beyond its first {count} frames" if count else ""
-        found = "; ".join(filter(None, (foreign(path), repr(error))))
+        hint = _WAL if isinstance(error, sqlite3.OperationalError) else foreign(path)
+        found = "; ".join(filter(None, (hint, _named(error))))
         raise ValueError(f"ASE cannot read {path}{before} ({found})") from error
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)!r:.200}"  # repr of some holds a whole file
 
 
 def _check_end(path: Path) -> None:
@@ -304,5 +313,5 @@ def row_record(row: Any) -> dict[str, Any]:
         content = {name: row[name] for name in _COLUMNS if name in row}
         stored = AtomsRow({"unique_id": "", **content})
         return atoms_record(stored.toatoms(add_additional_information=True))
-    except Exception as error:  # of any kind, as the values of a row may be
-        raise ValueError(f"not a row of ASE's database ({error!r})") from error
+    except Exception as error:  # of any kind
+        raise ValueError(f"not a row of ASE's database ({_named(error)})") from error

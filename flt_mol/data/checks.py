@@ -107,13 +107,14 @@ class Unusual:
 
     def messages(self) -> list[str]:
         """A text of each kind that was found."""
-        texts = {text: [str(sid) for sid in sids] for text, sids in self._sids.items() if sids}
+        texts = {text: list(map(str, sids)) for text, sids in self._sids.items() if sids}
         if far := self.far():
             texts[_ENERGIES] = [f"{sid}: {energy:.6g} eV" for sid, energy in far]
         known = {"tags": " or ".join(map(str, sorted(self._tags))), "beside": self._beside}
         return [
-            text.format(which=f"{len(x)} of {self.systems} structures ({some(x, 3)})", **known)
+            text.format(which=f"{len(x)} of {self.systems} structures ({first})", **known)
             for text, x in texts.items()
+            for first in [some([*dict.fromkeys(x)], 3)]
         ]
 
     def warn(self, stacklevel: int = 2) -> None:

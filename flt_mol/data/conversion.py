@@ -78,8 +78,7 @@ def convert(
             sets the format.
         indices: which systems, in which order; None for all.
         overwrite: replace an output that exists.
-        progress: called with records done and all: each counts once when it is written, and once
-            when it is compared.
+        progress: called with records done and all: each counts when written, and when compared.
         unusual: where to put what looks wrong, instead of warnings of it.
 
     Raises:
@@ -148,8 +147,7 @@ def readable_batches(
 ) -> Iterator[tuple[list[int], Structures]]:
     """Systems in batches of which either all or none have each target, with their indices.
 
-    `on_invalid` gets the message of each record that cannot be read, which is skipped; without it
-    the first raises its ValueError.
+    `on_invalid` gets the messages of invalid records, which are skipped; else the first raises.
     """
     for start in range(0, len(indices), _CHUNK):
         rows = [int(index) for index in indices[start : start + _CHUNK]]

@@ -70,9 +70,8 @@ def decode(
         notes: filled with the defaults taken, kind → text.
 
     Raises:
-        ValueError: a field missing or malformed, an element outside 1 to 118, a number that is
-            not finite or too large for float32, counts that disagree, a cell singular along a
-            periodic direction; naming `where`, the sid, and the field.
+        ValueError: a field missing or malformed, a number that is not finite or too large for
+            float32, a cell singular along a periodic direction; naming `where`, sid and field.
 
     Examples:
         >>> record = {"pos": [[0, 0, 0.0]], "atomic_numbers": [29.0], "sid": 7, "y_relaxed": -1.5}
@@ -95,8 +94,8 @@ def decode(
 
 def _named(record: Record) -> str:
     with suppress(ValueError):
-        if record.get("sid") is not None:
-            return f", sid {_sid(record, 0, lambda _: 0, {})}"
+        sid = _sid(record, 0, lambda _: "", {})
+        return "" if sid == "" else f", sid {sid}"
     return ""
 
 
@@ -146,7 +145,7 @@ def _decode(
         cell=torch.from_numpy(cell.astype(np.float32)),
         pbc=torch.from_numpy(pbc),
         tags=torch.from_numpy(_whole(tagged, "tags", natoms, (0, 2), _TAGS)),
-        fixed=torch.from_numpy(_whole(records, "fixed", natoms) != 0),
+        fixed=torch.from_numpy(_whole(records, "fixed", natoms, (0, 1), "0 or 1") != 0),
         ptr=torch.from_numpy(ptr),
         sid=sid,
         energy=energy,
@@ -161,15 +160,18 @@ def _sid(
     record: Record, i: int, default: Callable[[int], int | str], notes: dict[str, str]
 ) -> int | str:
     value = decoded(record.get("sid"))
-    if value is None:
-        notes["sid"] = "no sid (the key is used)"
-        return default(i)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
-    if isinstance(value, str | bytes):
-        return value if isinstance(value, str) else value.decode(errors="replace")
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    value = value.strip() or None if isinstance(value, str) else value
+    if value is None:
+        notes["sid"] = "no sid (the key is used)"
+        return default(i)
+    if isinstance(value, str):
+        return value
     if type(value) is not int:
         array = _array(value, "sid")
         value = array.item() if array.size == 1 else math.nan
@@ -194,7 +196,8 @@ def _count(record: Record, notes: dict[str, str]) -> int:
     numbers, natoms = record.get("atomic_numbers"), record.get("natoms")
     if numbers is None:
         fields = ", ".join(record) or "none"
-        raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}")
+        hint = " (weights of a model?)" if "state_dict" in record or "weight" in fields else ""
+        raise ValueError(f"atomic_numbers is missing; fields stored: {fields:.300}{hint}")
     n = _array(numbers, "atomic_numbers").size
     if n == 0:
         raise ValueError("atomic_numbers is empty: the system has no atoms")

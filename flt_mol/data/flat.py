@@ -85,8 +85,7 @@ def write_flat(batches: Iterable[Structures], path: str | Path) -> None:
         natoms += batch.natoms.tolist()
         sids += batch.sid
         for b in range(len(batch)):
-            info = {name: values[b] for name, values in batch.info.items()}
-            infos.append({name: value for name, value in info.items() if value is not None})
+            infos.append({n: v[b] for n, v in batch.info.items() if v[b] is not None})
     if not natoms:
         raise ValueError(f"{path}: no systems to write")
     # safetensors takes the bytes in the order that they have in memory.
@@ -103,11 +102,10 @@ def write_flat(batches: Iterable[Structures], path: str | Path) -> None:
         texts = [_text(info, sid) for info, sid in zip(infos, sids, strict=True)]
         tensors["info"] = np.frombuffer(b"".join(texts), np.uint8)
         tensors["info_ptr"] = _fence([len(text) for text in texts])
-    about = {_KEY: json.dumps({"version": _VERSION})}
     with temporary_path(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
-        save_file(tensors, temporary, metadata=about)
+        save_file(tensors, temporary, metadata={_KEY: json.dumps({"version": _VERSION})})
         temporary.chmod(mode)  # safetensors lets only the owner read its files
 
 

@@ -38,14 +38,13 @@ def inspect(
         progress: called with how many of how many have been looked at.
 
     Returns:
-        path, kind, bytes (on disk; None in memory), bytes_per_record, count (records, invalid ones
-        included), looked_at (how many of them), fields (name → records that hold it), dtypes
-        (name → those met), missing (OC20 field → records without it),
-        energy (count, min, max, mean, std, median in eV; None without targets), outliers (sid and
-        energy beyond 10 eV), elements (symbol → systems), atoms (per system), fixed (fraction of
-        atoms), pbc ("TTF" → systems), tags (tag → atoms), repeated_sids, skipped and problems
-        (messages). Of outliers, repeated_sids, skipped and problems the first 1000 are given;
-        `counts` has all of them.
+        path, kind, bytes (on disk; None in memory), bytes_per_record, count (of all records),
+        looked_at (how many of them), fields (name → records that hold it), dtypes (name → those
+        met), missing (OC20 field → records without it), energy (count, min, max, mean, std, median
+        in eV; None without targets), elements (symbol → systems), atoms (per system), fixed
+        (fraction of atoms), pbc ("TTF" → systems), tags (tag → atoms); and of outliers (sid and
+        energy beyond 10 eV), repeated_sids, skipped and problems (messages) the first 1000, and
+        their `counts`.
 
     Raises:
         ValueError: a limit below one.

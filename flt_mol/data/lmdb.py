@@ -36,7 +36,7 @@ _Stamp = tuple[int, int, int, int]
 def data_file(path: Path) -> Path:
     """The file itself: `data.mdb` of LMDB's folder form, and where a link leads."""
     inside = path / "data.mdb"
-    return Path(os.path.realpath(inside if inside.is_file() else path))
+    return Path(os.path.realpath(inside if os.path.isfile(inside) else path))
 
 
 def is_lmdb(path: Path) -> bool:

@@ -101,12 +101,16 @@ def _open_path(
     if not os.fspath(source):
         raise ValueError("the path is empty; give that of a file or folder (. for this one)")
     path, index = split_index(Path(os.fsdecode(source)))
-    options = options if index is None else replace(options, frames=index)
     with readable(path):
         _refuse_splits(path)
         if not path.exists():
             raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
-        if index is None and path.is_dir() and data_file(path).name != "data.mdb":
+        if index is not None:
+            try:
+                options = replace(options, frames=index)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+        elif path.is_dir() and data_file(path).name != "data.mdb":
             return FolderDataset(path, options, notes=notes)
         return _open_file(path, options, notes or Notes(str(path)))
 

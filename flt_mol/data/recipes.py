@@ -46,14 +46,12 @@ class Recipe:
     def path(self, split: str) -> Path:
         """File or folder of a split, the first that exists.
 
-        Searched are the recipe's folder, ``$FLT_MOL_DATA`` (in the data set's folder `NAME`, or
-        unpacked there by someone else), and the default data folder. In each, a converted
-        ``flat/SPLIT.safetensors`` comes before the file itself, and the file may be under the
-        end of its path: for `…/data/is2re/all/val_id/data.lmdb`, `all/val_id/data.lmdb` will do.
+        Searched are the recipe's folder, ``$FLT_MOL_DATA`` (and `NAME` in it), and the default data
+        folder. In each, a converted ``flat/SPLIT.safetensors`` comes before the file itself, which
+        may be under the end of its path: `all/val_id/data.lmdb` for `…/all/val_id/data.lmdb`.
 
         Raises:
-            ValueError: an unknown split, with the known ones; a file that does not exist, with the
-                places and the command that gets it.
+            ValueError: an unknown split; a file that does not exist, with what gets it.
         """
         if (found := self.find(split)) is None:
             text = f"{self.expected(split)['file']} does not exist, split {split} of data set"
@@ -82,7 +80,7 @@ class Recipe:
         return places
 
     def expected(self, split: str) -> Mapping[str, Any]:
-        """The entry of `splits`; ValueError for an unknown split, with the known ones."""
+        """The entry of `splits`; ValueError for an unknown split."""
         if split not in self.splits:
             hint = nearest(split, self.splits)
             raise ValueError(f"data set {self.name} has no split '{split}': {hint}")
@@ -140,8 +138,7 @@ def recipe(name_or_folder: Recipe | str | Path) -> Recipe:
     and underscores are the same. A recipe is returned as it is.
 
     Raises:
-        ValueError: neither a known name nor a folder with `dataset.yaml`; a file that is not such a
-            description.
+        ValueError: neither of them, or an invalid `dataset.yaml`.
     """
     if isinstance(name_or_folder, Recipe):
         return name_or_folder
@@ -180,7 +177,7 @@ def find_recipe(name_or_path: str | Path) -> Recipe | None:
     """The data set of that name or folder; None for a plain file or folder of records.
 
     Raises:
-        ValueError: nothing of that name, with the names there are.
+        ValueError: nothing of that name.
     """
     path, _ = split_index(Path(name_or_path))
     if path.exists() and not (path / _FILE).is_file():

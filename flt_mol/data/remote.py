@@ -57,8 +57,8 @@ def download(
 ) -> DownloadResult:
     """Download splits of a published data set; files that are present and correct are kept.
 
-    A download that was stopped or killed resumes when started again. An archive that was fetched by
-    hand is used if it is in the folder. A damaged file of a split is replaced.
+    A download that was stopped resumes when started again. An archive that is in the folder is
+    used. A damaged file is replaced.
 
     Args:
         name_or_folder: a data set whose `dataset.yaml` names an `archive`.

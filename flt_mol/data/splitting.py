@@ -58,10 +58,9 @@ def split(
 ) -> SplitResult:
     """Put every system of `source` into one of several flat files, at random.
 
-    The files and a `dataset.yaml` come into a new folder, which is a data set that
-    `flt_mol.data.recipes.recipe` opens and `flt-mol train` takes. The folder appears
-    when it is complete. Which system goes where depends on the number of systems, the groups, the
-    shares and the seed, and on nothing else; inside a file they keep their order.
+    The files and a `dataset.yaml` come into a new folder, a data set for `flt-mol train` and
+    `flt_mol.data.recipes.recipe`, when all are complete. Which system goes where depends on the
+    number of systems, groups, shares and seed alone; inside a file they keep their order.
 
     Args:
         source: the records.
@@ -75,9 +74,8 @@ def split(
         progress: called with records done and all.
 
     Raises:
-        ValueError: invalid shares, a split that would be empty, a
-            record without the field `group_by`, a folder that is not empty; and all that
-            `flt_mol.data.conversion.convert` raises.
+        ValueError: invalid shares, an empty split, a record without the field `group_by`, a folder
+            that is not empty; and as `flt_mol.data.conversion.convert`.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

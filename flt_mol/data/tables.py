@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from flt_mol.files import some
+
 PREDICTION = ("energy", "prediction", "pred", "y_relaxed")
 
 Key = tuple[str, str]  # split, empty where a file has none, and sid
@@ -52,9 +54,8 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
         names: of the column of energies; the first that is there is taken.
 
     Raises:
-        ValueError: no such file, no table, a missing column, no systems; an energy that is not a
-            finite number, a line of another length, an empty sid, an id with two different
-            energies, naming file, line and sid.
+        ValueError: no table, a missing column, no systems; an energy that is not finite, a line of
+            another length, an empty sid, an id with two energies; naming file, line and sid.
 
     Warns:
         UserWarning: repeated lines, with their number.
@@ -83,7 +84,8 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
 def finite(value: Any, what: str) -> float:
     """A number as stored or as text; ValueError where it is none, or not finite."""
     with suppress(TypeError, ValueError, OverflowError):
-        if not isinstance(value, bool) and math.isfinite(number := float(value)):
+        plain = str(value).isascii() and "_" not in str(value)  # float reads 1_0, too
+        if plain and not isinstance(value, bool) and math.isfinite(number := float(value)):
             return number
     raise ValueError(f"{what} is {value!r}, expected a finite energy in eV")
 
@@ -128,14 +130,7 @@ def _rows(path: Path) -> list[Row]:
     try:
         data = path.read_bytes()
         if data.startswith(b"PK\x03\x04"):
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                if "id_ids" in file:
-                    raise ValueError("it is a submission: give the files it was made of, by split")
-                given = np.reshape(file["ids"], -1)
-                ids = (given.astype(np.str_) if given.dtype.kind == "S" else given).tolist()
-                values = np.reshape(file["energy"], -1).tolist()
-            pairs = zip(ids, values, strict=True)
-            return list(enumerate(({"sid": sid, "energy": value} for sid, value in pairs), start=1))
+            return _of_arrays(data)
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
         text = data.decode("utf-8-sig").lstrip()
@@ -147,6 +142,22 @@ def _rows(path: Path) -> list[Row]:
         return list(enumerate(rows, start=1))
     except Exception as error:  # anything that foreign bytes come to
         raise ValueError(f"{path} cannot be read as a table: {error}") from error
+
+
+def _of_arrays(data: bytes) -> list[Row]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        if "id_ids" in file:
+            raise ValueError("it is a submission: give the files it was made of, by split")
+        if not {"ids", "energy"}.issubset(file):
+            raise ValueError(f"it holds {some(list(file))}, expected ids and energy")
+        ids, energy = file["ids"], file["energy"]
+    n = ids.shape[:1]
+    for name, shape in {"ids": ids.shape, "energy": energy.shape}.items():
+        if shape not in (n, (*n, 1)):
+            raise ValueError(f"{name} has shape {shape}, expected {n} or {(*n, 1)}")
+    ids = ids.astype(np.str_) if ids.dtype.kind == "S" else ids
+    pairs = enumerate(zip(ids.ravel().tolist(), energy.ravel().tolist(), strict=True), start=1)
+    return [(line, {"sid": sid, "energy": value}) for line, (sid, value) in pairs]
 
 
 def _of_csv(text: str) -> list[Row]:

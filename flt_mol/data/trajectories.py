@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flt_mol.data.ase import frames_of, holds_structures, what_changes
+from flt_mol.data.ase import frames_of, holds_structures, relaxation_name, what_changes
 from flt_mol.data.opening import MemoryDataset
 from flt_mol.data.schema import OnError, ReadOptions, Record, Tagger
 from flt_mol.data.tables import finite, read_energies
@@ -28,7 +28,7 @@ def from_trajectories(
     The target is E(last) − reference, y_init is E(first) − reference where the first frame holds
     an energy, all as the frames' calculators found them. Positions, cell, tags and fixed atoms are
     the first frame's, relaxed positions the last one's. The sid is `info["sid"]` of the first
-    frame, else the file's name without suffix, or in subfolders that of its folder.
+    frame, else X of ``X.traj`` and of ``X/relax.traj``; in subfolders, always that of its folder.
 
     Args:
         paths: files, or a folder of them, or one of subfolders with one trajectory each
@@ -88,19 +88,18 @@ def _trajectories(path: Path, others: list[str]) -> list[tuple[Path, str]]:
     if not path.exists():
         raise ValueError(f"{path} does not exist (looked in {path.absolute().parent})")
     if not path.is_dir():
-        return [(path, path.stem)]
+        return [(path, relaxation_name(path))]
     entries = [e for e in sorted(path.iterdir(), key=natural_key) if e.name[0] != "."]
     files = [e for e in entries if e.is_file() and holds_structures(e)]
-    found, used = [(file, file.stem) for file in files], files
+    found = [(file, relaxation_name(file)) for file in files]
     for folder in [e for e in entries if e.is_dir() and not files]:
         inside = [e for e in sorted(folder.iterdir()) if e.is_file() and holds_structures(e)]
         if len(inside) > 1:
             raise ValueError(f"{folder} holds several trajectories: list the files")
-        if inside:
-            found.append((inside[0], folder.name))
-            used = [*used, folder]
+        found += [(file, folder.name) for file in inside]
     if not found:
         raise ValueError(f"no trajectories in {path}, nor in its subfolders")
+    used = {place for file, _ in found for place in (file, file.parent)}
     others += [e.name for e in entries if e not in used]
     return found
 

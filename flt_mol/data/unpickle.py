@@ -372,8 +372,13 @@ def _scalar(dtype: _Dtype, data: bytes = b"") -> Any:
     return np.frombuffer(data, dtype.dtype, 1)[0].item()
 
 
-def _dict(*args: Any) -> dict[Any, Any]:
-    return dict(args[0]) if args and isinstance(args[0], list | dict) else {}
+class _Dict(dict[Any, Any]):
+    def __setstate__(self, state: Any) -> None:
+        """Leave out attributes, which the weights of a model have."""
+
+
+def _dict(*args: Any) -> _Dict:
+    return _Dict(args[0] if args and isinstance(args[0], list | dict) else ())
 
 
 def _encode(text: Any = b"", encoding: str = "latin1") -> Any:

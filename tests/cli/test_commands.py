@@ -102,7 +102,8 @@ def test_systems_are_dropped_by_sid_and_energy(run, slabs):
     assert text.out.startswith("systems dropped: 2\n  s1\n  s2\n1 systems in ")
     text = run("data", "split", slabs, "b", "--drop", "s1", "--shares", "train=1", "val=rest")
     assert "systems dropped: 1\n  s1\ntrain: 1 systems" in text.out
-    assert "nobody" in run("data", "convert", slabs, "c.extxyz", "--drop", "nobody", status=2).err
+    text = run("data", "convert", slabs, "c.extxyz", "--drop", '"no,body","s1"', status=2)
+    assert "no system has the sid no,body" in text.err
 
 
 def test_models_with_forces_are_not_compiled(run, slabs):

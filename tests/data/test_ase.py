@@ -99,6 +99,11 @@ def test_sids_of_files_without_sids(tmp_path):
     assert open_dataset(tmp_path / "one.traj")[0].sid == ("one.traj",)
     with pytest.warns(UserWarning, match="no sid"):
         assert open_dataset(plain)[2].sid == (2,)
+    for atoms, sid in zip(plain, ("", " a", "b "), strict=True):
+        atoms.info["sid"] = sid
+    write(tmp_path / "text.traj", plain)
+    assert open_dataset(tmp_path / "text.traj").batch(range(3)).sid == ("text.traj#0", "a", "b")
+    assert from_ase(plain[0]).sid == (0,)
 
 
 def test_move_masks_and_files_that_keep_less(tmp_path):
@@ -146,6 +151,25 @@ def test_files_of_something_else_are_named(name, tmp_path):
             open_dataset(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("kind", "hint"), [("utf-8-sig", "byte-order mark"), ("utf-16", "UTF-16"), ("x", "decode byte")]
+)
+def test_text_of_other_encodings(kind, hint, tmp_path):
+    path = tmp_path / "a.extxyz"
+    write(path, FRAMES)
+    data = b"\xf0" * 100_000 if kind == "x" else path.read_text().encode(kind)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=rf"a\.extxyz \(.*{hint}") as caught:
+        open_dataset(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_an_index_that_is_none_is_named_with_its_file(tmp_path):
+    write(tmp_path / "a.extxyz", FRAMES)
+    with pytest.raises(ValueError, match=r"a\.extxyz: frames is 'x', expected"):
+        open_dataset(tmp_path / "a.extxyz@x")
+
+
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_are_not_finite_are_no_warnings():
     for field in ("positions", "cell"):
@@ -170,6 +194,12 @@ def test_databases_are_left_as_they_are(tmp_path):
         open_dataset(tmp_path / "other.db")
     assert (tmp_path / "other.db").read_bytes() == before
     assert not [p for p in tmp_path.iterdir() if p.suffix not in (".db", ".json")]
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute("PRAGMA journal_mode=wal")
+    connection.close()
+    (tmp_path / "a.db-wal").mkdir()  # as where nothing can be written
+    with pytest.raises(ValueError, match=r"a\.db \(in WAL mode"):
+        open_dataset(tmp_path / "a.db")
 
 
 def test_folders_of_files(tmp_path):

@@ -36,6 +36,8 @@ def test_tags_that_are_all_alike(tag):
     (text,) = messages(alike, make_system("two", tags=[2] * 5), make_system(1))
     assert ("0 or 2" in text) == (tag == 0)
     assert "2 of 3" in text
+    (text,) = messages(alike, alike)
+    assert "2 of 2 structures (bulk)" in text
 
 
 @pytest.mark.parametrize(

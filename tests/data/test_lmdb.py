@@ -178,6 +178,20 @@ def test_folder_form_and_any_suffix(numbered, write_lmdb, tmp_path):
     assert [sids(one) for one in both] == [[100, 101]] * 2
 
 
+def test_subfolders_that_cannot_be_read(numbered, write_lmdb, tmp_path, monkeypatch):
+    write_lmdb(numbered(2), "records.lmdb")
+    (tmp_path / "lost+found").mkdir()
+
+    def stat(path, *args, plain=os.stat, **options):
+        if "lost+found/" in os.fsdecode(path):
+            raise PermissionError(13, "Permission denied", path)
+        return plain(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.warns(UserWarning, match=r"ignored.*lost\+found"):
+        assert sids(open_dataset(tmp_path)) == [100, 101]
+
+
 def test_the_same_file_twice_pickled_and_reopened(numbered, write_lmdb):
     path = write_lmdb(numbered(3))
     one, other = open_dataset(path), open_dataset(path)

@@ -6,7 +6,7 @@ import torch
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
-from flt_mol.data import from_trajectories
+from flt_mol.data import from_trajectories, open_dataset
 from tests.data.test_opening import frame
 
 
@@ -120,6 +120,14 @@ def test_folders_and_subfolders(tmp_path):
     batch = deep.batch([0, 1])
     assert batch.sid == ("a2", "a10")
     assert torch.equal(batch.energy, torch.tensor([-13.5, -14.5], dtype=torch.float64))
+    file = tmp_path / "a10" / "relax.traj"
+    for dataset in (
+        from_trajectories(file, references="none"),
+        from_trajectories(file.parent, references="none"),
+        open_dataset(file, frames=None),
+        open_dataset(file.parent, frames=None),
+    ):
+        assert dataset[0].sid == ("a10",)
     relaxation(tmp_path / "a10" / "again.traj")
     with pytest.raises(ValueError, match="a10 holds several trajectories"):
         from_trajectories(tmp_path, references="none")

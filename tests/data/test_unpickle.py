@@ -272,10 +272,15 @@ def test_tensors_without_stored_numbers_are_refused():
         storage.numpy()
 
 
-@pytest.mark.parametrize("obj", [None, 3, torch.ones(2), {"state_dict": {"w": torch.ones(1)}}])
+WEIGHTS = torch.nn.Linear(2, 2).state_dict()  # a dict with attributes
+
+
+@pytest.mark.parametrize("obj", [None, 3, torch.ones(2), WEIGHTS, {"state_dict": WEIGHTS}])
 def test_files_of_other_things_are_named(obj, tmp_path):
     torch.save(obj, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"a\.pt.*(holds no structures|atomic_numbers is missing)"):
+    missing = r"atomic_numbers is missing.*\(weights of a model\?\)"
+    reason = missing if isinstance(obj, dict) else "holds no structures"
+    with pytest.raises(ValueError, match=rf"a\.pt.*{reason}"):
         open_dataset(tmp_path / "a.pt")[0]
 
 

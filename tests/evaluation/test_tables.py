@@ -42,9 +42,15 @@ def test_arrays_of_ids_and_energies(tmp_path):
         assert read_energies(tmp_path / "p.npz").energies == {("", "3"): 0.5, ("", "1"): -1.0}
     np.savez(tmp_path / "b.npz", ids=np.array([b"1"], "S1"), energy=np.array([1.5]))
     assert read_energies(tmp_path / "b.npz").energies == {("", "1"): 1.5}
-    np.savez(tmp_path / "q.npz", ids=ids)
-    with pytest.raises(ValueError, match=r"q\.npz"):
-        read_energies(tmp_path / "q.npz")
+    for arrays, words in (
+        ({"ids": ids}, "holds ids, expected ids and energy"),
+        ({"ids": ids, "energy": np.ones((2, 2))}, r"energy has shape \(2, 2\), expected \(2,\) or"),
+        ({"ids": np.ones((2, 2)), "energy": energy}, r"ids has shape \(2, 2\)"),
+        ({"ids": ids, "energy": np.ones((1, 2))}, r"energy has shape \(1, 2\)"),
+    ):
+        np.savez(tmp_path / "q.npz", **arrays)
+        with pytest.raises(ValueError, match=rf"q\.npz .*{words}"):
+            read_energies(tmp_path / "q.npz")
     np.savez(tmp_path / "s.npz", id_ids=ids, id_energy=energy)
     with pytest.raises(ValueError, match=r"s\.npz .*submission"):
         read_energies(tmp_path / "s.npz")
@@ -61,6 +67,9 @@ def test_arrays_of_ids_and_energies(tmp_path):
         ("sid,energy\na,1\nb\n", "line 3: expected 2 columns"),
         ("sid,energy\na,nan\n", r"line 2, sid a: energy is 'nan'"),
         ("sid,energy\na,\n", r"line 2, sid a: energy is ''"),
+        ("sid,energy\na,1_0\n", r"line 2, sid a: energy is '1_0'"),
+        ("sid,energy\na,\u0661\n", r"line 2, sid a: energy is '\u0661'"),
+        ('[{"sid": "a", "energy": "1_0"}]', r"line 1, sid a: energy is '1_0'"),
         ("sid,energy\n,1\n", "line 2: .*empty"),
         ("sid,split,energy\na,,1\n", "line 2: .*empty"),
         ("sid,energy\na,1\na,2\n", "line 3, sid a: energy is 2.0, in line 2 1.0"),
