@@ -191,8 +191,7 @@ class Structures:
             vectors = (x[found] for x in lattice[:3])
             cells = (x[systems] for x in (lattice.cell, lattice.inverse, lattice.virtual))
             large = tuple(place for place, b in enumerate(chosen) if b in lattice.large)
-            made = [*vectors, ends, *cells, lattice.offset[atoms], large]
-            lattice = type(lattice)._make(made)
+            lattice = type(lattice)._make([*vectors, ends, *cells, lattice.offset[atoms], large])
         return Structures(
             **fields,
             ptr=ptr,
@@ -245,8 +244,7 @@ class Structures:
     def with_pairs(self, cutoff: float) -> Structures:
         """The same batch with all pairs within `cutoff`, in Å, periodic images included.
 
-        Raises:
-            ValueError: as `flt_mol.functional.neighbor_pairs`, naming the sid.
+        Errors are those of `flt_mol.functional.neighbor_pairs`, naming the sid.
         """
         from flt_mol.functional import neighbor_pairs  # only who needs pairs waits for it
 
@@ -269,8 +267,8 @@ class Structures:
     def moved(self, positions: Tensor) -> Structures:
         """The same batch with atoms elsewhere; forces, pairs and reciprocal vectors are dropped."""
         names = ("forces", "pairs", "cutoff", "reciprocal", "reciprocal_settings")
-        dropped = dict.fromkeys(names)
-        return replace(self, positions=positions, **cast("dict[str, Any]", dropped))
+        dropped: dict[str, Any] = dict.fromkeys(names)
+        return replace(self, positions=positions, **dropped)
 
     def to(self, device: torch.device | str) -> Structures:
         """The same batch on `device`; float64 becomes float32 where the device has none (MPS)."""

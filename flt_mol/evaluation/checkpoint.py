@@ -55,10 +55,10 @@ def evaluate_checkpoint(
         skip_bad: skip invalid records.
         batch_size: systems per call.
         device: of the model.
-        progress: as of `flt_mol.evaluation.splits.evaluate_splits`.
+        progress: as of `evaluate_splits`.
 
     Returns:
-        The summary, see `flt_mol.evaluation.summary.summarise`, and the results by split.
+        The summary, see `summarise`, and the results by split.
 
     Raises:
         ValueError: no such checkpoint, data or split; records without targets or invalid ones,

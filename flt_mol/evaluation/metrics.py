@@ -120,11 +120,7 @@ def errors_of(
 
 
 def metrics_of(prediction: Any, target: Any, sid: Sequence[Any] | None = None) -> dict[str, float]:
-    """All of `EnergyMetrics.compute` for one batch.
-
-    Raises:
-        ValueError: as `EnergyMetrics`.
-    """
+    """All of `EnergyMetrics.compute` for one batch; raises as `EnergyMetrics`."""
     metrics = EnergyMetrics()
     metrics.update(prediction, target, sid)
     return metrics.compute()
@@ -223,15 +219,13 @@ def force_sums(
     - "forces_cosine": F·F* / |F||F*| of each atom;
     - "efwt": systems with an energy error below 0.02 eV and all |F − F*| below 0.03 eV/Å.
 
-    Fixed atoms, those without known forces and systems of such atoms alone do not count.
+    Fixed atoms, those without known forces and systems of such atoms alone do not count. Raises as
+    `force_errors`.
 
     Args:
         forces: F (N, 3), eV/Å, predicted.
         energy_error: (B,), eV.
         structures: B systems with F*, their forces.
-
-    Raises:
-        ValueError: as `force_errors`.
 
     References:
         Chanussot et al., ACS Catal. 2021, table 2: S2EF.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flt_mol.evaluation.metrics import EWT_THRESHOLD
-from flt_mol.evaluation.splits import Results
+from flt_mol.evaluation.splits import Results, SplitResult
 from flt_mol.files import temporary_path
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def parity(results: Results, path: str | Path) -> Path:
 
     Args:
         results: {split: result}, as given by `evaluate_splits`; not empty.
-        path: where to write; the suffix gives the format.
+        path: as of `learning_curve`.
     """
     return _save(parity_figure(results), path)
 
@@ -74,10 +74,10 @@ def parity_figure(results: Results) -> Figure:
     axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axis in axes[len(results) :]:
         axis.set_axis_off()
-    target = np.concatenate([result.target for result in results.values()])
-    prediction = np.concatenate([result.prediction for result in results.values()])
+    every = SplitResult.cat(results.values())
+    target = every.target
     reach = 0.25 * max(np.ptp(target), 1.0)
-    shown = np.clip(prediction, target.min() - reach, target.max() + reach)
+    shown = np.clip(every.prediction, target.min() - reach, target.max() + reach)
     low = min(target.min(), shown.min()) - 0.1 * reach
     high = max(target.max(), shown.max()) + 0.1 * reach
     for axis, (split, result) in zip(axes, results.items(), strict=False):

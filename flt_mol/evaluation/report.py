@@ -84,16 +84,15 @@ def notes(summary: Summary) -> dict[str, list[str]]:
 
 
 def write_json(summary: Summary, path: str | Path) -> Path:
-    """Write a summary of `flt_mol.evaluation.summary.summarise`; return the path."""
+    """Write a summary of `summarise`; return the path."""
     return _write(json.dumps(summary, indent=1, allow_nan=False) + "\n", path)
 
 
 def write_csv(results: Results, path: str | Path) -> Path:
     """Write every prediction; return the path.
 
-    Columns are split, sid, energy, target (eV), and those of
-    `flt_mol.evaluation.splits.COLUMNS` that some split has. Numbers read back as the same
-    float64.
+    Columns are split, sid, energy, target (eV), and those of `COLUMNS` that some split has. Numbers
+    read back as the same float64.
     """
     names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
     rows: list[Sequence[Any]] = [["split", "sid", "energy", "target", *names]]
@@ -107,7 +106,7 @@ def write_csv(results: Results, path: str | Path) -> Path:
 def write_html(summary: Summary, results: Results, path: str | Path) -> Path:
     """Write the report: one file that opens from disk, without scripts or network; return the path.
 
-    `summary` is that of `results`, as of `flt_mol.evaluation.summary.summarise`.
+    `summary` is that of `results`, as of `summarise`.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

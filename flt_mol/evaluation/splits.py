@@ -77,7 +77,7 @@ class SplitResult:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """As of `flt_mol.evaluation.metrics.metrics_of`."""
+        """As of `metrics_of`."""
         return metrics_of(self.prediction, self.target)
 
     @classmethod
@@ -131,7 +131,7 @@ def evaluate_splits(
 
     Warns:
         UserWarning: once of each kind for all splits, as `flt_mol.predict`, and energies that
-            are no adsorption energies (`flt_mol.data.checks.Unusual`).
+            are no adsorption energies (`Unusual`).
     """
     results, unusual = {}, Unusual()
     reference = getattr(model, "reference_energies", None)

@@ -43,8 +43,7 @@ def write_submission(
     check_suffix(path, (".npz",))
     arrays: dict[str, NDArray[Any]] = {}
     for split, table in tables.items():
-        sids = [sid for _, sid in table.energies]
-        arrays[f"{split}_ids"] = np.array(sids, dtype=np.str_)
+        arrays[f"{split}_ids"] = np.array([sid for _, sid in table.energies], dtype=np.str_)
         arrays[f"{split}_energy"] = np.array(list(table.energies.values()), dtype=np.float64)
     _check(arrays, {split: str(table.path) for split, table in tables.items()}, expected)
     with temporary_path(path) as temporary, temporary.open("wb") as file:

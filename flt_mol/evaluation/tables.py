@@ -6,7 +6,6 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,8 +32,7 @@ def score_files(
     Systems are matched by sid, and by split where both files have it.
 
     Args:
-        predictions: table of sid and energy (eV), with a column split or not; see
-            `read_energies`.
+        predictions: table of sid and energy (eV), with a column split or not; see `read_energies`.
         targets: table of sid and target, y_relaxed or energy (the first of these that is there);
             or structures that hold them, as `flt_mol.open_dataset` takes them; or a data
             set, of which the splits that are named here or in `predictions` are taken. None takes
@@ -101,10 +99,9 @@ def _stored_targets(source: str | Path, splits: Sequence[str]) -> EnergyTable:
     found = find_recipe(source)
     if found is not None and not splits:
         raise ValueError(f"{source}: choose its splits with --split: {', '.join(found.splits)}")
-    options: Any = {"require_energy": True}
-    opened = {split: found.open(split, **options) for split in splits} if found else {}
+    opened = {split: found.open(split, require_energy=True) for split in splits} if found else {}
     energies, places = dict[Key, float](), dict[Key, str]()
-    for split, dataset in (opened or {"": open_dataset(source, **options)}).items():
+    for split, dataset in (opened or {"": open_dataset(source, require_energy=True)}).items():
         for i, system in enumerate(dataset):
             key = split, str(system.sid[0])
             energy = float(energies_of(system.energy, system)[0])

@@ -28,7 +28,7 @@ def orthogonal_projection(
 
     Directions are the columns of Q of a Gaussian's QR decomposition, made uniform by giving R a
     positive diagonal; lengths are those of independent Gaussian vectors (Choromanski et al.,
-    "Rethinking Attention with Performers", ICLR 2021, section 3.2). float32 on CPU.
+    ICLR 2021, section 3.2, see `softmax_log_features`). float32 on CPU.
 
     Examples:
         >>> w = orthogonal_projection(3, 3, generator=torch.Generator().manual_seed(0))

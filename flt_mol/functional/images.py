@@ -35,10 +35,9 @@ def image_attention(
 ) -> Tensor:
     """out_i = Σ_p A_p v_j / Σ_p A_p, A_p = exp(s q_i·k_j + log w_p), over the pairs p of i.
 
-    With `log_sum_over_images` the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same
-    in a supercell, and what 3D-Graphormer's image keys compute [1]. Logits may be ±10⁴.
-    Time and memory are quadratic in the size of a system; weights are recomputed in the backward
-    pass.
+    With `log_sum_over_images` the weight of j is exp(s q_i·k_j) Σ_T w(r_i − r_j − T): the same in a
+    supercell, and what 3D-Graphormer's image keys compute [1]. Logits may be ±10⁴. Time and memory
+    are quadratic in the size of a system; weights are recomputed in the backward pass.
 
     Args:
         query: (N, H, D).
@@ -120,21 +119,14 @@ def _groups(q: Tensor, i: Tensor, j: Tensor, ptr: Tensor) -> tuple[Groups, Tenso
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_weight: Tensor,
-    i: Tensor,
-    j: Tensor,
-    ptr: Tensor,
-    others: bool,
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, i: Tensor, j: Tensor, ptr: Tensor, others: bool
 ) -> Tensor:
     heads, parts = len(q), []
     with without_autocast(q):
         groups, slot = _groups(q, i, j, ptr)
         sizes = [block.number * block.length**2 for block in groups.rows]
-        bias = log_weight.new_full((sum(sizes), heads), 0.0 if others else -torch.inf)
-        bias = bias.index_copy(0, slot, log_weight)
+        bias = w.new_full((sum(sizes), heads), 0.0 if others else -torch.inf)
+        bias = bias.index_copy(0, slot, w)
         for block, own in zip(groups.rows, bias.split(sizes), strict=True):
             matrices = own.T.reshape(heads, -1, block.length, block.length)
             if block.real is not None:

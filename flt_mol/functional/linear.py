@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flt_mol.functional.feature_maps import features_of, row_level
 from flt_mol.functional.groups import (
-    LOWEST,
     PaddedRows,
     check_ptr,
     operator,
@@ -28,8 +27,8 @@ def linear_attention(
 ) -> Tensor:
     """out_i = φ(q_i)·S / φ(q_i)·z with S = Σ_j φ(k_j) v_jᵀ, z = Σ_j φ(k_j), j in the system of i.
 
-    Costs O(N·M·V) time and O(N·M + B·M·V) memory per head. Only the denominator is clamped, at the
-    smallest normal number, so rows without any weight give 0, and so do rows without keys.
+    Costs O(N·M·V) time and O(N·M + B·M·V) memory per head. Rows without any weight, as those
+    without keys, give 0: see `normalised`.
 
     Args:
         query_features: φ(q) (N, H, M), not negative.
@@ -87,7 +86,7 @@ def linear_sums(
 def normalised(sums: Tensor) -> Tensor:
     """Numerator over denominator: (…, V + 1) → (…, V), the last column being the denominator.
 
-    The denominator is clamped at the smallest normal number, and nothing is added to it. Where it
+    Only the denominator is clamped, at the smallest normal number: nothing is added. Where it
     is 0 the result is the numerator, which is 0 too, with gradients that stay finite.
 
     Examples:
@@ -125,7 +124,7 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     if mode != "log":
         return q, k
-    level = k.detach().amax(1, keepdim=True).clamp_(min=LOWEST[k.dtype])
+    level = row_level(k.mT).mT
     # Blocks that are gathered rows are nobody else's.
     q = q + level if rows.slots is None else q.add_(level)
     k = k - level if keys.slots is None else k.sub_(level)

@@ -201,25 +201,17 @@ def _transform(field: Tensor, mesh: Mesh) -> Tensor:
     """The modes of a field (c, n, n, n), each direction cut before the next is transformed."""
     waves: Tensor = torch.fft.rfft(field, dim=3)[..., : mesh.modes[2] + 1]
     for dim in (2, 1):
-        waves = _cut(torch.fft.fft(waves, dim=dim), dim, mesh.modes[dim - 1])
+        waves, m = torch.fft.fft(waves, dim=dim), mesh.modes[dim - 1]
+        waves = torch.cat([waves.narrow(dim, 0, m + 1), waves.narrow(dim, -m, m)], dim)
     return waves
 
 
 def _back(waves: Tensor, mesh: Mesh) -> Tensor:
     for dim in (1, 2):
-        waves = torch.fft.ifft(_fill(waves, dim, mesh.nodes[dim - 1]), dim=dim, norm="forward")
+        m, shape = mesh.modes[dim - 1], list(waves.shape)
+        shape[dim] = mesh.nodes[dim - 1] - shape[dim]
+        low, high = waves.narrow(dim, 0, m + 1), waves.narrow(dim, m + 1, m)
+        waves = torch.cat([low, waves.new_zeros(shape), high], dim)
+        waves = torch.fft.ifft(waves, dim=dim, norm="forward")
     field: Tensor = torch.fft.irfft(waves, mesh.nodes[2], dim=3, norm="forward")
     return field
-
-
-def _cut(waves: Tensor, dim: int, modes: int) -> Tensor:
-    size = waves.shape[dim]
-    return torch.cat([waves.narrow(dim, 0, modes + 1), waves.narrow(dim, size - modes, modes)], dim)
-
-
-def _fill(waves: Tensor, dim: int, nodes: int) -> Tensor:
-    modes = waves.shape[dim] // 2
-    shape = list(waves.shape)
-    shape[dim] = nodes - waves.shape[dim]
-    low, high = waves.narrow(dim, 0, modes + 1), waves.narrow(dim, modes + 1, modes)
-    return torch.cat([low, waves.new_zeros(shape), high], dim)

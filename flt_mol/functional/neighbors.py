@@ -52,7 +52,7 @@ class NeighborPairs(NamedTuple):
         if cell is None:
             return between
         matrix = cell.to(positions.dtype)[torch.bucketize(i, ptr.to(torch.int64), right=True) - 1]
-        # Not a matmul: TF32, which many training scripts allow, would cost lengths three digits.
+        # Not a matmul: TF32, where it is allowed, would cost lengths three digits.
         a, b, c = self.shift.to(positions.dtype).split(1, dim=1)
         vectors: Tensor = between - (a * matrix[:, 0] + b * matrix[:, 1] + c * matrix[:, 2])
         return vectors
@@ -134,8 +134,7 @@ def neighbor_pairs(
     # Open directions become periodic ones too long for pairs to reach across.
     where = virtual_cells(cell, pbc, positions, ptr, padding=1.01 * cutoff, shrink=False)
     parts = [np.zeros((0, 5), np.int64)]
-    starts: list[int] = ptr.tolist()
-    for b, (start, stop) in enumerate(pairwise(starts)):
+    for b, (start, stop) in enumerate(pairwise(ptr.tolist())):
         if start == stop:
             continue
         some = points[start:stop] - points[start]

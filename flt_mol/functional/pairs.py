@@ -52,8 +52,7 @@ def pair_filter(
             f"basis {tuple(basis.shape)}, weight {tuple(weight.shape)}, value {tuple(value.shape)}:"
             f" expected (P, T), (T, C) and (K, C) for P = {len(index_i)} pairs"
         )
-    out: Tensor = _filter(*settled(basis, weight, value), index_i, index_j, num_rows)
-    return out
+    return _filter(*settled(basis, weight, value), index_i, index_j, num_rows)
 
 
 def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j: Tensor) -> Tensor:
@@ -61,8 +60,7 @@ def filtered_dots(x: Tensor, y: Tensor, weight: Tensor, index_i: Tensor, index_j
 
     Times the basis and summed over t it is Σ_c x_ic F_c(r_p) y_jc, without anything of size P × C.
     """
-    out: Tensor = _to_basis(*settled(x, y, weight), index_i, index_j)
-    return out
+    return _to_basis(*settled(x, y, weight), index_i, index_j)
 
 
 def segment_sum(x: Tensor, index: Tensor, num_rows: int) -> Tensor:
@@ -114,8 +112,10 @@ def _chunks(num_pairs: int, width: int, device: torch.device) -> Iterator[slice]
     return (slice(k, k + size) for k in range(0, num_pairs, size))
 
 
-def _backward(inputs: str, output: str) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Gradients of the operator ∂F/∂output to its three first inputs, by their letters in F."""
+def _step(
+    name: str, inputs: str, output: str, fake: Callable[..., Tensor]
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """The operator ∂F/∂output, with gradients to its three first inputs, by their letters in F."""
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *factors, i, j = ctx.saved_tensors
@@ -130,19 +130,12 @@ def _backward(inputs: str, output: str) -> Callable[..., tuple[Tensor | None, ..
         found = [partial[x]() if need else None for x, need in zip(inputs, needs, strict=False)]
         return (*found, *[None] * (len(needs) - len(found)))
 
-    return backward
-
-
-def _step(
-    name: str, inputs: str, output: str, fake: Callable[..., Tensor]
-) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     def made(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
         compiled = custom_op(f"flt_mol::{name}", run, mutates_args=())
         compiled.register_fake(fake)
         compiled.register_autograd(backward, setup_context=save_inputs)
         return eager_step(compiled, run, backward)
 
-    backward = _backward(inputs, output)
     return made
 
 

@@ -80,8 +80,7 @@ def spectral_sums(
             if kernels:
                 out = kernel_filter(of_rows, amplitudes, own)
             else:
-                spectrum = _real(spectra, keys) @ amplitudes.T
-                out = structure_factor_filter(of_rows, spectrum, own)
+                out = structure_factor_filter(of_rows, _real(spectra, keys) @ amplitudes.T, own)
             parts.append(out.flatten(0, 1))
         found = groups.put_back(parts)
         total = found if total is None else total + found
@@ -139,9 +138,8 @@ def _groups(
             for n, k in zip(sizes, counts, strict=True)
         )
         if any(costs):
-            device = ptr.device
-            budget = budget_of(device)
-            yield kernels, groups_of(costs, offsets, key_offsets, rows, device, budget)
+            where = ptr.device, budget_of(ptr.device)
+            yield kernels, groups_of(costs, offsets, key_offsets, rows, *where)
 
 
 def _real(x: Tensor, block: PaddedRows) -> Tensor:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flt_mol.functional.groups import LOWEST, largest_per_system, settled, spread, without_autocast
+from flt_mol.functional.feature_maps import row_level
+from flt_mol.functional.groups import largest_per_system, settled, spread, without_autocast
 from flt_mol.functional.linear import linear_sums, normalised, with_ones
 
 
@@ -109,8 +110,8 @@ def step(
     if state.largest is not None:
         largest = state.largest.to(k.dtype)
         c = torch.maximum(largest, k.detach())
-        row = (q.detach() + c).amax(-1, keepdim=True).clamp(min=LOWEST[q.dtype])
-        q, k = ((q + c) - row).exp(), (k - c).exp()
+        q = q + c
+        q, k = (q - row_level(q)).exp(), (k - c).exp()
         sums = sums * (largest - c).exp()[..., None]
     sums = sums + k[..., None] * with_ones(value)[..., None, :]
     with without_autocast(q):

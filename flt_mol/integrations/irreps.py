@@ -60,7 +60,7 @@ class IrrepsLinear(o3.Linear):  # type: ignore[misc]
         irreps_in: e3nn irreps of the features.
         irreps_out: of what comes out. Irreps that `irreps_in` lacks come out as 0.
         bias: whether 0e channels get one; 0 at first. Of those that `irreps_in` lacks it is all.
-        generator: on CPU; None takes a seed from torch's global one.
+        generator: on CPU; None takes a seed from torch.
 
     Examples:
         >>> IrrepsLinear("8x0e + 4x1o", "2x0e + 2x1o")(torch.randn(5, 20)).shape
@@ -142,7 +142,7 @@ class IrrepsFeedForward(nn.Module):
         irreps: e3nn irreps of what goes in and comes out.
         irreps_hidden: of the hidden layer; the default is `irreps`. Irreps that it lacks come out
             as 0.
-        generator: on CPU; None takes a seed from torch's global one.
+        generator: on CPU; None takes a seed from torch.
     """
 
     def __init__(

@@ -138,9 +138,7 @@ class Geometry(nn.Module):
             if pairs.density:
                 self.density = _local_filter(pairs, config.embed_dim, pairs.vectors, generator)
             if pairs.correction:
-                self.correction = PairCorrection(
-                    heads, *basis, pairs.pair_types, generator=generator
-                )
+                self.correction = PairCorrection(heads, *basis, pairs.pair_types, generator)
         if images is not None and images.mask == "gaussian":
             spectrum = GaussianSpectrum(heads, images.num_basis, generator=generator)
             self.images = ImageKeys(spectrum, images.cutoff)

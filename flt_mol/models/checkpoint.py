@@ -182,10 +182,9 @@ def read_checkpoint(name_or_path: str | Path) -> dict[str, Any]:
 
 
 def refuse_damaged(path: Path) -> None:
-    """Refuse what is not a checkpoint at first sight, and wrong checksums, which torch ignores.
+    """ValueError for a file that cannot be read, is of another kind at first sight, or damaged.
 
-    Raises:
-        ValueError: a file of another kind, or one that is damaged or cannot be read.
+    Checksums are compared, too: torch ignores them.
     """
     with readable(path), path.open("rb") as file:
         packed = zipfile.is_zipfile(file)

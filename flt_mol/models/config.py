@@ -245,6 +245,7 @@ def _rules(model: EnergyConfig) -> list[Rule]:
     width, heads, outputs = model.embed_dim, model.num_heads, model.outputs
     different = "energy" in outputs and len(set(outputs)) == len(outputs)
     moving = "displacement" in outputs
+    local = model.pairs is not None and model.pairs.filter
     seen = any(x is not None for x in (model.rpe, model.spectral, model.pairs, model.images))
     rules = [
         (width % heads != 0, "embed_dim", f"a multiple of model.num_heads, {heads}"),
@@ -253,11 +254,10 @@ def _rules(model: EnergyConfig) -> list[Rule]:
         ("forces" in outputs and not seen, "outputs", "no forces where energies see no positions"),
     ]
     if model.spectral is not None and model.spectral.charges:
-        lone = model.pairs is None or not model.pairs.filter
         rules += [
             # Their interaction grows with the system.
             (model.readout == "mean", "spectral.charges", "0 where model.readout is mean"),
-            (lone, "spectral.charges", "0 without model.pairs with filter"),
+            (not local, "spectral.charges", "0 without model.pairs with filter"),
         ]
     if model.feedback == "positions":
         rules += [
@@ -266,7 +266,6 @@ def _rules(model: EnergyConfig) -> list[Rule]:
             (model.recycles == 1, "feedback", "features where model.recycles is 1"),
         ]
     if model.attention == "none":
-        local = model.pairs is not None and model.pairs.filter
         parts = "model.spectral, or model.pairs with filter"
         rules += [
             (model.rpe is not None, "attention", "another one, or model.rpe null"),
@@ -277,20 +276,20 @@ def _rules(model: EnergyConfig) -> list[Rule]:
 
 def _rules_of_pairs(model: EnergyConfig) -> list[Rule]:
     pairs, layers, far = model.pairs, model.num_layers, model.far_blocks or 0
-    filters = pairs is not None and pairs.filter
     most = f"null or at most model.num_layers, {layers}"
     rules = [(far > layers, "far_blocks", most)]
     if pairs is None:
         return rules
-    used = filters or pairs.density or pairs.correction or "displacement" in model.outputs
+    used = pairs.filter or pairs.density or pairs.correction or "displacement" in model.outputs
     plain = model.images is None and model.attention in ("linear", "exact")
     corrected = "false: only linear or exact attention without images is corrected"
-    homeless = pairs.vectors > 0 and not pairs.density, pairs.filter_vectors > 0 and not filters
+    homeless = pairs.vectors > 0 and not pairs.density
+    unfiltered = pairs.filter_vectors > 0 and not pairs.filter
     return [
         *rules,
         ((pairs.vector_blocks or 0) > layers, "pairs.vector_blocks", most),
-        (homeless[0], "pairs.vectors", "0 where model.pairs.density is false"),
-        (homeless[1], "pairs.filter_vectors", "0 where model.pairs.filter is false"),
+        (homeless, "pairs.vectors", "0 where model.pairs.density is false"),
+        (unfiltered, "pairs.filter_vectors", "0 where model.pairs.filter is false"),
         (not used, "pairs", "null, or one of filter, density and correction"),
         (pairs.correction and not plain, "pairs.correction", corrected),
     ]

@@ -201,8 +201,7 @@ class EnergyModel(nn.Module):
         normalizer, structures = self.normalizer, structures.to(self.elements_seen.device)
         if normalizer.reference is None:
             return None
-        found = normalizer.reference_energies(structures.atomic_numbers, structures.ptr)
-        return found.cpu()
+        return normalizer.reference_energies(structures.atomic_numbers, structures.ptr).cpu()
 
     def forward(
         self, structures: Structures, *, embeddings: bool = False, stress: bool = False

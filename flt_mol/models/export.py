@@ -28,8 +28,7 @@ from flt_mol.models.energy import EnergyModel
 def export_checkpoint(name_or_path: str | Path, folder: str | Path) -> list[Path]:
     """`export_model` of a checkpoint, with what it says of its run and its metrics.
 
-    Raises:
-        ValueError: as of `load_model` and `export_model`.
+    Raises as `load_model` and `export_model`.
     """
     path = find_checkpoint(name_or_path)
     content, model = read_checkpoint(path), load_model(path)

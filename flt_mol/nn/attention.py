@@ -141,14 +141,6 @@ class Attention(nn.Module):
     `set_up`, and give `attend` their `AttentionRows`.
     """
 
-    num_heads: int
-    position_dim: int
-    causal: bool
-    exact_below: int
-    rpe: FourierRPE | None
-    feature_map: FeatureMap
-    _mode: str
-
     def set_up(
         self,
         num_heads: int,
@@ -169,7 +161,14 @@ class Attention(nn.Module):
             ValueError: settings that do not fit together.
         """
         self.num_heads = num_heads
-        self.position_dim = _width_of_positions(rpe, position_dim, num_heads)
+        if rpe is not None:
+            width = rpe.num_features
+            if rpe.num_heads != num_heads:
+                raise ValueError(f"the rpe has {rpe.num_heads} heads, the attention {num_heads}")
+            if position_dim not in (None, width):
+                raise ValueError(f"position_dim is {position_dim}, the rpe has {width} features")
+            position_dim = width
+        self.position_dim = position_dim or 0
         self.rpe = rpe
         self.causal = causal
         shape = num_heads, head_dim, self.position_dim
@@ -371,7 +370,7 @@ class FLTAttention(Streaming, Attention):
         causal: whether row i attends to the rows of its system up to itself only.
         redraw_every: training steps with one draw of random features, see `nn.redraw.Redrawn`.
         generator: on CPU, for weights and random features (buffers, saved with the weights); None
-            takes a seed from torch's global one.
+            takes a seed from torch.
 
     Raises:
         ValueError: sizes that do not fit together, unknown mode or feature map, or mode "auto"
@@ -474,8 +473,7 @@ class FLTAttention(Streaming, Attention):
         origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
         """Layout of the rows; queries, keys, values and geometry, packed, from `origin` (B, ℓ)."""
-        if given.keys() - _INPUTS:
-            check_names(given, _INPUTS)
+        check_names(given, _INPUTS)
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
@@ -493,8 +491,7 @@ class FLTAttention(Streaming, Attention):
             check_rows(context, self.context_dim, "context")
             layout, keys = aligned_layouts(x, context, given)
             own, sources = layout.pack(x), keys.pack(context)
-        if pairs is not None or images is not None:
-            layout.refuse_unsorted(pairs, images)
+        layout.refuse_unsorted(pairs, images)
         value_rows = sources
         if values is not None:
             check_rows(values, self.context_dim, "context_values")
@@ -604,17 +601,6 @@ def _systems_rows(ptr: Tensor, num_rows: int, chosen: Tensor) -> tuple[Tensor, T
     # Rows behind the last offset belong to no system, and are not kept.
     kept = torch.cat([chosen, chosen.new_zeros(1)])[system_index(ptr, num_rows)]
     return chosen_rows(kept), offsets
-
-
-def _width_of_positions(rpe: FourierRPE | None, position_dim: int | None, num_heads: int) -> int:
-    """2R, from whichever of the two is given, checked against the other."""
-    if rpe is None:
-        return position_dim or 0
-    if rpe.num_heads != num_heads:
-        raise ValueError(f"the rpe has {rpe.num_heads} heads, the attention {num_heads}")
-    if position_dim not in (None, rpe.num_features):
-        raise ValueError(f"position_dim is {position_dim}, the rpe has {rpe.num_features} features")
-    return rpe.num_features
 
 
 def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:

@@ -91,7 +91,7 @@ class RandomFeatures(FeatureMap, Redrawn):
         orthogonal: whether directions are orthogonal in blocks, else independent.
         redraw_every: training steps after which training draws another W, while eval keeps the
             saved one (see `Redrawn`), or None.
-        generator: on CPU; None takes a seed from torch's global one.
+        generator: on CPU; None takes a seed from torch.
     """
 
     content_projection: Tensor
@@ -124,15 +124,13 @@ class RandomFeatures(FeatureMap, Redrawn):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
-        if redraws := self.redraw_every is not None:
-            self.begin_step()
+        self.begin_step()
         # What is subtracted is a constant of the row, which cancels for queries.
         norm, weights = key and self.exponential, (self.content_projection, at)
         features = softmax_log_features(
             x, *weights, self.position_projection, key=key, subtract_norm=norm
         )
-        if redraws:
-            self.watch(features)
+        self.watch(features)
         return features
 
 
@@ -157,12 +155,14 @@ class HyperbolicFeatures(SoftmaxFeatures):
     per_direction = 2
 
 
-class ReLUFeatures(RandomFeatures):
-    """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed; see `LearnedReLUFeatures`."""
-
+class _Rectified(FeatureMap):
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ of rows (N, H, D) → (N, H, M); a row that has no feature has no attention: 0."""
         return super().forward(x, at, key=key).clamp(min=0.0)
+
+
+class ReLUFeatures(_Rectified, RandomFeatures):
+    """φ(x) = ReLU(W [Φ, x̂]), with W random and fixed; see `LearnedReLUFeatures`."""
 
 
 class LearnedFeatures(FeatureMap):
@@ -199,12 +199,8 @@ class LearnedFeatures(FeatureMap):
         return logits if self.bias is None else logits + self.bias.to(logits.dtype)
 
 
-class LearnedReLUFeatures(LearnedFeatures):
+class LearnedReLUFeatures(_Rectified, LearnedFeatures):
     """φ(x) = ReLU(W [Φ, x̂]), with W learned: the map of the paper's image model."""
-
-    def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
-        """φ of rows (N, H, D) → (N, H, M)."""
-        return super().forward(x, at, key=key).clamp(min=0.0)
 
 
 class SoftplusFeatures(LearnedFeatures):

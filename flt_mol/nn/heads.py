@@ -18,12 +18,11 @@ from flt_mol.functional.pairs import filtered_dots, pair_filter, segment_sum
 from flt_mol.nn.embedding import NUM_TAGS
 from flt_mol.nn.layers import drawn_linear, drawn_weight, placed, seeded_generator
 from flt_mol.nn.local_filter import LocalGeometry, check_features
-from flt_mol.nn.radial import check_sizes, smooth_cutoff
+from flt_mol.nn.radial import CHUNK, check_sizes, smooth_cutoff
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 
 READOUTS = ("tags", "sum", "mean")
 
-_CHUNK = 2**20  # pairs, so that intermediate results of large systems stay small
 _CORE = 0.1  # Å, far below any distance between atoms
 
 
@@ -49,11 +48,7 @@ class EnergyHead(nn.Module):
     INITIAL_TAG_WEIGHTS = (0.1, 0.3, 1.0)
 
     def __init__(
-        self,
-        embed_dim: int,
-        num_outputs: int = 1,
-        readout: str = "tags",
-        norm: bool = True,
+        self, embed_dim: int, num_outputs: int = 1, readout: str = "tags", norm: bool = True
     ) -> None:
         super().__init__()
         check_sizes(embed_dim=embed_dim, num_outputs=num_outputs)
@@ -115,7 +110,7 @@ class ChargeHead(nn.Module):
         charges: Q, charges per atom.
         settings: k_max, sigma_max and num_basis of the geometry.
         cutoff: of s, Å; values above 3.5 are reduced to 3.5.
-        generator: on CPU, for all weights; None takes a seed from torch's global one.
+        generator: on CPU, for all weights; None takes a seed from torch.
 
     Raises:
         ValueError: a size below 1.
@@ -194,7 +189,7 @@ class DisplacementHead(nn.Module):
         embed_dim: C.
         num_basis: T, functions in `LocalGeometry.basis`.
         channels: C', terms of m.
-        generator: on CPU, for all weights; None takes a seed from torch's global one.
+        generator: on CPU, for all weights; None takes a seed from torch.
 
     Raises:
         ValueError: a size below 1.
@@ -242,7 +237,7 @@ class DisplacementHead(nn.Module):
         with without_autocast(x):
             h = self.norm(x.to(self.weight.dtype))
             strength, value, parts = self.strength(h), self.value(h), []
-            for basis, *ends in zip(*(y.split(_CHUNK) for y in (local.basis, i, j)), strict=True):
+            for basis, *ends in zip(*(y.split(CHUNK) for y in (local.basis, i, j)), strict=True):
                 along = filtered_dots(strength, value, self.weight, *ends)
                 parts.append((basis.to(along.dtype) * along).sum(-1))
             size = torch.cat(parts)

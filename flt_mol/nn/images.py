@@ -90,7 +90,7 @@ class GaussianBias(nn.Module):
         cutoff: Å, where the density ends and the last centre begins.
         pair_types: whether a and b are learned per pair of elements; else they are 1 and 0.
         embed_dim: C of the density; None is no density.
-        generator: on CPU, for all weights; None takes a seed from torch's global one.
+        generator: on CPU, for all weights; None takes a seed from torch.
 
     Raises:
         ValueError: a size below 1, a cutoff that is not positive, or fewer than two Gaussians.
@@ -98,7 +98,6 @@ class GaussianBias(nn.Module):
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022,
         section 3.
-
     """
 
     def __init__(

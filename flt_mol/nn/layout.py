@@ -53,11 +53,7 @@ class Layout(NamedTuple):
         return self.pack(given)
 
     def refuse_unsorted(self, *counted: object) -> None:
-        """Refuse what counts packed rows, such as pairs, where rows were given in another order.
-
-        Raises:
-            ValueError: something is given that is not None, and rows are not in packed order.
-        """
+        """ValueError where something counts packed rows, as pairs do, and rows came unsorted."""
         if self.order is not None and any(given is not None for given in counted):
             raise ValueError("pairs, images and geometry count packed rows: sort rows by system")
 
@@ -180,12 +176,9 @@ def chosen_rows(chosen: Tensor) -> Tensor:
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Refuse numbers that do not fulfil `condition` (), a tensor that depends on them.
+    """ValueError unless `condition` () is fulfilled, a tensor that depends on numbers.
 
     Reading it would break a graph; there it becomes part of the graph, and raises when that runs.
-
-    Raises:
-        ValueError: the condition does not hold, in eager mode.
     """
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)

@@ -89,7 +89,7 @@ class LocalFilter(nn.Module):
         num_basis: T, as of the `LocalBasis`.
         vectors: D, vector channels; 0 for none.
         vector_basis: T', likewise.
-        generator: on CPU, for all weights; None takes a seed from torch's global one.
+        generator: on CPU, for all weights; None takes a seed from torch.
         num_filters: K, channels of the radial sums; None is C.
         vector_dropout: probability that an invariant of vectors is 0 in training.
 
@@ -219,9 +219,5 @@ def check_features(x: Tensor, channels: int) -> None:
         raise ValueError(f"x has shape {shape}, expected (N, {channels}); of padded rows: x[mask]")
 
 
-def _elements(
-    pairs: NeighborPairs, atomic_numbers: Tensor | None
-) -> tuple[Tensor, Tensor] | tuple[()]:
-    if atomic_numbers is None:
-        return ()
-    return atomic_numbers[pairs.index_i], atomic_numbers[pairs.index_j]
+def _elements(pairs: NeighborPairs, numbers: Tensor | None) -> list[Tensor]:
+    return [] if numbers is None else [numbers[pairs.index_i], numbers[pairs.index_j]]

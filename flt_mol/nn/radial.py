@@ -12,7 +12,7 @@ from flt_mol.nn.embedding import MAX_ATOMIC_NUMBER
 from flt_mol.nn.layers import draw_normal, placed, seeded_generator
 
 SMALLEST_EXPONENT = -60.0  # e⁻⁶⁰ = 9e-27, beside values of up to 1; denormal numbers are slow
-_CHUNK = 2**20  # pairs, so that intermediate results of large systems stay small
+CHUNK = 2**20  # pairs, so that intermediate results of large systems stay small
 
 
 def check_sizes(**sizes: int | None) -> None:
@@ -55,7 +55,7 @@ class PairTypes(nn.Module):
     **Not symmetrical**: what z_i receives from z_j need not be what z_j receives from z_i.
 
     Args:
-        generator: on CPU; None takes a seed from torch's global one.
+        generator: on CPU; None takes a seed from torch.
 
     References:
         [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
@@ -88,8 +88,8 @@ class RadialBasis(nn.Module):
     Args:
         cutoff: Å.
         num_basis: T.
-        pair_types: whether r is transformed per pair of elements (`PairTypes`).
-        generator: on CPU; None takes a seed from torch's global one.
+        pair_types: whether r is transformed.
+        generator: on CPU; None takes a seed from torch.
 
     Raises:
         ValueError: a cutoff that is not a positive length, or fewer than two functions.
@@ -121,11 +121,11 @@ class RadialBasis(nn.Module):
             transformed = self.pair_types(r, receiver, sender)
         scaled = transformed * ((self.num_basis - 1) / self.cutoff)
         window = smooth_cutoff(r, self.cutoff)
-        if r.shape[0] <= _CHUNK:
+        if r.shape[0] <= CHUNK:
             return self._gaussians(scaled, window)
         out = r.new_empty(r.shape[0], self.num_basis)
-        for k in range(0, r.shape[0], _CHUNK):
-            some = slice(k, k + _CHUNK)
+        for k in range(0, r.shape[0], CHUNK):
+            some = slice(k, k + CHUNK)
             out[some] = self._gaussians(scaled[some], window[some])
         return out
 

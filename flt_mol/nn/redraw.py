@@ -12,7 +12,7 @@ from flt_mol.nn.layers import placed, seeded_generator
 
 
 class Redrawn(nn.Module):
-    """A module with random buffers, which are saved and used by evaluation.
+    """A module with random buffers.
 
     The buffers change when `redraw` is called or a checkpoint is loaded, never otherwise. With
     ``redraw_every=n`` training uses the buffers in steps 0 … n − 1, and draw i in steps n i …
@@ -69,7 +69,7 @@ class Redrawn(nn.Module):
         """Resample the buffers, in any mode; autograd graphs made before keep the old ones.
 
         Args:
-            generator: on CPU; None takes a seed from torch's global one.
+            generator: on CPU; None takes a seed from torch.
         """
         with torch.inference_mode(False):
             for name, value in self._draw(seeded_generator(generator)).items():

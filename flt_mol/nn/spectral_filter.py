@@ -80,7 +80,7 @@ class SpectralFilter(nn.Module):
             of its f(0).
         num_basis: T. Functions closer than s in k add little.
         padding: Å of vacuum kept in open directions; None is 4 σ_max.
-        generator: on CPU, for the initial weights; None takes a seed from torch's global one.
+        generator: on CPU, for the initial weights; None takes a seed from torch.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -144,16 +144,9 @@ class SpectralFilter(nn.Module):
         layer's own `k_max`, `padding` and `MAX_PRODUCTS`; without, it breaks graphs.
         """
         if lattice is None:
-            lattice = reciprocal_vectors(
-                cell,
-                pbc,
-                positions,
-                ptr,
-                k_max=self.k_max,
-                padding=self.padding,
-                max_products=MAX_PRODUCTS,
-            )
-        dtype = torch.promote_types(self.amplitudes.dtype, torch.float32)
+            limits = {"padding": self.padding, "max_products": MAX_PRODUCTS}
+            lattice = reciprocal_vectors(cell, pbc, positions, ptr, k_max=self.k_max, **limits)
+        dtype = at_least_float32(self.amplitudes).dtype
         below = self.kernels_below
         with without_autocast(positions):
             if positions.requires_grad:

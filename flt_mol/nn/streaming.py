@@ -45,8 +45,7 @@ class Streaming:
 
         With a `state` they continue its streams, and positions default to the places after it.
 
-        Raises:
-            ValueError: as `initial_state` and `forward`.
+        Raises as `initial_state` and `forward`.
         """
         layout = layout_of(x, **{name: given[name] for name in given.keys() & LAYOUT})
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state

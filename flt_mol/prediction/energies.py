@@ -66,7 +66,7 @@ def predict(
     Args:
         source: `ase.Atoms`, one or several; or anything that `flt_mol.open_dataset` takes or
             has opened.
-        checkpoint: as of `flt_mol.prediction.members.load_members`.
+        checkpoint: as of `load_members`.
         batch_size: structures per call of the model; it changes no energy beyond rounding.
         device: as `checkpoint`.
         frames: "first", "last" or "all" frames of a file; None takes the first of a relaxation.
@@ -79,18 +79,15 @@ def predict(
             an energy that is not finite; no such checkpoint, or no possible ensemble.
 
     Warns:
-        UserWarning: once of each kind for all structures, `flt_mol.data.checks.Unusual`,
-            `unfit_for` and elements never trained on; tags like layer numbers; frames that
-            are not predicted.
+        UserWarning: once of each kind for all structures, `Unusual`, `unfit_for` and elements never
+            trained on; tags like layer numbers; frames that are not predicted.
     """
     members = load_members(checkpoint, device)
-    if isinstance(source, StructuresDataset):
-        opened = source
-    elif isinstance(source, list | tuple) and not source:
+    if isinstance(source, list | tuple) and not source:
         return predict_structures(members, [], batch_size)
-    else:
-        opened = open_quietly(source, frames=frames, check=members.check)
-    return predict_structures(members, opened.batches(), batch_size)
+    if not isinstance(source, StructuresDataset):
+        source = open_quietly(source, frames=frames, check=members.check)
+    return predict_structures(members, source.batches(), batch_size)
 
 
 def open_quietly(source: Any, frames: str | None = None, **options: Any) -> StructuresDataset:
@@ -150,8 +147,7 @@ def predict_structures(
                 progress(unusual.systems)
     unusual.warn(stacklevel=3)
     if unseen := {symbol for x in members.models for symbol in check_elements(x, elements)}:
-        text = UNSEEN.format(which=", ".join(sorted(unseen)))
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(UNSEEN.format(which=", ".join(sorted(unseen))), stacklevel=3)
     found = EnsembleEnergies(np.concatenate(energies, axis=1))
     return found if members.ensemble else found.members[0]
 

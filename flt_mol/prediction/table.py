@@ -57,7 +57,7 @@ def predict_files(
     """Energies of all structures of `files`, in order: LMDB, and all that ASE reads.
 
     Args:
-        model: as of `flt_mol.prediction.members.load_members`.
+        model: as of `load_members`.
         files: one path or several; a file may hold many frames. Or the data set of them, with
             options of `flt_mol.data.open_dataset`.
         batch_size: structures per call of the model, across files.
@@ -95,8 +95,7 @@ def predict_files(
     rows = [(sid, *opened.place(i)) for i, sid in enumerate(sids)]
     mean = found.mean if members.ensemble else found
     std = found.std.tolist() if members.ensemble else [None] * len(rows)
-    others = [dict(zip(further, x, strict=True)) for x in zip(*further.values(), strict=True)]
-    others = others or [{} for _ in rows]
+    others = [{name: each[i] for name, each in further.items()} for i in range(len(rows))]
     columns = zip(_names(rows), mean.tolist(), rows, std, others, strict=True)
     return [
         Prediction(name, energy, str(path), deviation, frame, other)
@@ -110,8 +109,7 @@ def _names(rows: Sequence[tuple[str, Path, int]]) -> list[str]:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if not repeated:
         return names
-    text = f"sids that repeat get their frame or file: {some(repeated)}"
-    warnings.warn(text, stacklevel=3)
+    warnings.warn(f"sids that repeat get their frame or file: {some(repeated)}", stacklevel=3)
     names = short = [f"{x}#{frame}" if inside[x, file] > 1 else x for x, file, frame in rows]
     files = [file for _, file, _ in rows]
     for parts in ([file.name for file in files], files, range(len(rows))):
@@ -133,12 +131,11 @@ def write_predictions(
 ) -> Path:
     """Write `.csv` or `.json` (sid, energy, std, file; eV), or `.extxyz` (the structures).
 
-    `std` is there for ensembles only. Numbers read back as the same float64. In `.extxyz`
-    the energies are `energy_predicted` and `energy_predicted_std` in ``atoms.info``: not
-    `energy`, which ASE takes for the total energy of these positions, nor `y_relaxed`, a target.
-    Predictions with "forces" have these and their energy as ASE's own, too; those with
-    "displacement" are written at the predicted relaxed positions. The file appears whole, or not at
-    all.
+    `std` is there for ensembles only. Numbers read back as the same float64. In `.extxyz` the
+    energies are `energy_predicted` and `energy_predicted_std` in ``atoms.info``: not `energy`,
+    which ASE takes for the total energy of these positions, nor `y_relaxed`, a target. Predictions
+    with "forces" have these and their energy as ASE's own, too; those with "displacement" are
+    written at the predicted relaxed positions. The file appears whole, or not at all.
 
     Args:
         predictions: as of `predict_files`.

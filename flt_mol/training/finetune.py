@@ -40,8 +40,7 @@ def start_from(
     Elements never trained on start, in every table of elements, as the mean of those that were.
     Each energy is shifted by the median of what the checkpoint is off by on the training systems
     (``normalizer="refit"``), the shift with the least MAE; its standard deviation stays. With
-    reference energies in `statistics` those are fitted to what it is off by, first. Frozen
-    parameters need no gradient.
+    reference energies in `statistics` those are fitted to what it is off by, first.
 
     Raises:
         ValueError: no whole checkpoint, weights of other shapes (listed with the settings that

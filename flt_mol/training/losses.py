@@ -83,7 +83,7 @@ def training_loss(
     for name, scale, errors, valid in terms:
         count = int(valid.sum())
         factor = share(name, count)
-        means = torch.where(valid, errors, torch.zeros_like(errors)).sum(-1) / max(count, 1)
+        means = torch.where(valid, errors, 0.0).sum(-1) / max(count, 1)
         of_recycles = config.recycle_weights or [_EARLIER_RECYCLE] * (len(means) - 1) + [1.0]
         weights = means.new_tensor(of_recycles[-len(means) :])
         loss = scale * factor * (means * weights).sum() / weights.sum()

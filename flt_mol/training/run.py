@@ -83,7 +83,7 @@ def train(config: RunConfig, name: str = "run", console: Console | None = None) 
     """Train a model; write ``best.ckpt``, ``last.ckpt``, logs and plots.
 
     A run that was interrupted, however abruptly, is resumed when the same settings are given again,
-    from the latest point in its folder (`flt_mol.training.resume.ResumePoint`), to the same
+    from the latest point in its folder (`ResumePoint`), to the same
     weights, bit for bit. One that is finished in `config.output` is not changed.
 
     The random states of torch, numpy and Python are restored afterwards. A run that fails or
@@ -181,7 +181,7 @@ def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
 def build_model(config: RunConfig, training: Any, console: Console | None = None) -> EnergyModel:
     """The model with its normalisers fitted and the elements marked that it will have seen.
 
-    With ``finetune.checkpoint`` it starts as `flt_mol.training.finetune.start_from` says,
+    With ``finetune.checkpoint`` it starts as `start_from` says,
     whose line goes to `console`. Its seed is ``model.seed + training.seed``; what else is drawn
     comes from torch's global generator, which `train` seeds with ``training.seed``.
     """
@@ -279,9 +279,8 @@ def _fit(
     with _lightning(world):
         limits = {"max_epochs": math.ceil(steps / each), "max_steps": steps}
         trainer = _trainer(config, history, point, done, world, limits)
-        resumed = done is not None
-        path = resume if resumed else None
-        trainer.fit(task, *loaders, ckpt_path=path, weights_only=resumed or None)
+        given: Any = {} if done is None else {"ckpt_path": resume, "weights_only": True}
+        trainer.fit(task, *loaders, **given)
     model.load_state_dict(history.weights(task).state_dict())
 
 

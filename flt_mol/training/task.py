@@ -24,11 +24,11 @@ from flt_mol.training.processes import gathered
 
 
 class EnergyTask(LightningModule):
-    """Minimises `flt_mol.training.losses.training_loss` by Adam or AdamW.
+    """Minimises `training_loss` by Adam or AdamW.
 
     Logs, per epoch, means over systems (energies, eV) and free atoms (displacements, Å; forces):
     ``train/mae``, ``train/loss`` and what else the loss has, ``train/gradient_norm`` (before
-    clipping, mean over steps), and ``val/…`` of `flt_mol.evaluation.metrics.error_sums`.
+    clipping, mean over steps), and ``val/…`` of `error_sums`.
 
     Args:
         model: with its normalisers fitted.

@@ -32,7 +32,7 @@ class GaussianFrequencies(Frequencies):
             of width s the variance of the mask is finite for 2π σ s > 1/√2, and least at 1.
         learned_sigma: whether σ is a parameter; otherwise a buffer.
         shared_sigma: whether there is one σ in all instead of one per frequency.
-        generator: on CPU; None takes a seed from torch's global one.
+        generator: on CPU; None takes a seed from torch.
         sampling: how the z are related, "normal", "orthogonal" or "sobol": see `normal_vectors`.
         mean: μ, cycles/Å, (ℓ,) for all frequencies or (R, ℓ); None is 0.
         learned_mean: whether μ is a parameter, from 0 on and shared by all if `mean` is None.

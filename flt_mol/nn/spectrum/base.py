@@ -61,8 +61,7 @@ class _Combined(Spectrum):
 
     def mask(self, displacements: Tensor) -> Tensor:
         parts = zip(self.spectra, self._columns(displacements), strict=True)
-        found: Tensor = reduce(self._combine, (cast(Spectrum, g).mask(x) for g, x in parts))
-        return found
+        return reduce(self._combine, (cast(Spectrum, g).mask(x) for g, x in parts))
 
 
 class SumSpectrum(_Combined):

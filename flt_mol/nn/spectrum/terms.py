@@ -24,7 +24,7 @@ class TermSpectrum(Spectrum):
         num_terms: T.
         dim: ℓ.
         length_min, length_max: shortest and longest s_t at the start, Å.
-        generator: on CPU; None takes a seed from torch's global one.
+        generator: on CPU; None takes a seed from torch.
 
     Raises:
         ValueError: lengths that are not 0 < length_min ≤ length_max < ∞, or T < 1.
@@ -144,7 +144,7 @@ class GaussianSpectrum(TermSpectrum):
     def amplitudes(self) -> Tensor:
         """Amplitudes a (H, T), in either form."""
         if self.form == "amplitude":
-            return at_least_float32(self.amplitude)
+            return super().amplitudes()
         return at_least_float32(self.weight) / self._volume(self.lengths())
 
     def _weights(self, length: Tensor) -> Tensor:
