@@ -101,13 +101,19 @@ def tag_structures(
     Raises:
         ValueError: as `tag_slab`, naming the sid.
     """
-    from flt_mol.data.ase import to_ase
+    from ase import Atoms
 
     systems = []
     for system in structures.to("cpu"):
         if not system.tags.any():
+            atoms = Atoms(
+                system.atomic_numbers.numpy(),
+                system.positions.double().numpy(),
+                cell=system.cell[0].numpy(),
+                pbc=system.pbc[0].numpy(),
+            )
             try:
-                tagged = tag_slab(to_ase(system), adsorbate, surface=surface)
+                tagged = tag_slab(atoms, adsorbate, surface=surface)
             except ValueError as error:
                 raise ValueError(f"{system.sid[0]}: {error}") from error
             tags = torch.as_tensor(tagged.get_tags())
