@@ -284,7 +284,8 @@ def make_loader(
         limit, sizes = max_atoms, sizes_of(dataset)
         if sizes.max() > limit:
             sid = dataset[int(sizes.argmax())].sid[0]
-            raise ValueError(f"sid {sid} has {sizes.max()} atoms, a batch may hold {limit}")
+            text = "max_atoms (training.batch_atoms) is"
+            raise ValueError(f"sid {sid} has {sizes.max()} atoms, {text} {limit}")
     shared: dict[str, Any] = {"rank": rank, "world_size": world_size}
     return Loader(
         _Source(dataset, prepare),
