@@ -162,17 +162,17 @@ def load_splits(config: RunConfig) -> Splits:
         ValueError: as of `open_split`, or nothing left to train on.
 
     Warns:
-        UserWarning: skipped records, how many and why; sids that both splits have.
+        UserWarning: skipped records, how many and why; systems that both splits have.
     """
     data = config.data
     whole = _load(config, data.train)
     if data.validation_fraction is None:
         splits = Splits(whole, _load(config, data.validation))
-        both = sorted(set.intersection(*(set(sids_of(split) or ()) for split in splits)))
-        if both:
+        if both := _in_both(*splits):
             warnings.warn(
-                f"{len(both)} of {len(splits.validation)} validation systems have sids of training "
-                f"systems (first {', '.join(both[:3])}): if they are the same, errors are too low",
+                f"{len(both)} of {len(splits.validation)} validation systems have the sids or the "
+                f"atoms and positions of training systems (first {', '.join(both[:3])}): if they "
+                "are the same, errors are too low",
                 stacklevel=2,
             )
         return splits
@@ -185,6 +185,20 @@ def load_splits(config: RunConfig) -> Splits:
     if isinstance(whole, list):
         return Splits([whole[i] for i in kept], [whole[i] for i in held])
     return Splits(Subset(whole, kept), Subset(whole, held))
+
+
+def _in_both(training: Any, validation: Any) -> list[str]:
+    """Sids of validation systems that training has too, by sid or by atoms, where in memory."""
+    if not (isinstance(training, list) and isinstance(validation, list)):
+        return []
+    known = {x for system in training for x in _names(system)}
+    return [str(x.sid[0]) for x in validation if not known.isdisjoint(_names(x))]
+
+
+def _names(system: Structures) -> tuple[str, bytes]:
+    positions = system.positions.mul(1e3).round().to(torch.int64)
+    atoms = torch.cat([system.atomic_numbers[:, None], positions], 1)
+    return str(system.sid[0]), atoms.numpy().tobytes()
 
 
 def _load(config: RunConfig, split: str) -> Any:

@@ -53,6 +53,18 @@ def test_records_without_a_target(tmp_path, monkeypatch, name, in_memory):
     assert isinstance(training, list) == in_memory
 
 
+@pytest.mark.parametrize("renamed", [True, False])
+def test_systems_of_both_splits_are_noticed(tmp_path, renamed):
+    run = tiny_run(tmp_path)
+    frames = ase.io.read(tmp_path / "train.extxyz", index="1:3")
+    for i, frame in enumerate(frames):
+        frame.info["sid"] = f"other-{i}" if renamed else f"slab-{i}"
+        frame.positions[0, 0] += 0.0 if renamed else 1.0
+    write_extxyz(tmp_path / "val.extxyz", frames)
+    with pytest.warns(UserWarning, match=r"^2 of 2 validation systems have the sids or"):
+        load_splits(run)
+
+
 def test_what_is_not_needed_may_be_missing(tmp_path):
     run = tiny_run(tmp_path, lacking={3: "pos_relaxed", 0: "y_init"})
     assert len(load_splits(run)[0]) == 5
