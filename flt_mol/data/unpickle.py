@@ -220,9 +220,9 @@ def _run() -> Callable[[bytes, int, int], re.Match[bytes] | None]:
     parts = [b"[%b].{%d}" % (codes, n) for n, codes in lengths.items() if n >= 0]
     parts += [rb"r..[\0-\x0f]\0", rb"p\d{1,6}\n", rb"[IFLPSVg][^\n]{,99}\n"]
     parts += [rb"[ci][^\n]{,99}\n[^\n]{,99}\n"]
-    for n in range(32):
-        parts += [b"[C\x8c]%b.{%d}" % (re.escape(bytes([n])), n)]
-        parts += [b"X%b\0\0\0.{%d}" % (re.escape(bytes([n])), n)]
+    for codes, zeros in ((b"X", rb"\0\0\0"), (b"[C\x8c]", b"")):
+        each = (b"%b%b.{%d}" % (re.escape(bytes([n])), zeros, n) for n in range(32))
+        parts += [b"%b(?:%b)" % (codes, b"|".join(each))]
     return re.compile(b"(?:%b)*+" % b"|".join(parts), re.DOTALL).match
 
 
