@@ -21,7 +21,7 @@ _SEARCHED = 2.0  # Å; the search divides space into cells of that size: smaller
 
 _TAGS = (
     "all tags are {tags} in {which}: no slab and adsorbate to tell apart, which changes energies; "
-    "set tags with --tag-slab, data.tag_slab=true in a run, or flt_mol.data.tag_slab"
+    "predict with --tag-slab, set data.tag_slab=true in a run, or use flt_mol.data.tag_slab"
 )
 _CELL = "no cell in {which}: taken as not periodic. .traj and .extxyz keep the cell and pbc"
 _CLOSE = (

@@ -35,8 +35,8 @@ _SMALLEST_HEIGHT = 0.5  # Å, thinner than any crystal: no two atoms are closer 
 _FAR = 100.0  # Å from the origin; beyond it float32 is coarser than 1e-5 Å
 _LARGEST_SID = 1 << 63
 _TAGS = (
-    "0 below the surface, 1 surface, 2 adsorbate (ase.build numbers layers instead: use tag_slab "
-    "or --tag-slab)"
+    "0 below the surface, 1 surface, 2 adsorbate (ase.build numbers layers instead: use tag_slab, "
+    "or predict with --tag-slab)"
 )
 _INFO_SIZE = 64  # numbers in one further field; larger ones stay in the file
 

@@ -94,6 +94,8 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     for candidate in (path, *(path / file for file in _IN_FOLDERS)):
         if candidate.is_file():
             return candidate
+    if (path / "resume.ckpt").is_file():
+        raise ValueError(f"{name}: no epoch of the run has ended: give its command again")
     try:
         return find_shipped(name, "models/*/weights.ckpt")
     except ValueError as error:

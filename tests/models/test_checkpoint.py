@@ -207,6 +207,12 @@ def test_where_checkpoints_are_found(saved, tmp_path):
         assert hint in str(caught.value)
 
 
+def test_a_run_without_an_epoch_is_no_checkpoint_yet(tmp_path):
+    (tmp_path / "resume.ckpt").touch()
+    with pytest.raises(ValueError, match=r"no epoch of the run has ended: give its command again"):
+        find_checkpoint(tmp_path)
+
+
 def test_devices():
     assert find_device("cpu") == torch.device("cpu")
     for wrong in ("cuda:77", "gpus"):
