@@ -41,6 +41,7 @@ _BASE: dict[str, Any] = {
 _PAIRS: dict[str, Any] = {"cutoff": 5.0, "num_basis": 32, "density": False}
 _SPECTRAL = {"num_heads": 4, "k_max": 0.45, "sigma_max": 2.5, "num_basis": 8}
 _WIDE = {**_SPECTRAL, "k_max": 0.2, "sigma_max": 6.0}
+_MACE = {"elements": None, "neighbors": None}
 _IMAGES = {"cutoff": 5.0, "num_basis": 32}
 _BOTH: dict[str, Any] = {"spectral": _SPECTRAL, "pairs": _PAIRS, "head_norm": False}
 _OURS_PAIRS = {
@@ -125,6 +126,14 @@ ROWS: dict[str, Row] = {
     "v2_attention": _row(
         "flt-small-v2 + linear attention in the last block", **{**_V2, "attention": "linear"}
     ),
+    "refine": _row(
+        "flt-small-refine: flt-small-v2, 4 recycles, positions", _MOVES,
+        **{**_V2, "recycles": 4, "feedback": "positions", "outputs": _DISPLACED},
+    ),
+    "v2_flt": _row(
+        "flt-small-v2 + FLT attention in the last block",
+        **{**_V2, "attention": "linear", "rpe": _rpe("amplitude", 8, 8)},
+    ),
     "ours_no_spectral": _ours("ours without spectral filter", spectral=None),
     "ours_no_vectors": _ours("ours without vectors", pairs={**_OURS_PAIRS, "filter_vectors": 0}),
     "ours_norm": _ours(
@@ -147,8 +156,13 @@ ROWS: dict[str, Row] = {
     ),
     "painn": Row("PaiNN, as many weights", {}, "painn", match="ours", rate=2e-3),
     "visnet": Row("ViSNet, as many weights", {}, "visnet", match="ours", rate=4e-3),
-    "mace": Row(
-        "MACE, as many weights", {"elements": None, "neighbors": None}, "mace", match="ours"
+    "mace": Row("MACE, as many weights", _MACE, "mace", match="ours", rate=4e-3),
+    "mace_scalars": Row(
+        "MACE, scalars", {**_MACE, "vectors": False}, "mace", match="ours", rate=4e-3
+    ),
+    "mace_pairs": Row(
+        "MACE, scalars, ν = 2", {**_MACE, "vectors": False, "correlation": 2}, "mace",
+        match="ours", rate=1.6e-2,
     ),
     # Not matched: each build of it takes seconds of symbolic algebra.
     "dimenet++": Row("DimeNet++, width 64", {"width": 64}, "dimenet++"),

@@ -320,13 +320,14 @@ class PaiNNBlock(nn.Module):
 
 
 class MACE(Rival):
-    """MACE (Batatia et al., NeurIPS 2022) of mace-torch: products of up to three equivariant sums.
+    """MACE (Batatia et al., NeurIPS 2022) of mace-torch: products of up to ν equivariant sums.
 
-    Our embedding and read-out, as for PaiNN. Settings are the package's defaults, with scalars and
-    vectors, but for harmonics up to ℓ = 2 instead of 3, which takes 3 to 4 times as long.
+    Our embedding and read-out, as for PaiNN. Settings are the package's defaults, but for harmonics
+    up to ℓ = 2 instead of 3, which takes 3 to 4 times as long.
 
     Args:
-        width: channels, as many scalars as vectors.
+        width: channels: scalars, and as many vectors where `vectors`.
+        correlation: ν.
         elements: symbols of the elements that occur; each has its own weights in every block.
         neighbors: mean pairs per atom, by which sums over neighbours are divided.
     """
@@ -334,10 +335,11 @@ class MACE(Rival):
     package = "mace"
 
     def __init__(
-        self, width: int = 48, cutoff: float = 5.0, num_blocks: int = 2, max_ell: int = 2, *,
-        elements: Sequence[str], neighbors: float,
+        self, width: int = 48, cutoff: float = 5.0, num_blocks: int = 2, max_ell: int = 2,
+        correlation: int = 3, vectors: bool = True, *, elements: Sequence[str], neighbors: float,
     ) -> None:  # fmt: skip
         super().__init__(width, cutoff)
+        channels = f"{width}x0e + {width}x1o" if vectors else f"{width}x0e"
         with torch.serialization.safe_globals([slice]):  # of e3nn's table of constants
             mace, o3 = import_module("mace.modules"), import_module("e3nn.o3")
         numbers = [atomic_numbers[symbol] for symbol in elements]
@@ -345,9 +347,10 @@ class MACE(Rival):
         self.net = mace.MACE(
             r_max=cutoff, num_bessel=8, num_polynomial_cutoff=5, max_ell=max_ell,
             interaction_cls=block, interaction_cls_first=block, num_interactions=num_blocks,
-            num_elements=len(numbers), hidden_irreps=o3.Irreps(f"{width}x0e + {width}x1o"),
+            num_elements=len(numbers), hidden_irreps=o3.Irreps(channels),
             MLP_irreps=o3.Irreps("1x0e"), atomic_energies=torch.zeros(len(numbers)).numpy(),
-            avg_num_neighbors=neighbors, atomic_numbers=numbers, correlation=3, gate=None,
+            avg_num_neighbors=neighbors, atomic_numbers=numbers, correlation=correlation,
+            gate=None,
         )  # fmt: skip
         del self.net.node_embedding, self.net.readouts
         kinds = torch.full((NUM_ELEMENTS,), -1)
