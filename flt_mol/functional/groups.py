@@ -488,7 +488,7 @@ def single_step(
     return eager_step(compiled, forward, partial(by, backward))
 
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep the arguments of a step, tensors as autograd wants them and `ctx.others`."""
     ctx.kept = ()
     ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)))
@@ -505,8 +505,9 @@ def eager_step(
     class Step(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
-            # Not as setup_context, which takes as long as ten operations.
-            save_inputs(ctx, given)
+            # Not in setup_context, which takes as long as ten operations.
+            ctx.save_for_backward(*(x for x in given if isinstance(x, Tensor)))
+            ctx.others = [None if isinstance(x, Tensor) else x for x in given]
             out = forward(*given)
             result, ctx.kept = out if isinstance(out, tuple) else (out, ())
             return result
@@ -653,4 +654,7 @@ def _over_groups(
     if not groups[0].rows:
         lengths = of_rows[0].shape[1], of_keys[0].shape[1]
         return [first.new_zeros(heads, lengths[kind], width) for kind, width in outputs], ()
-    return [groups[kind].put_back(x, 1) for x, (kind, _) in zip(parts, outputs, strict=True)], more
+    return [
+        x[0] if len(x) == 1 and groups[kind].place is None else groups[kind].put_back(x, 1)
+        for x, (kind, _) in zip(parts, outputs, strict=True)
+    ], more

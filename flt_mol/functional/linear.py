@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flt_mol.functional.feature_maps import features_of, row_level
 from flt_mol.functional.groups import (
+    LOWEST,
     PaddedRows,
     check_ptr,
     operator,
@@ -124,7 +125,7 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     if mode != "log":
         return q, k
-    level = row_level(k.mT).mT
+    level = k.detach().amax(1, keepdim=True).clamp_(min=LOWEST[k.dtype])
     # Blocks that are gathered rows are nobody else's.
     q = q + level if rows.slots is None else q.add_(level)
     k = k - level if keys.slots is None else k.sub_(level)

@@ -473,7 +473,8 @@ class FLTAttention(Streaming, Attention):
         origin: str | Tensor | None = None,
     ) -> tuple[Layout, AttentionRows]:
         """Layout of the rows; queries, keys, values and geometry, packed, from `origin` (B, ℓ)."""
-        check_names(given, _INPUTS)
+        if given.keys() - _INPUTS:
+            check_names(given, _INPUTS)
         check_rows(x, self.embed_dim, "x")
         context, values = given.get("context"), given.get("context_values")
         pairs, images = given.get("pairs"), given.get("images")
@@ -491,7 +492,8 @@ class FLTAttention(Streaming, Attention):
             check_rows(context, self.context_dim, "context")
             layout, keys = aligned_layouts(x, context, given)
             own, sources = layout.pack(x), keys.pack(context)
-        layout.refuse_unsorted(pairs, images)
+        if pairs is not None or images is not None:
+            layout.refuse_unsorted(pairs, images)
         value_rows = sources
         if values is not None:
             check_rows(values, self.context_dim, "context_values")

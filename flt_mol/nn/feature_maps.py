@@ -124,13 +124,15 @@ class RandomFeatures(FeatureMap, Redrawn):
 
     def forward(self, x: Tensor, at: PositionFeatures | None, *, key: bool) -> Tensor:
         """φ, or log φ if `exponential`, of rows (N, H, D) → (N, H, M)."""
-        self.begin_step()
+        if redraws := self.redraw_every is not None:
+            self.begin_step()
         # What is subtracted is a constant of the row, which cancels for queries.
         norm, weights = key and self.exponential, (self.content_projection, at)
         features = softmax_log_features(
             x, *weights, self.position_projection, key=key, subtract_norm=norm
         )
-        self.watch(features)
+        if redraws:
+            self.watch(features)
         return features
 
 

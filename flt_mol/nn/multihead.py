@@ -39,7 +39,7 @@ class FLTMultiheadAttention(nn.Module):
     Args:
         embed_dim: C.
         num_heads: H.
-        dropout: probability.
+        dropout: probability, on the attended values.
         bias: whether the four linear maps have one.
         kdim: channels of keys and values, if not C.
         batch_first: whether tensors are (B, L, C) instead of (L, B, C).

@@ -12,7 +12,7 @@ from flt_mol.nn.layers import placed, seeded_generator
 
 
 class Redrawn(nn.Module):
-    """A module with random buffers.
+    """A module with random buffers, which are saved and used by evaluation.
 
     The buffers change when `redraw` is called or a checkpoint is loaded, never otherwise. With
     ``redraw_every=n`` training uses the buffers in steps 0 … n − 1, and draw i in steps n i …

@@ -83,11 +83,13 @@ class FourierRPE(nn.Module):
         """
         if ptr is None:
             ptr = torch.arange(2, device=positions.device) * positions.shape[0]
-        self.frequencies.begin_step()
+        if redraws := self.frequencies.redraw_every is not None:
+            self.frequencies.begin_step()
         frequencies, ratio = self.frequencies(self.spectrum)
         basis = fourier_basis(_relative(positions, ptr, origin), frequencies)
         features = position_features(basis, ratio, self.split)
-        self.frequencies.watch(*(x for x in features if x is not None))
+        if redraws:
+            self.frequencies.watch(*(x for x in features if x is not None))
         return features
 
     def mask(self, displacements: Tensor) -> Tensor:
