@@ -97,16 +97,17 @@ def test_energies_do_not_turn_with_the_system(name):
     assert abs(first - model(system(6))["energy"]) > 1e-4
 
 
-def mace():
+def mace(**options):
     pytest.importorskip("mace")
     rivals = importlib.import_module("common.rivals")
-    return rivals.MACE(width=4, elements=["O", "H", "C"], neighbors=5.0)
+    return rivals.MACE(width=4, elements=["O", "H", "C"], neighbors=5.0, **options)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_maces_features_are_those_of_the_package():
+@pytest.mark.parametrize("options", [{}, {"vectors": False, "correlation": 2}])
+def test_maces_features_are_those_of_the_package(options):
     torch.manual_seed(0)
-    model, one = mace(), system().with_pairs(5.0)
+    model, one = mace(**options), system().with_pairs(5.0)
     model.head = seen = Recorded()
     model(one)
     net, pairs = model.net, one.pairs
