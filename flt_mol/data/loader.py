@@ -42,10 +42,10 @@ default_collate_fn_map[Structures] = lambda parts, *, collate_fn_map=None: colla
 class BatchSampler(Sampler[list[int]]):
     """Batches whose sizes sum up to no more than `limit`, each epoch in another order.
 
-    Every epoch holds each system once over all ranks, and as many batches on each. Shuffled systems
-    of different sizes are assigned, largest first, each to the smallest batch so far (Graham, SIAM
-    J. Appl. Math. 17, 416 (1969)); else batches are consecutive. Iterating again goes to the next
-    epoch.
+    Every epoch holds each system once over all ranks, in as many batches on every rank. Shuffled
+    systems of different sizes are assigned, largest first, each to the smallest batch so far
+    (Graham, SIAM J. Appl. Math. 17, 416 (1969)); else batches are consecutive. Iterating again goes
+    to the next epoch.
 
     Args:
         sizes: (n,) size of each system; ones for batches of `limit` systems.

@@ -88,7 +88,7 @@ class RadialBasis(nn.Module):
     Args:
         cutoff: Å.
         num_basis: T.
-        pair_types: whether r is transformed.
+        pair_types: whether r is transformed per pair of elements (`PairTypes`).
         generator: on CPU; None takes a seed from torch.
 
     Raises:

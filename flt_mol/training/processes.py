@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 FOLDER = "FLT_MOL_RUN_FOLDER"  # of the run, in processes that its first one started
-SOON = 40.0  # seconds
+SOON = 40.0  # s, for processes that start together
 
 
 class World(NamedTuple):
