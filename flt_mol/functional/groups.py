@@ -273,10 +273,9 @@ def row_offsets(
     Raises:
         ValueError: offsets that do not describe the rows, to the last one unless `padding`.
     """
-    if ptr.dim() != 1 or ptr.numel() == 0 or ptr.is_floating_point():
-        raise ValueError(
-            f"{name} must hold B + 1 integers, got shape {tuple(ptr.shape)} and {ptr.dtype}"
-        )
+    if ptr.dim() != 1 or ptr.numel() == 0 or ptr.dtype not in (torch.int64, torch.int32):
+        found = f"shape {tuple(ptr.shape)} and {ptr.dtype}"
+        raise ValueError(f"{name} must hold B + 1 integers, int64 or int32, got {found}")
     version, offsets = getattr(ptr, "_flt_mol_offsets", (None, (0,)))
     if version is None or version != ptr._version:
         offsets = tuple(map(int, ptr.tolist()))
@@ -286,7 +285,7 @@ def row_offsets(
     if offsets[0] != 0 or beyond < 0 or (beyond and not padding) or sorted(offsets) != [*offsets]:
         raise ValueError(
             f"{name} must start at 0, never decrease and end at the number of rows, {num_rows}; "
-            f"found {str(offsets)[:60]}; PyG's batch is system=batch"
+            f"found {str(offsets)[:60]}; PyG's batch is system=batch, or offsets_of(batch)"
         )
     return offsets
 

@@ -15,6 +15,7 @@ from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layout import LAYOUT, check_names, layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
+from flt_mol.nn.radial import check_sizes
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.streaming import placed_state, present
@@ -62,7 +63,7 @@ class FLTBlock(nn.Module):
         local_norm: whether it takes normalised features. Deep stacks and many recycles need it.
 
     Raises:
-        ValueError: no part at all, or parts of different widths.
+        ValueError: no part at all, parts of different widths, or no hidden channel.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class FLTBlock(nn.Module):
                 f"a block of parts of widths {sorted(widths)}: give some, of one width"
             )
         (embed_dim,) = widths
+        check_sizes(ffn_dim=ffn_dim)
         normed = local_norm or attention is not None or spectral is not None
         self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
@@ -98,19 +100,13 @@ class FLTBlock(nn.Module):
             nn.Dropout(dropout),
         )
 
-    def forward(
-        self,
-        x: Tensor,
-        ptr: Tensor,
-        position_features: PositionFeatures | None = None,
-        **geometry: Any,
-    ) -> Tensor:
+    def forward(self, x: Tensor, ptr: Tensor, **geometry: Any) -> Tensor:
         """Features (N, C) and ptr (B + 1,) to features (N, C); the rest as in `BlockGeometry`.
 
         Raises:
             ValueError: a part without its geometry.
         """
-        at = BlockGeometry(position_features, **geometry)
+        at = BlockGeometry(**geometry)
         h = self.attention_norm(x)
         out = x
         if self.attention is not None:
@@ -211,7 +207,9 @@ class FLTEncoder(nn.Module):
             origin = "first" if self.causal else "mean"
             packed = layout.positions(positions, self.rpe.dim)
             features = self.rpe(packed, layout.ptr, origin=origin)
-        elif positions is not None and self._blocks_have_rpes:
+        elif positions is not None:
+            if not self._blocks_have_rpes:
+                raise ValueError("positions, but no rpe: give one to the encoder or its blocks")
             places = layout.pack(positions)
         shared = BlockGeometry(features, places, **geometry)
         for _ in range(self.recycles):
@@ -219,7 +217,13 @@ class FLTEncoder(nn.Module):
         return layout.unpack(rows)
 
     def initial_state(self, num_streams: int) -> EncoderState:
-        """States of all layers, recycle by recycle, as `FLTAttention.initial_state`."""
+        """States of all layers, recycle by recycle, as `FLTAttention.initial_state`.
+
+        Raises:
+            ValueError: an encoder that is not causal, or not in linear mode.
+        """
+        if not self.causal:
+            raise ValueError("only a causal encoder streams tokens")
         layers: list[Any] = [block.attention for block in self.blocks]
         return tuple(layer.initial_state(num_streams) for layer in layers * self.recycles)
 
@@ -244,7 +248,13 @@ class FLTEncoder(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, EncoderState]:
-        """One more token (B, C) of every sequence, as `FLTAttention.step`."""
+        """One more token (B, C) of every sequence, as `FLTAttention.step`.
+
+        Raises:
+            ValueError: a state of another encoder, or shapes that do not fit.
+        """
+        if len(state) != (count := len(self.blocks) * self.recycles):
+            raise ValueError(f"the state is of {len(state)} layers, this encoder has {count}")
         x = present(mask, x)
         before, after, features = list(state), [], None
         if self.rpe is not None:

@@ -103,13 +103,14 @@ class FLTMultiheadAttention(nn.Module):
         if module.in_proj_weight is not None:
             parts = module.in_proj_weight.chunk(3)
         maps = own.query, own.key, own.value, own.out
-        with torch.no_grad():
-            for linear, part in zip(maps, (*parts, weight), strict=True):
-                linear.weight.copy_(part)
-            if bias:
-                biases = *module.in_proj_bias.chunk(3), module.out_proj.bias
-                for linear, part in zip(maps, biases, strict=True):
-                    linear.bias.copy_(part)
+        pairs = [(linear.weight, part) for linear, part in zip(maps, (*parts, weight), strict=True)]
+        if bias:
+            biases = *module.in_proj_bias.chunk(3), module.out_proj.bias
+            pairs += [(linear.bias, part) for linear, part in zip(maps, biases, strict=True)]
+        for parameter, part in pairs:
+            with torch.no_grad():
+                parameter.copy_(part)
+            parameter.requires_grad_(part.requires_grad)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             layer.requires_grad_(False)
         return layer.train(module.training)
@@ -132,8 +133,8 @@ class FLTMultiheadAttention(nn.Module):
 
         Args:
             query: (L, B, C), or (B, L, C) if `batch_first`, or (L, C).
-            key: as `query`, S rows of `kdim` channels; None for `query`.
-            value: as `key`; None for `key`.
+            key: as `query`, S rows of `kdim` channels; None, or the same object, for `query`.
+            value: as `key`; None, or the same object, for `key`.
             key_padding_mask: (B, S) or (S,); bool, **True = ignore**, as torch has it, or float
                 with 0 and −inf.
             need_weights: whether weights are returned.
@@ -155,9 +156,12 @@ class FLTMultiheadAttention(nn.Module):
             raise ValueError(
                 "nested tensors: give the TransformerEncoder enable_nested_tensor=False"
             )
+        if self.attention.causal and key is not query:
+            raise ValueError("a causal layer attends to its own rows: give key=None")
         x = self._batched(query)
         at = None if positions is None else self._batched(positions)
-        real = _real(key_padding_mask)
+        shape = len(x), x.shape[1], self._batched(key).shape[1]
+        real = _real(key_padding_mask, shape)
         given: AttentionInputs = {"mask": real}
         # Keys at other places than the queries are another set of rows, if of the same features.
         if key is not query or key_positions is not None:
@@ -166,7 +170,7 @@ class FLTMultiheadAttention(nn.Module):
                 given["context_positions"] = self._batched(key_positions)
         if value is not key:
             given["context_values"] = self._batched(value)
-        bias = self._bias(attn_mask, is_causal, (x.shape[1], self._batched(key).shape[1]))
+        bias = self._bias(attn_mask, is_causal, *shape)
         out, weights = self._biased(x, at, given, bias)
         if need_weights:
             weights = self._weights(x, at, given) if weights is None else weights
@@ -184,7 +188,9 @@ class FLTMultiheadAttention(nn.Module):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _bias(self, attn_mask: Tensor | None, is_causal: bool, shape: Any) -> Tensor | None:
+    def _bias(
+        self, attn_mask: Tensor | None, is_causal: bool, batch: int, rows: int, keys: int
+    ) -> Tensor | None:
         """What is added to the logits; None where this layer does the same without."""
         layer = self.attention
         if attn_mask is None:
@@ -192,8 +198,10 @@ class FLTMultiheadAttention(nn.Module):
                 raise ValueError("is_causal: build this layer with causal=True")
             return None
         bias = _additive(attn_mask, "attn_mask")
-        if bias.dim() > 3 or bias.shape[-2:] != shape:
-            raise ValueError(f"attn_mask has shape {tuple(bias.shape)}, expected {shape}")
+        shapes = (rows, keys), (batch * layer.num_heads, rows, keys)
+        if bias.shape not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise ValueError(f"attn_mask has shape {tuple(bias.shape)}, expected {expected}")
         causal = (bias == torch.full_like(bias, -torch.inf).triu(1)).all()
         fits = causal if layer.causal else (bias == 0).all()
         if layer.mode == "exact":
@@ -245,14 +253,17 @@ class FLTMultiheadAttention(nn.Module):
         return weights
 
 
-def _real(key_padding_mask: Tensor | None) -> Tensor | None:
+def _real(key_padding_mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor | None:
     """(B, S) bool, True for real keys, from torch's mask of those to ignore."""
     if key_padding_mask is None:
         return None
     bias = _additive(key_padding_mask, "key_padding_mask")
-    real = bias == 0
+    real = bias == 0 if bias.dim() == 2 else (bias == 0)[None]
+    if real.shape != shape[::2]:
+        found = f"key_padding_mask has shape {tuple(bias.shape)}"
+        raise ValueError(f"{found}, expected {shape[::2]}, True = ignore")
     require((real | (bias == -torch.inf)).all(), "key_padding_mask must hold 0 or −inf")
-    return real if real.dim() == 2 else real[None]
+    return real
 
 
 def _additive(mask: Tensor, name: str) -> Tensor:

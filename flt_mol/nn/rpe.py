@@ -81,6 +81,9 @@ class FourierRPE(nn.Module):
         Raises:
             ValueError: positions that are not (N, ℓ), or an unknown origin.
         """
+        if positions.dim() != 2 or positions.shape[1] != self.dim:
+            expected = f"(N, {self.dim})"
+            raise ValueError(f"positions have shape {tuple(positions.shape)}, expected {expected}")
         if ptr is None:
             ptr = torch.arange(2, device=positions.device) * positions.shape[0]
         if redraws := self.frequencies.redraw_every is not None:

@@ -55,7 +55,7 @@ class SpectralGeometry(NamedTuple):
     ptr: Tensor
     key_ptr: Tensor
     meshes: tuple[SpectralMesh, ...]
-    settings: tuple[float, float, int]
+    settings: tuple[float, float, int, float]
     below: int
 
 
@@ -126,9 +126,9 @@ class SpectralFilter(nn.Module):
         self.out = drawn_linear(embed_dim, embed_dim, True, generator)
 
     @property
-    def settings(self) -> tuple[float, float, int]:
-        """k_max, sigma_max and number of functions: filters that share them share a geometry."""
-        return (self.k_max, self.sigma_max, self.num_basis)
+    def settings(self) -> tuple[float, float, int, float]:
+        """k_max, sigma_max, num_basis and padding: filters that share them share a geometry."""
+        return (self.k_max, self.sigma_max, self.num_basis, self.padding)
 
     def geometry(
         self,
@@ -187,8 +187,8 @@ class SpectralFilter(nn.Module):
     def convolve(self, value: Tensor, geometry: SpectralGeometry) -> Tensor:
         """Σ_j F_h(r_i − r_j) v_jh alone: (N, H, D) → (N, H, D), at least float32."""
         if geometry.settings != self.settings:
-            given, own = geometry.settings, self.settings
-            raise ValueError(f"geometry for k_max, sigma_max, num_basis = {given}, not {own}")
+            given = f"{geometry.settings}, not {self.settings}"
+            raise ValueError(f"geometry for k_max, sigma_max, num_basis, padding = {given}")
         value = at_least_float32(value)
         dtype, where = value.dtype, (geometry.ptr, geometry.key_ptr, geometry.below)
         tensors = (x.to(dtype) for x in (self.amplitudes, geometry.spectra, geometry.table))

@@ -27,7 +27,7 @@ class Streaming:
         Raises:
             ValueError: a layer that is not causal, or not in linear mode.
         """
-        self._check_streaming()
+        self._check_streaming(None)
         weight = self.query.weight
         keys = weight.new_zeros(0, self.num_heads, self.num_features)
         value = weight.new_zeros(0, self.num_heads, self.embed_dim // self.num_heads)
@@ -43,11 +43,13 @@ class Streaming:
     ) -> CausalState:
         """The state after whole sequences, one per system, for `step`; arguments as of `forward`.
 
-        With a `state` they continue its streams, and positions default to the places after it.
+        With a `state` they continue its streams. Positions default to numbers of tokens before:
+        after some that were given, give all.
 
         Raises as `initial_state` and `forward`.
         """
         layout = layout_of(x, **{name: given[name] for name in given.keys() & LAYOUT})
+        self._check_streaming(state)
         state = self.initial_state(len(layout.ptr) - 1) if state is None else state
         state, origin = placed_state(self.rpe, layout, positions, state)
         _, rows = self.rows(x, positions, given, origin)
@@ -70,7 +72,8 @@ class Streaming:
         Args:
             x: (B, C), the next token of each.
             state: from `initial_state`, `state_after` or the step before; it stays as it is.
-            positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before.
+            positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before, as in
+                `state_after`.
             position_features: of these tokens, used instead of `positions`.
             mask: (B,) bool; streams with False have no token now: 0 comes out.
 
@@ -78,9 +81,9 @@ class Streaming:
             (B, C), and the state after these tokens.
 
         Raises:
-            ValueError: as `initial_state`, or shapes that do not fit.
+            ValueError: as `initial_state`, a state of other features, shapes that do not fit.
         """
-        self._check_streaming()
+        self._check_streaming(state)
         check_rows(x, self.embed_dim, "x")
         x = present(mask, x)
         layout = layout_of(x, ptr=torch.arange(len(x) + 1, device=x.device))
@@ -98,15 +101,22 @@ class Streaming:
             after = after._replace(length=state.length + mask)
         return present(mask, out), after
 
-    def _check_streaming(self) -> None:
+    def _check_streaming(self, state: CausalState | None) -> None:
         if not self.causal or self.mode != "linear":
             found = f"this has causal={self.causal} and mode={self.mode!r}"
             raise ValueError(f"only a causal layer in linear mode streams tokens: {found}")
+        if state is not None and (state.largest is None) is self.feature_map.exponential:
+            raise ValueError("state is of another feature map than this layer's")
 
 
 def present(mask: Tensor | None, x: Tensor) -> Tensor:
     """Rows (B, C) with 0 where a mask (B,) is False."""
-    return x if mask is None else torch.where(mask[:, None], x, 0.0)
+    if mask is None:
+        return x
+    if mask.shape != x.shape[:1] or mask.dtype != torch.bool:
+        found = f"mask has shape {tuple(mask.shape)} and {mask.dtype}"
+        raise ValueError(f"{found}, expected bool ({len(x)},), True for streams with a token")
+    return torch.where(mask[:, None], x, 0.0)
 
 
 def placed_state(

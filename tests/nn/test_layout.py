@@ -428,7 +428,8 @@ def test_an_encoder_hands_positions_to_blocks_with_rpes_of_their_own():
     torch.testing.assert_close(out[mask], expected, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="one rpe for the encoder"):
         FLTEncoder(blocks, rpe_of(3, generator))
-    assert FLTEncoder([FLTBlock(FLTAttention(C, H), 16)])(x.float(), positions.float()).shape
+    with pytest.raises(ValueError, match="positions, but no rpe"):
+        FLTEncoder([FLTBlock(FLTAttention(C, H), 16)])(x.float(), positions.float())
 
 
 def test_looking_at_a_layer_in_training_leaves_its_draws():
