@@ -79,6 +79,8 @@ def evaluate(
         raise ValueError("--data, --energy, --held-out and --ensemble go with a checkpoint")
     if output is not None:
         console.check_output(output, "--output FOLDER")
+        if (output / "parity.png").exists() and not (output / "results.json").exists():
+            raise ValueError(f"{output} holds other results: give --output another folder")
     if checkpoint is not None:
         with console.progress_bars() as progress:
             options: Any = {"batch_size": batch_size, "device": device, "progress": progress}

@@ -51,11 +51,13 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
 
     Args:
         path: the file.
-        names: of the column of energies; the first that is there is taken.
+        names: of the column of energies; the first that is there is taken. Of `PREDICTION` there
+            may be one only.
 
     Raises:
-        ValueError: no table, a missing column, no systems; an energy that is not finite, a line of
-            another length, an empty sid, an id with two energies; naming file, line and sid.
+        ValueError: no table, a missing column, two of predictions, no systems; an energy that is
+            not finite, a line of another length, an empty sid, an id with two energies; naming
+            file, line and sid.
 
     Warns:
         UserWarning: repeated lines, with their number.
@@ -63,9 +65,10 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
     path, energies, lines = Path(path), dict[Key, float](), dict[Key, int]()
     rows = _rows(path)
     for line, row in rows:
-        name = next((x for x in names if x in row), "")
-        if not name or "sid" not in row:
-            wanted = f"expected sid and {' or '.join(names)}"
+        found = [x for x in names if x in row]
+        name = found[0] if found else ""
+        if not name or "sid" not in row or (names == PREDICTION and len(found) > 1):
+            wanted = f"expected sid and one of {', '.join(names)}"
             raise ValueError(f"{path}: the columns are {', '.join(map(str, row))}; {wanted}")
         key = _key(row, f"{path}, line {line}")
         where = f"{path}, line {line}, sid {named(key)}: {name}"
@@ -141,7 +144,8 @@ def _rows(path: Path) -> list[Row]:
             raise ValueError("expected a list of objects with sid and energy")
         return list(enumerate(rows, start=1))
     except Exception as error:  # anything that foreign bytes come to
-        raise ValueError(f"{path} cannot be read as a table: {error}") from error
+        hint = "; save ids.astype(str)" if "pickle" in str(error) else ""
+        raise ValueError(f"{path} cannot be read as a table: {error}{hint}") from error
 
 
 def _of_arrays(data: bytes) -> list[Row]:

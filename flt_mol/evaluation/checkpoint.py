@@ -190,7 +190,7 @@ class _Run:
 
     def _held_out_of(self, source: Any) -> Subset[Any]:
         if not self.held_out:
-            raise ValueError(f"{self.path} lists no systems held out of training")
+            raise ValueError(f"{self.path} lists no systems held out of training: give --data")
         sids = enumerate(str(sid) for batch in source.batches() for sid in batch.sid)
         found = {i: sid for i, sid in sids if sid in self.held_out}
         if missing := sorted(self.held_out.difference(found.values())):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
 from flt_mol.evaluation import plots
 from flt_mol.evaluation.splits import COLUMNS, Results, unseen_messages
 from flt_mol.evaluation.summary import shown_splits
-from flt_mol.files import temporary_path, write_rows
+from flt_mol.files import some, temporary_path, write_rows
 
 Summary = Mapping[str, Any]
 
@@ -93,13 +95,22 @@ def write_csv(results: Results, path: str | Path) -> Path:
 
     Columns are split, sid, energy, target (eV), and those of `COLUMNS` that some split has. Numbers
     read back as the same float64.
+
+    Warns:
+        UserWarning: sids that a split has several times, which are written as SID#0, SID#1, …
     """
     names = [c for c in COLUMNS if any(c in result.columns for result in results.values())]
     rows: list[Sequence[Any]] = [["split", "sid", "energy", "target", *names]]
     for split, result in results.items():
         further = [result.columns.get(name, (None,) * len(result.sid)) for name in names]
         energies = (result.prediction.tolist(), result.target.tolist())
-        rows += zip(repeat(split), result.sid, *energies, *further, strict=False)
+        repeated = [sid for sid, times in Counter(result.sid).items() if times > 1]
+        if repeated:
+            text = f"{split}: sids that repeat are written as SID#0, SID#1, … ({some(repeated)})"
+            warnings.warn(text, stacklevel=2)
+        place = defaultdict[Any, Iterator[int]](count)
+        sids = [f"{sid}#{next(place[sid])}" if sid in repeated else sid for sid in result.sid]
+        rows += zip(repeat(split), sids, *energies, *further, strict=False)
     return write_rows(path, rows)
 
 

@@ -73,7 +73,8 @@ def check_submission(
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # anything that foreign bytes come to
-        raise ValueError(f"{path} cannot be read as .npz: {error}") from error
+        found = "no .npz, or one of Python objects" if "pickle" in str(error) else error
+        raise ValueError(f"{path} cannot be read as .npz: {found}") from error
     _check(arrays, dict.fromkeys(SPLITS, str(path)), expected)
     return {split: arrays[f"{split}_energy"].astype(np.float64) for split in SPLITS}
 

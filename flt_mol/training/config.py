@@ -106,18 +106,21 @@ class DataConfig(Settings):
         """Models of one's own data are not ranked by another data set's systems, nor evaluated."""
         if self.train in self.paths:
             self.name = None
-            if self.validation not in self.paths:
-                self.validation_fraction = self.validation_fraction or 0.1
+            if self.validation not in self.paths and self.validation_fraction is None:
+                self.validation_fraction = 0.1
+                if not self.paths.keys().isdisjoint(self.evaluation):
+                    text = f"there is no data.paths.{self.validation}: a tenth of {self.train} is"
+                    warnings.warn(f"{text} held out to validate", stacklevel=1)
         return self
 
     @model_validator(mode="after")
     def _warn_of_unread(self) -> Self:
         read = {self.train, self.validation}
         unread = self.paths.keys() - {*read, *self.evaluation}
-        for split in sorted(read - self.paths.keys()):
+        for split in sorted(read):
             for near in difflib.get_close_matches(split, unread, n=1):
-                hint = f"did you mean data.paths.{split}?"
-                warnings.warn(f"data.paths.{near} is not read: {hint}", stacklevel=1)
+                hint = "" if split in self.paths else f": did you mean data.paths.{split}?"
+                warnings.warn(f"data.paths.{near} is not read{hint}", stacklevel=1)
         return self
 
 

@@ -155,8 +155,8 @@ def load_splits(config: RunConfig) -> Splits:
     """The training and the validation split.
 
     With ``data.validation_fraction`` the second is a random share of the first, of at least one
-    system, drawn by ``data.validation_seed``. What belongs together, as frames of one trajectory,
-    is not kept together; ``flt-mol data split --group-by`` does that.
+    system, drawn by ``data.validation_seed``. Of 20,000 systems or fewer those of one sid stay
+    together; ``flt-mol data split --group-by`` knows more groups.
 
     Raises:
         ValueError: as of `open_split`, or nothing left to train on.
@@ -176,12 +176,19 @@ def load_splits(config: RunConfig) -> Splits:
                 stacklevel=2,
             )
         return splits
-    count = max(1, round(data.validation_fraction * len(whole)))
-    if count >= len(whole):
-        text = f"split '{data.train}' has {len(whole)} systems, too few to hold out a part"
-        raise ValueError(f"{text}: set data.paths.{data.validation}")
-    order = np.random.default_rng(data.validation_seed % 2**63).permutation(len(whole)).tolist()
-    held, kept = sorted(order[:count]), sorted(order[count:])
+    groups: dict[Any, list[int]] = {}
+    for row, name in enumerate(sids_of(whole) or range(len(whole))):
+        groups.setdefault(name, []).append(row)
+    count = max(1, round(data.validation_fraction * len(groups)))
+    if count >= len(groups):
+        text = f"split '{data.train}' has {len(groups)} systems of different sids, too few to hold"
+        raise ValueError(f"{text} out a part: set data.paths.{data.validation}")
+    order = np.random.default_rng(data.validation_seed % 2**63).permutation(len(groups)).tolist()
+    rows = list(groups.values())
+    held, kept = (
+        sorted(row for group in part for row in rows[group])
+        for part in (order[:count], order[count:])
+    )
     if isinstance(whole, list):
         return Splits([whole[i] for i in kept], [whole[i] for i in held])
     return Splits(Subset(whole, kept), Subset(whole, held))

@@ -74,9 +74,10 @@ def run_folder(
 
 
 def written_files(folder: Path) -> tuple[Path, ...]:
-    """All files of a run."""
+    """All files of a run: the folder may hold older ones."""
     found = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
-    return tuple(sorted(found))
+    start = (folder / _CONFIG).stat().st_mtime
+    return tuple(sorted(path for path in found if path.stat().st_mtime >= start))
 
 
 def _hold(
@@ -86,7 +87,7 @@ def _hold(
     if output is not None:
         folder = Path(output)
         new = not folder.exists()
-        used = any((folder / name).exists() for name in (_CONFIG, LAST))
+        used = any((folder / name).exists() for name in (_CONFIG, LAST, BEST, RESUME))
         if used and (changed := "; ".join(_changes(folder, settings))):
             hint = "choose another output, or remove it"
             raise ValueError(f"{folder} holds a run with other settings: {changed}; {hint}")

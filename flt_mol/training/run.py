@@ -223,7 +223,9 @@ def _history(
     if start is not None and trained is not None:
         before = read_checkpoint(start)["systems"].get("trained") or ()
         trained = sorted({*trained, *map(str, before)})
-    held_out = None if config.data.validation_fraction is None else sids_of(splits.validation)
+    held_out = None
+    if config.data.validation_fraction is not None:
+        held_out = [str(system.sid[0]) for system in splits.validation]
     systems = {"trained": trained, "held_out": held_out}
     decay = config.training.ema_decay
     return History(

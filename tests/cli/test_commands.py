@@ -219,6 +219,9 @@ def test_evaluate_prints_the_table_and_writes_its_files(run, slabs):
     assert [x["sid"] for x in rows] == ["s0", "s1", "s2"]
     text = run("evaluate", "emt-small", "--data", slabs, "--output", "out", "--no-report")
     assert text.err == "flt-mol: results in out are replaced\n"
+    Path("out/results.json").unlink()
+    text = run("evaluate", "emt-small", "--data", slabs, "--output", "out", status=2)
+    assert "out holds other results" in text.err
 
 
 def test_evaluate_predictions_repeats_the_results(run, slabs):

@@ -61,7 +61,7 @@ CHANGES = {
     "id repeats sid 03": lambda arrays: arrays.update(id_ids=np.array(["03", "03", "01"])),
     "id has an empty id": lambda arrays: arrays.update(id_ids=np.array(["03", " ", "01"])),
     "no finite energy for sid 01": lambda a: a.update(id_energy=np.array([0, np.nan, 0])),
-    "allow_pickle": lambda arrays: arrays.update(id_ids=np.array([{}, 1, 2], dtype=object)),
+    "Python objects": lambda arrays: arrays.update(id_ids=np.array([{}, 1, 2], dtype=object)),
 }
 
 

@@ -62,8 +62,9 @@ def test_arrays_of_ids_and_energies(tmp_path):
         ("", r"p\.csv holds no energies"),
         ("sid,energy\n", r"p\.csv holds no energies"),
         ("name,energy\na,1\n", "name, energy; expected sid"),
-        ("sid,value\na,1\n", "sid, value; expected sid and energy"),
+        ("sid,value\na,1\n", "sid, value; expected sid and one of energy"),
         ("sid,energy,energy\na,1,1\n", "energy, energy"),
+        ("sid,energy,prediction\na,1,1\n", "expected sid and one of energy, prediction"),
         ("sid,energy\na,1\nb\n", "line 3: expected 2 columns"),
         ("sid,energy\na,nan\n", r"line 2, sid a: energy is 'nan'"),
         ("sid,energy\na,\n", r"line 2, sid a: energy is ''"),
@@ -186,6 +187,16 @@ def test_what_an_evaluation_wrote_is_read_back(tmp_path):
     assert back.sid == ("1", "b")
     assert back.prediction.tolist() == result.prediction.tolist()
     assert back.target.tolist() == result.target.tolist()
+    with pytest.raises(ValueError, match="both as predictions and as targets"):
+        score_files(path, path)
+
+
+def test_sids_that_repeat_are_told_apart(tmp_path):
+    numbers = np.arange(4.0)
+    result = SplitResult(sid=("a", "b", "a", "c"), prediction=numbers, target=numbers)
+    with pytest.warns(UserWarning, match=r"val: sids that repeat.*\(a\)"):
+        path = write_csv({"val": result}, tmp_path / "p.csv")
+    assert score_files(path)["val"].sid == ("a#0", "b", "a#1", "c")
 
 
 def test_ids_by_split(tmp_path):

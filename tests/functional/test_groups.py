@@ -49,6 +49,8 @@ def test_offsets_of_keys():
 def test_operators_refuse_what_no_rows_are_at(ptr):
     with pytest.raises(ValueError, match="ptr"):
         row_offsets(torch.tensor(ptr), 6)
+    with pytest.raises(ValueError, match="int64 or int32, got .*uint8"):
+        row_offsets(PTR.to(torch.uint8), 5)
 
 
 CPU = torch.device("cpu")

@@ -138,6 +138,8 @@ def test_a_missing_geometry_is_named(parts):
 def test_blocks_that_cannot_be():
     with pytest.raises(ValueError, match=r"widths \[\]"):
         FLTBlock(None, 16)
+    with pytest.raises(ValueError, match="ffn_dim"):
+        FLTBlock(make_attention(), 0)
     with pytest.raises(ValueError, match=r"parts of widths \[8, 12\]"):
         FLTBlock(make_attention(), 16, local=LocalFilter(12))
     with pytest.raises(ValueError, match=r"parts of widths \[8, 16\]"):

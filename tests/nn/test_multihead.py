@@ -106,6 +106,12 @@ def test_masks_without_a_linear_form_are_refused():
         ours(x, x, x, is_causal=True)
     with pytest.raises(ValueError, match=r"attn_mask has shape \(2, 7\)"):
         pair()[1](x, x, x, attn_mask=causal[:2])
+    with pytest.raises(ValueError, match=rf"attn_mask .*\({B * H}, {L}, {L}\)"):
+        pair()[1](x, x, x, attn_mask=draw(H, L, L))
+    with pytest.raises(ValueError, match=rf"key_padding_mask .*\({B}, {L}\), True = ignore"):
+        pair()[1](x, key_padding_mask=torch.zeros(L, B, dtype=torch.bool))
+    with pytest.raises(ValueError, match="give key=None"):
+        own(x, x.clone())
     with pytest.raises(ValueError, match="0 or −inf"):
         pair()[1](x, x, x, key_padding_mask=draw(B, L))
     with pytest.raises(ValueError, match="add_bias_kv"):
@@ -250,5 +256,10 @@ def test_a_mask_that_hides_nothing_and_a_frozen_module():
     x = draw(B, L, C)
     nothing = torch.zeros(L, L)
     assert torch.equal(ours(x, x, x, attn_mask=nothing)[0], ours(x)[0])
+    theirs.in_proj_weight.requires_grad_(False)
+    partly = FLTMultiheadAttention.from_torch(theirs).attention
+    assert not partly.query.weight.requires_grad
+    assert partly.query.bias.requires_grad
+    assert partly.out.weight.requires_grad
     frozen = FLTMultiheadAttention.from_torch(theirs.requires_grad_(False))
     assert not any(p.requires_grad for p in frozen.parameters())

@@ -194,7 +194,8 @@ def test_what_does_not_fit():
     for rows in (x[:-1], x[:, :-1]):
         with pytest.raises(ValueError, match="x has shape|number of rows"):
             module(rows, geometry)
-    with pytest.raises(ValueError, match="k_max"):
-        layer(k_max=0.5)(x, geometry)
+    for other in ({"k_max": 0.5}, {"padding": 1.0}):
+        with pytest.raises(ValueError, match="k_max, sigma_max, num_basis, padding"):
+            layer(**other)(x, geometry)
     with pytest.raises(UnfitSystemError, match="singular"):
         apply(module, x, positions, 0 * cell, pbc)

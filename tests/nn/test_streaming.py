@@ -110,6 +110,10 @@ def test_what_cannot_go_token_by_token_is_refused():
         layer.step(draw(3, C), state)
     with pytest.raises(ValueError, match="positions are missing"):
         layer.step(draw(2, C), state)
+    with pytest.raises(ValueError, match="state is of another feature map"):
+        make(feature_map="relu").step(draw(2, C), make().initial_state(2))
+    with pytest.raises(ValueError, match=r"mask has shape \(2, 1\).*bool \(2,\)"):
+        make().step(draw(2, C), make().initial_state(2), mask=torch.ones(2, 1, dtype=torch.bool))
     with pytest.raises(ValueError, match="without positions"):
         make(0).step(draw(2, C), make(0).initial_state(2), draw(2, 3))
     shared = FLTAttention(C, H, position_dim=4, causal=True).double()

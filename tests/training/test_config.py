@@ -304,6 +304,8 @@ def test_what_goes_together():
 def test_a_path_that_nothing_reads_is_warned_of():
     with pytest.warns(UserWarning, match=r"data\.paths\.trian.*data\.paths\.train"):
         DataConfig(name="emt_adsorption", paths={"trian": "a.lmdb"})
+    with pytest.warns(UserWarning, match=r"data\.paths\.trian is not read$"):
+        DataConfig(paths={"train": "a.lmdb", "trian": "b.lmdb"})
     DataConfig(name="emt_adsorption", paths={"train": "a.lmdb", "tests": "b.lmdb"})
 
 

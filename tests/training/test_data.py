@@ -28,6 +28,15 @@ def test_a_split_without_a_file_says_what_to_set(tmp_path):
         open_split(run, "other")
 
 
+def test_systems_of_one_sid_are_held_out_together(tmp_path, monkeypatch):
+    run = tiny_run(tmp_path, 8, data={"validation_fraction": 0.25})
+    systems = [replace(x, sid=(f"s{i % 4}",)) for i, x in enumerate(data._load(run, "train"))]
+    monkeypatch.setattr(data, "_load", lambda config, split: systems)
+    training, validation = (data.sids_of(split) for split in load_splits(run))
+    assert (len(training), len(validation), len({*training} | {*validation})) == (6, 2, 4)
+    assert not {*training} & {*validation}
+
+
 @pytest.mark.parametrize("name", ["pos_relaxed", "y_init"])
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_records_without_a_target(tmp_path, monkeypatch, name, in_memory):

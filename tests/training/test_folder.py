@@ -66,6 +66,12 @@ def test_other_settings_are_refused_with_their_keys(tmp_path):
         held(tmp_path / "run")
 
 
+def test_weights_of_something_else_are_not_overwritten(tmp_path):
+    (tmp_path / "best.ckpt").touch()
+    with pytest.raises(ValueError, match=r"config\.yaml cannot be read.*choose another output"):
+        held(tmp_path)
+
+
 def test_an_older_run_that_states_no_tag_rule_is_resumed(tmp_path):
     stated = [{**SETTINGS, "data": {"tag_rule": rule}} for rule in (None, "half", "oc20")]
     for before, accepted in ((stated[0], True), (stated[1], True), (stated[2], False)):
