@@ -45,20 +45,18 @@ def score_files(
         one split is called after the file of targets.
 
     Raises:
-        ValueError: one file for both, a file that cannot be read, missing or surplus ids, or an id
-            in two splits of which only one file tells them apart, naming file and sid.
+        ValueError: a file that cannot be read, missing or surplus ids, or an id in two splits of
+            which only one file tells them apart, naming file and sid.
 
     Warns:
         UserWarning: repeated lines that were dropped, ids that are not common, and how many.
     """
     predicted = read_energies(predictions)
-    if targets is not None and Path(targets).resolve() == Path(predictions).resolve():
-        hint = "without --targets its column target is taken"
-        raise ValueError(f"{targets} is given both as predictions and as targets: {hint}")
     if targets is None:
         wanted = read_energies(predictions, ("target",))
     elif Path(targets).suffix.lower() in _TABLES:
-        wanted = read_energies(targets, _TARGET)
+        same = Path(targets).resolve() == predicted.path.resolve()
+        wanted = read_energies(targets, _TARGET[:2] if same else _TARGET)
     else:
         wanted = _stored_targets(targets, splits or predicted.splits)
     known = dict.fromkeys([*predicted.splits, *wanted.splits])

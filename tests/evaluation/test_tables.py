@@ -187,7 +187,9 @@ def test_what_an_evaluation_wrote_is_read_back(tmp_path):
     assert back.sid == ("1", "b")
     assert back.prediction.tolist() == result.prediction.tolist()
     assert back.target.tolist() == result.target.tolist()
-    with pytest.raises(ValueError, match="both as predictions and as targets"):
+    assert score_files(path, path)["val"].target.tolist() == [0.25, -0.2]
+    write(path, "sid,energy\na,1\n")
+    with pytest.raises(ValueError, match="sid and one of target, y_relaxed"):
         score_files(path, path)
 
 
