@@ -72,11 +72,6 @@ def decode(
     Raises:
         ValueError: a field missing or malformed, a number that is not finite or too large for
             float32, a cell singular along a periodic direction; naming `where`, sid and field.
-
-    Examples:
-        >>> record = {"pos": [[0, 0, 0.0]], "atomic_numbers": [29.0], "sid": 7, "y_relaxed": -1.5}
-        >>> decode([record], ReadOptions(), where=str).sid
-        (7,)
     """
     notes = {} if notes is None else notes
     try:

@@ -437,13 +437,6 @@ def fit_references(
 
     Returns:
         r (119,) float32, eV, and E − n·r (S,).
-
-    Examples:
-        >>> counts = np.zeros((3, 119), np.int32)
-        >>> counts[:, 1], counts[:, 8] = [2, 2, 0], [1, 0, 2]  # H2O, H2, O2
-        >>> reference, rest = fit_references(counts, np.array([-14.0, -6.0, -16.0]))
-        >>> reference[[1, 8]].round(3).tolist(), np.abs(rest).max() < 1e-5
-        ([-3.0, -8.0], np.True_)
     """
     there = counts.any(axis=0)
     reference = np.zeros(counts.shape[1], np.float32)
