@@ -141,7 +141,7 @@ class SoftmaxFeatures(RandomFeatures):
 
     E[φ(q)·φ(k)]/M = exp(q·k/√D + Φ·Ψ), up to a factor of the query's, which attention divides out.
     The relative variance of one weight is (exp(‖q̂ + k̂‖²) − 1)/M: good for small logits only.
-    Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
+    Choromanski et al., ICLR 2021, Lemma 1.
     """
 
     exponential = True

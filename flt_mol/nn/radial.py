@@ -58,7 +58,7 @@ class PairTypes(nn.Module):
         generator: on CPU; None takes a seed from torch.
 
     References:
-        [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
+        [1] Shi et al., "Benchmarking Graphormer …", 2022.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
