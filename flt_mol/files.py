@@ -128,10 +128,9 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
         ('did you mean train?', 'there are: train, test')
     """
     known = list(known)
-    near = get_close_matches(name, known, n=1)
-    return (
-        f"did you mean {prefix}{near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
-    )
+    if near := get_close_matches(name, known, n=1):
+        return f"did you mean {prefix}{near[0]}?"
+    return f"there are: {', '.join(known) or 'none'}"
 
 
 def some(items: Sequence[Any], shown: int = 5) -> str:

@@ -286,10 +286,12 @@ def make_loader(
             sid = dataset[int(sizes.argmax())].sid[0]
             text = "max_atoms (training.batch_atoms) is"
             raise ValueError(f"sid {sid} has {sizes.max()} atoms, {text} {limit}")
-    shared: dict[str, Any] = {"rank": rank, "world_size": world_size}
+    sampler = BatchSampler(
+        sizes, cast(int, limit), shuffle=shuffle, seed=seed, rank=rank, world_size=world_size
+    )
     return Loader(
         _Source(dataset, prepare),
-        batch_sampler=BatchSampler(sizes, cast(int, limit), shuffle=shuffle, seed=seed, **shared),
+        batch_sampler=sampler,
         num_workers=num_workers,
         collate_fn=_same,
         generator=torch.Generator().manual_seed(seed),
@@ -301,11 +303,10 @@ def _same(batch: Any) -> Any:
     return batch
 
 
+@dataclass(eq=False)
 class _Source(Dataset[Structures]):
-    def __init__(
-        self, systems: Systems, prepare: Callable[[Structures], Structures] | None
-    ) -> None:
-        self.systems, self.prepare = systems, prepare
+    systems: Systems
+    prepare: Callable[[Structures], Structures] | None
 
     def __getitems__(self, indices: list[int]) -> Structures | ValueError:
         fetch = getattr(self.systems, "__getitems__", None)

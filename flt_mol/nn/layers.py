@@ -18,9 +18,7 @@ def seeded_generator(generator: torch.Generator | None) -> torch.Generator:
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
         return torch.Generator("cpu").manual_seed(seed)
     if generator.device.type != "cpu":
-        raise ValueError(
-            f"generator is on {generator.device}, expected CPU, as for torch.Generator()"
-        )
+        raise ValueError(f"generator is on {generator.device}, expected CPU: torch.Generator()")
     return generator
 
 
