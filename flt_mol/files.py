@@ -128,10 +128,9 @@ def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
         ('did you mean train?', 'there are: train, test')
     """
     known = list(known)
-    near = get_close_matches(name, known, n=1)
-    return (
-        f"did you mean {prefix}{near[0]}?" if near else f"there are: {', '.join(known) or 'none'}"
-    )
+    if near := get_close_matches(name, known, n=1):
+        return f"did you mean {prefix}{near[0]}?"
+    return f"there are: {', '.join(known) or 'none'}"
 
 
 def some(items: Sequence[Any], shown: int = 5) -> str:
@@ -160,12 +159,7 @@ def listed(head: str, items: Sequence[Any], count: int = 0) -> str:
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
-    """Sort key that orders the numbers in file names by value.
-
-    Examples:
-        >>> sorted([Path("data.10.lmdb"), Path("data.2.lmdb")], key=natural_key)[0].name
-        'data.2.lmdb'
-    """
+    """Sort key that orders the numbers in file names by value: 2 before 10."""
     parts = re.split(r"([0-9]+)", path.name)
     return [(0, int(part), "") if i % 2 else (1, 0, part) for i, part in enumerate(parts)]
 
@@ -178,10 +172,6 @@ def shipped_folder(kind: str) -> Path:
 
     Raises:
         FileNotFoundError: neither exists; the installation is incomplete.
-
-    Examples:
-        >>> shipped_folder("configs").name
-        'configs'
     """
     checkout = _PACKAGE.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / kind).is_dir():
@@ -198,10 +188,6 @@ def find_shipped(name: str, pattern: str) -> Path:
 
     Raises:
         ValueError: none of that name, with the nearest, or all.
-
-    Example:
-        >>> find_shipped("flt_small", "models/*/model.yaml").parent.name
-        'flt-small'
     """
     kind, _, inside = pattern.partition("/")
     files = sorted(shipped_folder(kind).glob(inside))

@@ -40,13 +40,6 @@ class Unusual:
 
     Kinds: tags all alike, no cell, atoms within 0.5 Å of each other, energies beyond ±10 eV; and
     those that are given.
-
-    Examples:
-        >>> unusual, cell = Unusual(), [[9, 0, 0], [0, 9, 0], [0, 0, 9]]
-        >>> atom = Structures.single([29], [[0, 0, 0]], cell=cell, pbc=True, tags=[1], sid="Cu")
-        >>> unusual.add(atom)
-        >>> unusual.messages()[0][:43]
-        'all tags are 1 in 1 of 1 structures (Cu): n'
     """
 
     def __init__(self) -> None:

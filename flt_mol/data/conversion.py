@@ -156,7 +156,6 @@ def readable_batches(
             if None not in (batch.energy, batch.energy_initial, batch.positions_relaxed):
                 yield rows, batch
                 continue
-        # A batch has a target only where all of its systems do.
         for row in rows:
             try:
                 system = source[row]

@@ -72,11 +72,6 @@ def decode(
     Raises:
         ValueError: a field missing or malformed, a number that is not finite or too large for
             float32, a cell singular along a periodic direction; naming `where`, sid and field.
-
-    Examples:
-        >>> record = {"pos": [[0, 0, 0.0]], "atomic_numbers": [29.0], "sid": 7, "y_relaxed": -1.5}
-        >>> decode([record], ReadOptions(), where=str).sid
-        (7,)
     """
     notes = {} if notes is None else notes
     try:
@@ -219,8 +214,8 @@ def _whole(
     records: Sequence[Record],
     field: str,
     natoms: NDArray[np.int64],
-    bounds: tuple[int, int] | None = None,
-    expected: str = "",
+    bounds: tuple[int, int],
+    expected: str,
 ) -> NDArray[np.int64]:
     """One whole number per atom (N,), out of (n,), (n, 1) or (1, n); 0 where it is missing."""
     parts = []
@@ -235,7 +230,7 @@ def _whole(
         whole = given.astype(np.int64)
     if given.dtype.kind == "f" and not np.array_equal(whole, given):
         raise ValueError(f"{field} holds numbers that are not whole")
-    if bounds is not None and (whole.min() < bounds[0] or whole.max() > bounds[1]):
+    if whole.min() < bounds[0] or whole.max() > bounds[1]:
         wrong = given[(whole < bounds[0]) | (whole > bounds[1])][0]
         raise ValueError(f"{field} holds {wrong:g}, expected {expected}")
     return whole

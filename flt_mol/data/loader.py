@@ -286,10 +286,12 @@ def make_loader(
             sid = dataset[int(sizes.argmax())].sid[0]
             text = "max_atoms (training.batch_atoms) is"
             raise ValueError(f"sid {sid} has {sizes.max()} atoms, {text} {limit}")
-    shared: dict[str, Any] = {"rank": rank, "world_size": world_size}
+    sampler = BatchSampler(
+        sizes, cast(int, limit), shuffle=shuffle, seed=seed, rank=rank, world_size=world_size
+    )
     return Loader(
         _Source(dataset, prepare),
-        batch_sampler=BatchSampler(sizes, cast(int, limit), shuffle=shuffle, seed=seed, **shared),
+        batch_sampler=sampler,
         num_workers=num_workers,
         collate_fn=_same,
         generator=torch.Generator().manual_seed(seed),
@@ -301,11 +303,10 @@ def _same(batch: Any) -> Any:
     return batch
 
 
+@dataclass(eq=False)
 class _Source(Dataset[Structures]):
-    def __init__(
-        self, systems: Systems, prepare: Callable[[Structures], Structures] | None
-    ) -> None:
-        self.systems, self.prepare = systems, prepare
+    systems: Systems
+    prepare: Callable[[Structures], Structures] | None
 
     def __getitems__(self, indices: list[int]) -> Structures | ValueError:
         fetch = getattr(self.systems, "__getitems__", None)
@@ -437,13 +438,6 @@ def fit_references(
 
     Returns:
         r (119,) float32, eV, and E − n·r (S,).
-
-    Examples:
-        >>> counts = np.zeros((3, 119), np.int32)
-        >>> counts[:, 1], counts[:, 8] = [2, 2, 0], [1, 0, 2]  # H2O, H2, O2
-        >>> reference, rest = fit_references(counts, np.array([-14.0, -6.0, -16.0]))
-        >>> reference[[1, 8]].round(3).tolist(), np.abs(rest).max() < 1e-5
-        ([-3.0, -8.0], np.True_)
     """
     there = counts.any(axis=0)
     reference = np.zeros(counts.shape[1], np.float32)

@@ -87,10 +87,6 @@ def to_numpy(value: Any) -> NDArray[Any]:
 
     Raises:
         ValueError: something else; the text goes after the name of a field.
-
-    Examples:
-        >>> to_numpy(torch.ones(2, dtype=torch.bfloat16))
-        array([1., 1.], dtype=float32)
     """
     value = decoded(value)
     if isinstance(value, list | tuple):

@@ -108,11 +108,7 @@ def split(
 
 
 def _numbers(fractions: Mapping[str, Share], count: int) -> dict[str, int]:
-    """How many of `count` systems each split is to have.
-
-    >>> _numbers({"train": 0.8, "val": 0.1, "test": 0.1}, 12)
-    {'train': 10, 'val': 1, 'test': 1}
-    """
+    """How many of `count` systems each split is to have."""
     for name, share in fractions.items():
         if not _NAME.fullmatch(name):
             raise ValueError(f"split {name!r}: a name has letters, digits, _ and -")
@@ -138,9 +134,6 @@ def _assign(groups: Sequence[str], counts: Mapping[str, int], seed: int) -> dict
 
     The groups are ordered by a hash of seed and name, the same on every machine; one after the
     other goes to the split that lacks most.
-
-    >>> _assign(["a", "a", "b", "c"], {"train": 3, "test": 1}, seed=0)
-    {'train': [0, 1, 3], 'test': [2]}
     """
     members: dict[str, list[int]] = {}
     for index, group in enumerate(groups):

@@ -150,10 +150,6 @@ def parse_rule(value: Any, name: str) -> Surface:
 
     Raises:
         ValueError: something else, by its `name`.
-
-    Examples:
-        >>> parse_rule("2", "data.tag_rule"), parse_rule("half", "data.tag_rule")
-        (2, 'half')
     """
     if isinstance(value, str) and value.isdecimal():
         value = int(value)

@@ -103,12 +103,6 @@ def breakdowns(result: SplitResult) -> dict[str, list[dict[str, Any]]]:
 
     Returns:
         {kind: [{"group", "count", "mae" (eV), "mae_interval" [low, high], "ewt" (fraction)}, …]}.
-
-    Examples:
-        >>> result = SplitResult((1, 2), np.array([0.0, 1.0]), np.array([0.5, 1.0]),
-        ...     columns={"natoms": (9, 30)})
-        >>> [(row["group"], row["mae"]) for row in breakdowns(result)["size"]]
-        [('1–10', 0.5), ('21–30', 0.0)]
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for kind, column in _KINDS.items():

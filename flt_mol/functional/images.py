@@ -59,7 +59,7 @@ def image_attention(
             are rows and no pairs at all.
 
     References:
-        [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022.
+        [1] Shi et al., "Benchmarking Graphormer …", 2022.
 
     Examples:
         >>> query = key = torch.zeros(2, 1, 1)

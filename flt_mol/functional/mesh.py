@@ -8,8 +8,7 @@ Atoms are sorted into bins as wide as the kernel. All of a bin touch one block o
 spreading and reading are matrix products.
 
 References:
-    [1] Barnett, Magland, af Klinteberg, "A parallel non-uniform fast Fourier transform library
-    based on an exponential of semicircle kernel", SIAM J. Sci. Comput. 2019.
+    [1] Barnett, Magland & af Klinteberg, SIAM J. Sci. Comput. 41, C479 (2019).
 """
 
 from __future__ import annotations

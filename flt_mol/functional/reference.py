@@ -39,8 +39,7 @@ def softmax_attention(
         ValueError: `ptr` does not describe N rows, or `key_ptr` not K rows of as many systems.
 
     References:
-        [1] Choromanski et al., "Learning a Fourier Transform for Linear Relative Positional
-        Encodings in Transformers", AISTATS 2024.
+        [1] Choromanski et al., AISTATS 2024.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     outputs = [value.new_zeros(0, *value.shape[1:])]

@@ -143,8 +143,7 @@ class IrrepsPairFilter(nn.Module):
 
     References:
         [1] Thomas et al., "Tensor field networks", 2018, equation 3.
-        [2] Batzner et al., "E(3)-equivariant graph neural networks for data-efficient and accurate
-        interatomic potentials", Nature Communications 2022.
+        [2] Batzner et al., Nature Communications 13, 2453 (2022).
     """
 
     def __init__(

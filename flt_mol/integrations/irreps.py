@@ -106,8 +106,7 @@ class IrrepsNorm(nn.Module):
         irreps: e3nn irreps of the features.
 
     References:
-        [1] Liao & Smidt, "Equiformer: Equivariant graph attention Transformer for 3D atomistic
-        graphs", ICLR 2023, section 4.1.
+        [1] Liao & Smidt, "Equiformer", ICLR 2023, section 4.1.
     """
 
     def __init__(self, irreps: str | o3.Irreps) -> None:

@@ -16,8 +16,8 @@ class FLTGPSConv(GPSConv):  # type: ignore[misc]
     r"""PyG's `GPSConv` with `FLTAttention`: message passing + attention at linear cost, then a net.
 
     y = Norm₁(x + Conv(x)) + Norm₂(x + Attention(x)); out = Norm₃(y + MLP(y)), of Rampášek et al.,
-    "Recipe for a general, powerful, scalable graph transformer", NeurIPS 2022. `GPSConv` itself
-    knows two kinds of attention, dense batches and no positions; here rows stay packed.
+    NeurIPS 2022. `GPSConv` itself knows two kinds of attention, dense batches and no positions;
+    here rows stay packed.
 
     Args:
         channels: C, width of the features.

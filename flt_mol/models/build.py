@@ -152,8 +152,7 @@ class Geometry(nn.Module):
     ) -> tuple[Tensor, BlockGeometry]:
         """First features x (N, C), with the surroundings added, and the geometry for the blocks.
 
-        Raises:
-            ValueError: a system that is too large or whose numbers are not finite.
+        Raises as `prepare_batch`.
         """
         if not self.needs.met_by(structures):
             run = outside(prepare_batch) if torch.compiler.is_compiling() else prepare_batch

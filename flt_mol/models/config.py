@@ -341,13 +341,7 @@ def merged(base: Any, over: Any) -> Any:
 
 
 def explain(error: ValidationError, schema: type[Settings], prefix: str = "") -> str:
-    """The first problem in one line: the key, its value, what is expected.
-
-    Examples:
-        >>> try: EnergyConfig.model_validate({"dropuot": 0.1})
-        ... except ValidationError as error: explain(error, EnergyConfig, "model.")
-        "unknown key 'model.dropuot': did you mean model.dropout?"
-    """
+    """The first problem in one line: the key, its value, what is expected."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])

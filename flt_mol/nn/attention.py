@@ -174,8 +174,7 @@ class Attention(nn.Module):
         shape = num_heads, head_dim, self.position_dim
         self.feature_map = feature_map_of(feature_map, shape, generator, **features)
         if exact_below is None:
-            # Where exact and linear attention take the same time. Exact attention multiplies rows
-            # of D + 2R numbers.
+            # Where both take the same time. Exact attention multiplies rows of D + 2R numbers.
             crossover = 18.0 if causal else 6.5 / (1 + 0.5 * self.position_dim / (head_dim + 32))
             exact_below = round(crossover * self.num_features * head_dim**-0.25)
         self.exact_below = exact_below
@@ -206,13 +205,11 @@ class Attention(nn.Module):
         Raises:
             ValueError: a combination that has no meaning or no implementation.
         """
-        mode = self._mode if mode is None else mode
+        mode = mode or self._mode
         for name, pairs in (("pairs", rows.pairs), ("images", rows.images)):
             if pairs is not None:
                 if self.causal or rows.key_ptr is not None or mode == "auto":
-                    raise ValueError(
-                        f"{name} are among rows of one set: they exclude causal, context and 'auto'"
-                    )
+                    raise ValueError(f"{name} are among rows of one set: no causal, context, auto")
                 _check_pairs(pairs, rows, name)
         if rows.images is not None:
             if mode != "exact" or rows.pairs is not None:
@@ -626,10 +623,6 @@ def _check_pairs(pairs: PairWeights, rows: AttentionRows, name: str) -> None:
     if not compiling:
         number = (both[0] * len(rows.query) + both[1]).sort().values
         fit = fit & (number.diff() != 0).all()
-    require(
-        fit,
-        f"{name} join rows that are not of one system: were they made with the ptr of this batch? "
-        "Or a pair is there twice",
-    )
+    require(fit, f"{name} join rows that are not of one system (another ptr?), or come twice")
     if not compiling:
         index_i._flt_mol_pairs = index_j, ptr  # type: ignore[attr-defined]

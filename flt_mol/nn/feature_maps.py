@@ -63,10 +63,8 @@ class FeatureMap(nn.Module):
     def __init__(self, num_heads: int, head_dim: int, position_dim: int, num_features: int) -> None:
         super().__init__()
         if min(num_heads, head_dim, num_features) < 1 or position_dim < 0:
-            raise ValueError(
-                f"num_heads, head_dim and num_features must be ≥ 1 and position_dim ≥ 0, got "
-                f"{num_heads}, {head_dim}, {num_features} and {position_dim}"
-            )
+            sizes = f"{num_heads=}, {head_dim=} and {num_features=}"
+            raise ValueError(f"{sizes} must be ≥ 1, {position_dim=} must be ≥ 0")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.position_dim = position_dim
@@ -127,9 +125,9 @@ class RandomFeatures(FeatureMap, Redrawn):
         if redraws := self.redraw_every is not None:
             self.begin_step()
         # What is subtracted is a constant of the row, which cancels for queries.
-        norm, weights = key and self.exponential, (self.content_projection, at)
+        norm = key and self.exponential
         features = softmax_log_features(
-            x, *weights, self.position_projection, key=key, subtract_norm=norm
+            x, self.content_projection, at, self.position_projection, key=key, subtract_norm=norm
         )
         if redraws:
             self.watch(features)
@@ -141,7 +139,7 @@ class SoftmaxFeatures(RandomFeatures):
 
     E[φ(q)·φ(k)]/M = exp(q·k/√D + Φ·Ψ), up to a factor of the query's, which attention divides out.
     The relative variance of one weight is (exp(‖q̂ + k̂‖²) − 1)/M: good for small logits only.
-    Choromanski et al., "Rethinking Attention with Performers", ICLR 2021, Lemma 1.
+    Choromanski et al., ICLR 2021, Lemma 1.
     """
 
     exponential = True

@@ -116,10 +116,8 @@ class ChargeHead(nn.Module):
         ValueError: a size below 1.
 
     References:
-        [1] Nistor et al., "A generalization of the charge equilibration method for nonmetallic
-        materials", Journal of Chemical Physics 125, 094108 (2006).
-        [2] Cheng, "Latent Ewald summation for machine learning of long-range interactions", npj
-        Computational Materials 11, 80 (2025).
+        [1] Nistor et al., Journal of Chemical Physics 125, 094108 (2006).
+        [2] Cheng, npj Computational Materials 11, 80 (2025).
     """
 
     INITIAL_SCALE, FLOW, INITIAL_KERNEL = 0.3, 5.0, 30.0

@@ -96,8 +96,7 @@ class GaussianBias(nn.Module):
         ValueError: a size below 1, a cutoff that is not positive, or fewer than two Gaussians.
 
     References:
-        [1] Shi et al., "Benchmarking Graphormer on Large-Scale Molecular Modeling Datasets", 2022,
-        section 3.
+        [1] Shi et al., "Benchmarking Graphormer …", 2022, section 3.
     """
 
     def __init__(

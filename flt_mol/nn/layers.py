@@ -18,9 +18,7 @@ def seeded_generator(generator: torch.Generator | None) -> torch.Generator:
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
         return torch.Generator("cpu").manual_seed(seed)
     if generator.device.type != "cpu":
-        raise ValueError(
-            f"generator is on {generator.device}, expected CPU, as for torch.Generator()"
-        )
+        raise ValueError(f"generator is on {generator.device}, expected CPU: torch.Generator()")
     return generator
 
 
@@ -45,12 +43,7 @@ def drawn_weight(
 def drawn_linear(
     inputs: int, outputs: int, bias: bool, generator: torch.Generator, gain: float = 1.0
 ) -> nn.Linear:
-    """A linear map with Xavier-uniform weights times `gain`, drawn on CPU, and no bias at first.
-
-    Examples:
-        >>> drawn_linear(2, 3, bias=False, generator=torch.Generator().manual_seed(0))
-        Linear(in_features=2, out_features=3, bias=False)
-    """
+    """A linear map with Xavier-uniform weights times `gain`, drawn on CPU, and no bias at first."""
     weight = torch.empty(outputs, inputs, dtype=torch.float32, device="cpu")
     nn.init.xavier_uniform_(weight, gain, generator=generator)
     # Built without storage, so that torch's own initialisation draws nothing from the global RNG.
@@ -65,11 +58,6 @@ def drawn_linear(
 
 
 def applied(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear map in the dtype of `x`, for weights of any dtype.
-
-    Examples:
-        >>> applied(nn.Linear(2, 3).double(), torch.ones(1, 2)).dtype
-        torch.float32
-    """
+    """A linear map in the dtype of `x`, for weights of any dtype."""
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     return nn.functional.linear(x, layer.weight.to(x.dtype), bias)

@@ -1,4 +1,4 @@
-"""Random buffers: saved, used by evaluation, and resampled in training on request."""
+"""Random buffers that training resamples on request."""
 
 from __future__ import annotations
 
@@ -42,11 +42,7 @@ class Redrawn(nn.Module):
     _shown: tuple[int | None, torch.dtype, torch.device] | None = None
 
     def _init_redraw(self, redraw_every: int | None, generator: torch.Generator | None) -> None:
-        """Register the buffers, drawn from `generator` (on CPU; None: torch's global one).
-
-        Raises:
-            ValueError: `redraw_every` below 1.
-        """
+        """Register the buffers, drawn from `generator` (on CPU; None: torch's global one)."""
         if redraw_every is not None and redraw_every < 1:
             raise ValueError(f"redraw_every is {redraw_every}, expected a number ≥ 1, or None")
         generator = seeded_generator(generator)

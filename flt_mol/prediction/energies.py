@@ -212,10 +212,6 @@ def energy_array(values: Any, name: str = "energies") -> NDArray[np.float64]:
     Raises:
         ValueError: values that are not real numbers, or another shape: against (B,), (1, B) would
             broadcast to (B, B).
-
-    Examples:
-        >>> energy_array([[1.0], [2.0]])
-        array([1., 2.])
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu().double().numpy()

@@ -162,12 +162,7 @@ def finetune(
 
 
 def closing_lines(config: RunConfig, best: Mapping[str, float]) -> list[str]:
-    """The best epoch; for a fine-tuning without improvement, a hint.
-
-    Examples:
-        >>> closing_lines(RunConfig(), {"epoch": 11.0, "val/mae": 0.08141, "val/ewt": 0.2555})
-        ['best epoch 11: val_id MAE 0.0814 eV, EwT 25.55 %']
-    """
+    """The best epoch; for a fine-tuning without improvement, a hint."""
     found = f"{config.data.validation} MAE {best['val/mae']:.4f} eV"
     lines = [f"best epoch {int(best['epoch'])}: {found}, EwT {100 * best['val/ewt']:.2f} %"]
     if best["epoch"] == 0:

@@ -24,12 +24,6 @@ FREQUENCIES: dict[str, type[Frequencies]] = {
 """Families of frequencies by name."""
 
 __all__ = [
-    "FREQUENCIES",
-    "ComponentFrequencies",
-    "Frequencies",
-    "GaussianFrequencies",
-    "LatticeFrequencies",
-    "LebedevFrequencies",
-    "QuadratureFrequencies",
-    "normal_vectors",
-]
+    "FREQUENCIES", "ComponentFrequencies", "Frequencies", "GaussianFrequencies",
+    "LatticeFrequencies", "LebedevFrequencies", "QuadratureFrequencies", "normal_vectors",
+]  # fmt: skip

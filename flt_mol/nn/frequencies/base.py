@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flt_mol.nn.radial import check_sizes
 from flt_mol.nn.redraw import Redrawn
 from flt_mol.nn.spectrum import Spectrum
 
@@ -24,8 +25,7 @@ class Frequencies(Redrawn):
 
     def __init__(self, num_frequencies: int, dim: int) -> None:
         super().__init__()
-        if num_frequencies < 1 or dim < 1:
-            raise ValueError(f"need num_frequencies, dim ≥ 1, got {num_frequencies} and {dim}")
+        check_sizes(num_frequencies=num_frequencies, dim=dim)
         self.num_frequencies = num_frequencies
         self.dim = dim
 

@@ -43,7 +43,7 @@ class GaussianFrequencies(Frequencies):
 
     References:
         [1] Choromanski et al., AISTATS 2024.
-        [2] Veach & Guibas, "Optimally combining sampling techniques", SIGGRAPH 1995.
+        [2] Veach & Guibas, SIGGRAPH 1995.
     """
 
     draw: Tensor

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from flt_mol.nn.radial import check_sizes
+
 
 class Spectrum(nn.Module):
     r"""A spectrum g per head, and the mask f(x) = ∫ g(ξ) e^{2πi x·ξ} dξ it stands for.
@@ -27,8 +29,7 @@ class Spectrum(nn.Module):
 
     def __init__(self, num_heads: int, dim: int) -> None:
         super().__init__()
-        if num_heads < 1 or dim < 1:
-            raise ValueError(f"num_heads and dim must be ≥ 1, got {num_heads} and {dim}")
+        check_sizes(num_heads=num_heads, dim=dim)
         self.num_heads = num_heads
         self.dim = dim
 
