@@ -15,7 +15,6 @@ from flt_mol.nn.attention import FLTAttention
 from flt_mol.nn.images import PairWeights
 from flt_mol.nn.layout import LAYOUT, check_names, layout_of
 from flt_mol.nn.local_filter import LocalFilter, LocalGeometry
-from flt_mol.nn.radial import check_sizes
 from flt_mol.nn.rpe import FourierRPE
 from flt_mol.nn.spectral_filter import SpectralFilter, SpectralGeometry
 from flt_mol.nn.streaming import placed_state, present
@@ -84,7 +83,8 @@ class FLTBlock(nn.Module):
                 f"a block of parts of widths {sorted(widths)}: give some, of one width"
             )
         (embed_dim,) = widths
-        check_sizes(ffn_dim=ffn_dim)
+        if ffn_dim < 1:
+            raise ValueError(f"ffn_dim must be at least 1, got {ffn_dim}")
         normed = local_norm or attention is not None or spectral is not None
         self.attention_norm = nn.LayerNorm(embed_dim) if normed else nn.Identity()
         self.attention = attention
