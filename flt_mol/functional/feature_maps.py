@@ -98,7 +98,8 @@ def softmax_log_features(
             logits = torch.bmm(basis, weighted.to(rows.dtype).transpose(1, 2))
             logits = logits.baddbmm_(rows, columns)
         if subtract_norm:
-            logits.sub_(rows.square().sum(-1, keepdim=True), alpha=0.5 * scale**2)
+            # Not sub_ or alpha=, whose gradients are formed for every m before they are summed.
+            logits.add_(rows.square().sum(-1, keepdim=True) * (-0.5 * scale**2))
     return logits.transpose(0, 1)
 
 
