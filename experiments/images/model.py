@@ -152,6 +152,8 @@ class ImageTransformer(nn.Module):
             pixels = nn.functional.interpolate(pixels[:, None], size, mode="bilinear")[:, 0]
         tokens = self.embed(nn.functional.unfold(pixels[:, None], patch, stride=patch).mT)
         tokens = tokens if self.place is None else tokens + self.place
-        places = torch.arange(self.side, dtype=tokens.dtype, device=tokens.device)
-        grid = torch.cartesian_prod(places, places).expand(len(tokens), -1, -1)
+        grid = None
+        if self.encoder.rpe is not None:
+            places = torch.arange(self.side, dtype=tokens.dtype, device=tokens.device)
+            grid = torch.cartesian_prod(places, places).expand(len(tokens), -1, -1)
         return self.head(self.encoder(tokens, grid).mean(1))

@@ -141,8 +141,8 @@ class FLTEncoder(nn.Module):
 
     Args:
         blocks: the blocks in order.
-        rpe: the relative positional encoding; None leaves positions out (a Performer), or to the
-            blocks, whose attention may have an RPE of its own.
+        rpe: the relative positional encoding; without, a Performer takes no positions, unless
+            the attention of its blocks has RPEs of its own.
         recycles: how often the stack is applied.
 
     Raises:

@@ -43,8 +43,8 @@ class Streaming:
     ) -> CausalState:
         """The state after whole sequences, one per system, for `step`; arguments as of `forward`.
 
-        With a `state` they continue its streams. Positions default to numbers of tokens before:
-        after some that were given, give all.
+        With a `state` they continue its streams. Positions default to the number of tokens before;
+        once some are given, later ones have to be given too.
 
         Raises as `initial_state` and `forward`.
         """
@@ -72,8 +72,7 @@ class Streaming:
         Args:
             x: (B, C), the next token of each.
             state: from `initial_state`, `state_after` or the step before; it stays as it is.
-            positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before, as in
-                `state_after`.
+            positions: (B, ℓ); with ℓ = 1 the default is the number of tokens before.
             position_features: of these tokens, used instead of `positions`.
             mask: (B,) bool; streams with False have no token now: 0 comes out.
 

@@ -94,7 +94,8 @@ def shared_attention(generator, mode):
 
 def block(mode):
     def call(parts, rows):
-        return parts["block"](rows.x, rows.ptr, parts["rpe"](rows.positions, rows.ptr))
+        features = parts["rpe"](rows.positions, rows.ptr)
+        return parts["block"](rows.x, rows.ptr, position_features=features)
 
     def build(seed):
         generator = seeded(seed)
