@@ -104,12 +104,12 @@ def write_csv(results: Results, path: str | Path) -> Path:
     for split, result in results.items():
         further = [result.columns.get(name, (None,) * len(result.sid)) for name in names]
         energies = (result.prediction.tolist(), result.target.tolist())
-        repeated = [sid for sid, times in Counter(result.sid).items() if times > 1]
-        if repeated:
+        times = Counter(result.sid)
+        if repeated := [sid for sid in times if times[sid] > 1]:
             text = f"{split}: sids that repeat are written as SID#0, SID#1, … ({some(repeated)})"
             warnings.warn(text, stacklevel=2)
         place = defaultdict[Any, Iterator[int]](count)
-        sids = [f"{sid}#{next(place[sid])}" if sid in repeated else sid for sid in result.sid]
+        sids = [f"{sid}#{next(place[sid])}" if times[sid] > 1 else sid for sid in result.sid]
         rows += zip(repeat(split), sids, *energies, *further, strict=False)
     return write_rows(path, rows)
 
