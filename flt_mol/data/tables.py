@@ -66,11 +66,10 @@ def read_energies(path: str | Path, names: Sequence[str] = PREDICTION) -> Energy
     rows = _rows(path)
     for line, row in rows:
         found = [x for x in names if x in row]
-        name = found[0] if found else ""
-        if not name or "sid" not in row or (names == PREDICTION and len(found) > 1):
+        if not found or "sid" not in row or (names == PREDICTION and len(found) > 1):
             wanted = f"expected sid and one of {', '.join(names)}"
             raise ValueError(f"{path}: the columns are {', '.join(map(str, row))}; {wanted}")
-        key = _key(row, f"{path}, line {line}")
+        name, key = found[0], _key(row, f"{path}, line {line}")
         where = f"{path}, line {line}, sid {named(key)}: {name}"
         energy = finite(row[name], where)
         if energies.setdefault(key, energy) != energy:

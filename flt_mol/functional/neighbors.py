@@ -44,7 +44,7 @@ class NeighborPairs(NamedTuple):
     def vectors(self, positions: Tensor, cell: Tensor | None, ptr: Tensor) -> Tensor:
         """r_i − r_j − T·cell (P, 3), Å, from the image of j to i, at least float32; differentiable.
 
-        Arguments are those of `neighbor_pairs`; without `cell`, shifts are left out.
+        Arguments are those of `neighbor_pairs`; without `cell`, shifts are ignored.
         """
         positions = at_least_float32(positions)
         i, j = self.index_i, self.index_j

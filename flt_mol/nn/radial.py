@@ -31,8 +31,8 @@ def check_basis(cutoff: float, num_basis: int = 2) -> None:
 def smooth_cutoff(distances: Tensor, cutoff: float) -> Tensor:
     """w(u) = 1 − 10u³ + 15u⁴ − 6u⁵ with u = r / cutoff, and 0 beyond: C², 1 at r = 0.
 
-    Slope and curvature are 0 at both ends. Written as (1 − u)³(1 + 3u + 6u²), which does not cancel
-    near the cutoff.
+    Value, slope and curvature are 0 at the cutoff, slope and curvature at 0. Written as
+    (1 − u)³(1 + 3u + 6u²), which does not cancel near the cutoff.
 
     References:
         Gasteiger et al., "Directional message passing", ICLR 2020, equation 8 with p = 3.
